@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from quick_hydra import quick_hydra
+from quick_torch import quick_torch
 from warm_processes import WarmProcesses, WarmServer
 
 SERVER = pytest.StashKey[WarmServer]()
@@ -23,8 +24,9 @@ FROZEN = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Say what the mark is. How wide a test's output may be is for the test to say: xdist sets COLUMNS."""
+    """Register the marks. The width of output is set by the tests themselves: xdist sets COLUMNS."""
     os.environ.pop("COLUMNS", None)
+    gc.set_threshold(10_000, 20, 50)
     if hasattr(os, "fork") and not hasattr(config, "workerinput"):
         config.stash[SERVER] = WarmServer()
     config.addinivalue_line(
@@ -32,6 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
         "cases(names, values): like parametrize, in one test: every case runs, and a failure names its case. "
         "For tests that leave nothing behind, since the cases share their fixtures",
     )
+    config.addinivalue_line(
+        "markers",
+        "before_compilers: runs before all other tests. After a compilation that failed, torch leaves Python with one "
+        "more reference in each call, and hookrun overwrites no output then",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests marked `before_compilers` are the first ones; the others keep their order."""
+    items.sort(key=lambda item: item.get_closest_marker("before_compilers") is None)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -54,7 +66,7 @@ def cases_of(mark: pytest.Mark) -> Iterator[dict[str, Any]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Stand in for the arguments, which are no fixtures; `pytest_pyfunc_call` gives them their values."""
+    """Remove the arguments of the mark, which are not fixtures; `pytest_pyfunc_call` passes their values."""
     for mark in metafunc.definition.iter_markers("cases"):
         names = names_of(mark)
         metafunc.parametrize(names, [[None] * len(names)], ids=["all"])
@@ -113,10 +125,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         item.config.stash[FROZEN] = modules
         gc.collect()
         gc.freeze()
+        if "torch" in sys.modules:
+            quick_torch()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Hand them back, for the process to end as any other."""
+    """Undo `gc.freeze` after a last collection of pytest, so that the process ends as any other."""
     gc.unfreeze()
     if server := config.stash.get(SERVER, None):
         server.close()
@@ -134,8 +149,18 @@ def warm(pytestconfig: pytest.Config) -> WarmProcesses:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_hydra() -> Iterator[None]:
-    """Most of a small run's time is Hydra's; processes that a test starts have it as it is."""
+    """Most of a small run's time is Hydra's; processes that a test starts use plain Hydra."""
     with quick_hydra():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _frozen() -> Iterator[None]:
+    """Commands need not count what `pytest_runtest_setup` set aside: that takes longer than many commands."""
+    from hookrun.cli import garbage
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(garbage, "_is_frozen", lambda: True)
         yield
 
 
@@ -171,4 +196,4 @@ def by_torch() -> Callable[[Any], dict[str, float]]:
 
 @pytest.fixture
 def pages() -> None:
-    """For a test that reads a page, or what is said about it, in a folder whose tests draw none."""
+    """For a test that reads a page, or messages about it, in a folder whose tests draw none."""

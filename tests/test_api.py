@@ -1,4 +1,4 @@
-"""The Python API: a spec from a file, a dict or an experiment; three lines in anybody's loop."""
+"""The Python API: a spec from a file, a dict or an experiment; three lines in a user's own loop."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_mean_captured_by_another_run_is_a_value(tmp_path: Path, monkeypatch: 
         )
 
 
-def test_the_package_imports_no_torch_until_it_is_needed() -> None:
+def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, hookrun; from hookrun import SpecError; import hookrun.spec; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

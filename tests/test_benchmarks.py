@@ -1,4 +1,4 @@
-"""scripts/bench measures, compares what was done and writes its table; no test depends on how long anything takes."""
+"""scripts/bench measures, compares results and writes its table; no test depends on how long anything takes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_subject_is_measured_printed_and_written(
     assert f"({PICTURE})" in text and "100 selectors" in str(drawn.findtext("{*}desc"))
 
 
-def test_the_picture_has_every_way_of_a_row_in_its_place() -> None:
+def test_the_picture_has_every_variant_of_a_row() -> None:
     result = judged("a < b", {"bare": [1.0], "by hand": [1.25], OURS: [1.5], "other": [3.0]}, target=1.4)
     drawn = ElementTree.fromstring(picture([result, judged("no ratio", {"bare": [1.0]}, target=None)]))
     assert (
@@ -62,7 +62,7 @@ def test_a_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
     assert judged("work", {"bare": [1.0], OURS: [1.6]}, target=1.5).reached is False
 
 
-def test_other_outputs_are_an_error_of_ours_and_leave_a_peer_out() -> None:
+def test_other_outputs_are_an_error_for_hookrun_and_leave_out_another_library() -> None:
     def ways(**values: float) -> Ways:
         found = Ways()
         for name, value in values.items():
@@ -76,14 +76,14 @@ def test_other_outputs_are_an_error_of_ours_and_leave_a_peer_out() -> None:
     assert "other values than hand" in result.missing["peer"]
 
 
-def test_a_peer_that_is_not_there_or_does_not_work_is_named_as_missing() -> None:
+def test_a_library_that_is_missing_or_fails_is_named() -> None:
     ways = Ways()
     ways.peer("gone", "no_such_package", lambda: pytest.fail("never made"))
     ways.peer("broken", "json", lambda: 1 / 0)
     assert ways.missing == {"gone": "not installed", "broken": "ZeroDivisionError: division by zero"}
 
 
-def test_the_readme_has_a_place_for_the_table() -> None:
+def test_the_readme_has_the_markers_of_the_table() -> None:
     result = judged("a work", {"bare": [1.0], "by hand": [1.25], OURS: [1.5], "other": [3.0]}, target=1.4)
     table = readme_table("scripts/bench all", MACHINE, [result])
     assert "| a work | bare | 1.25 | other 3.00 | **1.50** | ≤ 1.4 |" in table

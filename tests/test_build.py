@@ -14,7 +14,7 @@ from hookrun.cli import main
 SMALL = ["compute.device=cpu", "compute.threads=1"]
 
 
-def test_a_plain_loop_over_it_ends_where_a_run_does(tmp_path: Path) -> None:
+def test_a_plain_loop_over_it_has_the_weights_of_a_run(tmp_path: Path) -> None:
     train = [
         "train.epochs=2",
         "train.limit_batches=3",
@@ -49,7 +49,7 @@ def test_a_plain_loop_over_it_ends_where_a_run_does(tmp_path: Path) -> None:
     assert first.to("meta").inputs.device.type == "meta" and torch.equal(first.to("meta").ids, first.ids)
 
 
-def test_its_mistakes_are_those_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_errors_are_those_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, data = hookrun.build(overrides=SMALL)
     with pytest.raises(KeyError, match="did you mean 'train'"):
         data["trian"]
@@ -66,19 +66,3 @@ def test_its_mistakes_are_those_of_a_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert type(model) is nn.Flatten
     monkeypatch.setenv("HOOKRUN_TRUST", "built_models")
     assert type(hookrun.build(overrides=own)[0]) is nn.Flatten
-
-
-def test_weights_with_parameters_of_hooks_are_refused_and_changed_ones_told(tmp_path: Path) -> None:
-    bias = "+hooks.b={select: fc, hook: forward, action: add_bias, value: 0.5, trainable: true}"
-    fill = "+hooks.f={select: fc, hook: apply, action: fill, value: 0.1}"
-    quick = [*SMALL, "train.epochs=1", "train.limit_batches=1"]
-    for name, hook in (("bias", bias), ("fill", fill)):
-        assert main([*quick, hook, f"hydra.run.dir={tmp_path / name}"]) == 0
-    with pytest.raises(hookrun.SpecError, match="parameters that hooks added"):
-        hookrun.build(
-            overrides=[*SMALL, bias, f"model.weights={tmp_path / 'bias/checkpoints/last.safetensors'}"]
-        )
-    with pytest.warns(hookrun.HookrunWarning, match="they change it again"):
-        hookrun.build(
-            overrides=[*SMALL, fill, f"model.weights={tmp_path / 'fill/checkpoints/last.safetensors'}"]
-        )

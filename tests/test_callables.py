@@ -1,4 +1,4 @@
-"""A callable is known by its qualified name and by a hash that changes with what it runs."""
+"""A callable is identified by its qualified name and by a hash that changes with its code."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_the_same_function_has_the_same_hash() -> None:
         assert digest(make()) == digest(make())
 
 
-def test_any_change_of_what_it_runs_changes_the_hash() -> None:
-    pair = (lambda x: x * 2, lambda x: x * 3)  # on one line, of which the source is the same
+def test_any_change_of_its_code_changes_the_hash() -> None:
+    pair = (lambda x: x * 2, lambda x: x * 3)  # on one line, so that the source text is the same
     changed = [
         pair,
         (closing(2), closing(3)),
@@ -52,13 +52,13 @@ def test_any_change_of_what_it_runs_changes_the_hash() -> None:
     assert [pair for pair in changed if digest(pair[0]) == digest(pair[1])] == []
 
 
-def test_what_holds_itself_is_hashed_once() -> None:
+def test_recursive_references_are_hashed_once() -> None:
     ring: list[Any] = [1]
     ring.append(ring)
     assert digest(closing(ring)) == digest(closing(ring))
 
 
-def test_what_is_hashed_is_said() -> None:
+def test_the_hashed_parts_are_listed() -> None:
     assert code_of_name(times, "a:b").hashed == f"the source of the module {__name__}"
     assert code_of_given(times).hashed == "its source and the values that it uses"
     builtin = code_of_given(torch.relu)

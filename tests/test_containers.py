@@ -60,14 +60,14 @@ def test_every_tensor_has_a_path_by_which_it_is_read_and_replaced() -> None:
             get(whole, wrong)
 
 
-def test_what_nothing_changes_stays_the_same_object() -> None:
+def test_an_unchanged_value_is_the_same_object() -> None:
     whole = value()
     assert rebuild(whole, lambda leaf: leaf) is whole
     doubled = rebuild(whole, lambda leaf: leaf * 2 if isinstance(leaf, Tensor) else leaf)
     assert doubled["a"].right[1] is None and doubled["b"].x.tolist() == [2, 2] and doubled is not whole
 
 
-def test_a_call_is_one_value_and_back() -> None:
+def test_a_call_becomes_one_value_and_back() -> None:
     for args, kwargs in (((1, 2), {}), ((1,), {"x": 3}), ((), {"x": 3})):
         assert call_with(arguments(args, kwargs)) == (args, kwargs)
     assert (
@@ -77,7 +77,7 @@ def test_a_call_is_one_value_and_back() -> None:
     )
 
 
-def test_a_replacement_of_another_form_is_told() -> None:
+def test_a_replacement_of_another_structure_is_an_error() -> None:
     x = torch.ones(2, 3)
     assert reshaped(x, x * 2) is None
     assert reshaped(x, x[:1]) == "the action changes the shape from [2, 3] to [1, 3]"

@@ -1,4 +1,4 @@
-"""The table at the end of COVERAGE=1 scripts/test: sums by folder, percentages of sums, a floor for the total."""
+"""The table at the end of COVERAGE=1 scripts/test: sums by folder, percentages of sums, a minimum for the total."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_percentages_are_of_the_sums_of_a_folder_and_of_all() -> None:
     ]
 
 
-def test_what_is_measured_is_printed_and_held_to_the_floor_only_if_all_tests_ran(
+def test_the_minimum_applies_only_if_all_tests_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "pyproject.toml").write_text(

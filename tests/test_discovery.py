@@ -1,4 +1,4 @@
-"""A registry's classes are found by importing its modules, and their names without."""
+"""A registry's classes are found by importing its modules, and their names without an import."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         del sys.modules[name]
 
 
-def test_each_class_with_a_name_of_its_own_is_found_once(package: Any) -> None:
+def test_each_class_with_its_own_name_is_found_once(package: Any) -> None:
     assert names_in("found_package", "name") == ["own", "two"]
     assert "found_package.one" not in sys.modules, "the names are read off the text"
     base = importlib.import_module("found_package.base").Base

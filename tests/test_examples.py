@@ -1,4 +1,4 @@
-"""The example functions for `action: python`: what their docstrings say, and what they refuse."""
+"""The example functions for `action: python`: they do what their docstrings say, and refuse wrong arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_soften_limits_smoothly_and_keeps_shape_and_dtype() -> None:
         assert torch.equal(model(X), 3 * torch.tanh(X / 3))
 
 
-def test_jitter_draws_the_same_in_every_run_and_leaves_torch_s_generator() -> None:
+def test_jitter_draws_the_same_in_every_run_without_torch_s_generator() -> None:
     model, state, found = nn.Sequential(nn.Identity()), torch.get_rng_state(), []
     for _ in range(2):
         with hookrun.hooked(model, spec("jitter", std=0.01)):
@@ -51,7 +51,7 @@ def test_shrink_multiplies_the_parameters_once() -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, "2", None, [1]])
-def test_what_is_not_a_finite_number_is_refused(number: object) -> None:
+def test_other_numbers_than_finite_ones_are_refused(number: object) -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     for name, hook, key in (
         ("soften", "forward", "temperature"),

@@ -9,7 +9,7 @@ import pytest
 from hookrun.expansion import Size, TooLarge, expanded
 
 
-def test_a_value_counts_wherever_an_interpolation_leads_to_it() -> None:
+def test_a_value_counts_for_each_interpolation_that_refers_to_it() -> None:
     assert expanded({"a": [1, "two"]}) == Size(), "nothing is expanded without an interpolation"
     # the mapping, the list and its members, and once more for the interpolation
     assert expanded({"a": [1, "xy"], "b": "${a}"}) == Size(resolved=1, values=8, characters=2 + 4 + 2)
@@ -17,7 +17,7 @@ def test_a_value_counts_wherever_an_interpolation_leads_to_it() -> None:
     assert expanded({"a": "${a}"}).resolved < 5, "what leads to itself is left to OmegaConf"
 
 
-def test_what_multiplies_is_refused_before_it_is_resolved() -> None:
+def test_exponential_interpolations_are_refused_before_they_are_resolved() -> None:
     bombs: list[dict[str, Any]] = [
         {"a0": "x", **{f"a{n}": f"${{a{n - 1}}}" * 10 for n in range(1, 9)}},
         {"a0": [1] * 100, **{f"a{n}": [f"${{a{n - 1}}}"] * 9 for n in range(1, 9)}},

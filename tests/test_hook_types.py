@@ -1,4 +1,4 @@
-"""Each hook type is one record, and says by itself what others ask."""
+"""Each hook type is one record with all of its properties."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hookrun.hook_types import HOOK_TYPES, ON_VALUES, OWN_KEYS, hook_type_named
 
 
-def test_every_hook_type_is_found_by_its_name_and_fits_together() -> None:
+def test_every_hook_type_is_found_by_its_name_and_is_consistent() -> None:
     assert len(HOOK_TYPES) >= 10
     for name, each in HOOK_TYPES.items():
         assert hook_type_named(name) is each and each.name == name
@@ -19,6 +19,6 @@ def test_every_hook_type_is_found_by_its_name_and_fits_together() -> None:
         hook_type_named("froward")
 
 
-def test_the_package_is_closed() -> None:
+def test_no_hook_types_can_be_added_from_outside() -> None:
     with pytest.raises(TypeError):
         HOOK_TYPES["mine"] = HOOK_TYPES["forward"]  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""The architecture, read off the source: imports run one way, between rooms and between files."""
+"""The architecture, checked in the source: imports go in one direction, between rooms and between files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "hookrun"
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
-# The stages of the pipeline: each may import what stands above it, and itself. Names on one line are siblings that may
-# not import each other, but for the last line, the surface.
+# The stages of the pipeline: each may import the ones above it, and itself. Names on one line are siblings that may
+# not import each other, except in the last line, the surface.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("interruptions",),
     (
@@ -58,7 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 SURFACE = LAYERS[-1]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
-# Below it in the order, and yet none of its business: a report is made from the run directory alone.
+# Earlier in the order, and still not allowed to be imported: a report is made from the run directory alone.
 APART = {"report": {"runtime", "plan", "proving", "tasks"}}
 
 MAX_LINES = 400
@@ -132,7 +132,7 @@ def room_imported(module: str) -> str | None:
 
 @cache
 def imports_of(tree: ast.Module, file: str) -> tuple[Import, ...]:
-    """Of a whole file, collected once for all rules."""
+    """The imports of a whole file, collected once for all rules."""
     return tuple(imports(tree, package_of(file)))
 
 
@@ -148,7 +148,7 @@ def wrong_directions(tree: ast.Module, file: str) -> list[str]:
 
 
 def is_read_before_torch(file: str) -> bool:
-    """Whether a configuration cannot be validated without it; what tasks run lies in tasks/loop."""
+    """Whether a configuration cannot be validated without this file; code that only runs need is in tasks/loop."""
     is_task = room_of(file) == "tasks" and not file.startswith("tasks/loop/")
     return is_task or room_of(file) in ("actions", "spec", "hook_types", "arguments", "discovery")
 
@@ -255,7 +255,7 @@ def imported_files(known: Mapping[str, str], sources: Mapping[str, ast.Module]) 
 
 
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Files that import each other, or nothing."""
+    """Files that import each other, or None."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -264,7 +264,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def test_no_files_import_each_other() -> None:
-    # The package's own __init__ is the surface: what it offers is imported when it is first asked for.
+    # The package's own __init__ is the surface: it imports a public name when that is first used.
     sources = {file: parse(file) for file in FILES if file != "__init__.py"}
     assert circle(imported_files(modules(), sources)) == []
 
@@ -280,18 +280,18 @@ def test_a_circle_is_found() -> None:
     assert circle(imported_files(known, {"spec/a.py": one, "spec/b.py": ast.parse("")})) == []
 
 
-def test_no_class_name_stands_in_two_files() -> None:
+def test_no_class_name_is_used_in_two_files() -> None:
     names = Counter(
         node.name
         for file in FILES
         for node in nodes(parse(file))
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    # Each integration is for another library, whose word for it this is.
+    # Each integration is for another library, and uses that library's name.
     assert [name for name, count in names.items() if count > 1] == ["Callback"]
 
 
-def test_no_module_bears_the_name_of_a_public_function() -> None:
+def test_no_module_is_named_like_a_public_function() -> None:
     """A submodule that is imported replaces the function of the package."""
     import hookrun
 
@@ -301,7 +301,7 @@ def test_no_module_bears_the_name_of_a_public_function() -> None:
 
 
 def test_importing_every_spec_action_and_task_leaves_torch_unimported() -> None:
-    """The same promise as above, whatever the way in: through other packages too."""
+    """The same promise as above, also through imports of other packages."""
     names = [
         name
         for name, file in modules().items()
@@ -328,7 +328,7 @@ HOOK_TYPE_NAMES = re.compile(
 
 
 def test_no_file_asks_for_a_hook_type_by_its_name() -> None:
-    """Names belong to the records: whoever compares with a string misses the next hook type."""
+    """Names belong to the records: a comparison with a string would miss a new hook type."""
     found = [
         f"{file}, line {node.lineno}: {node.value!r}"
         for file in FILES
@@ -372,7 +372,7 @@ def test_no_file_asks_for_a_hook_type_by_its_name() -> None:
         ("spec/selector.py", "eval(text)"),
     ],
 )
-def test_a_breach_is_found(file: str, source: str) -> None:
+def test_a_violation_is_found(file: str, source: str) -> None:
     assert sum(len(rule(ast.parse(source), file)) for rule in RULES) == 1
 
 

@@ -10,7 +10,7 @@ from hookrun.index import MAX_LENGTH, parse_index
 ARRAY = np.arange(2 * 3 * 4).reshape(2, 3, 4)
 
 
-def test_it_means_what_it_means_in_numpy_and_is_written_as_it_was() -> None:
+def test_it_selects_what_numpy_selects_and_keeps_its_text() -> None:
     for text in ("..., 0:2", ":, 1", "-1", "[0, ::2]", "..., [0, 3]", "1, ..., -1", ":, 1:, ::3", "[0, 1]"):
         index = parse_index(text)
         inner = text[1:-1] if text.startswith("[0, :") else text

@@ -1,4 +1,4 @@
-"""A mapping whose errors for missing keys name similar ones."""
+"""A mapping whose errors for missing keys name similar keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
 
 
-def test_a_key_or_its_alias_is_found_and_a_missing_one_names_its_neighbour() -> None:
+def test_a_key_or_its_alias_is_found_and_a_missing_one_is_an_error_with_similar_keys() -> None:
     found: Any = Lookup("module", "the run", {"conv1": 1, "fc": 2, "b": 3}, {"a": "fc", "b": "conv1"})
     assert (found["fc"], found["a"], found["b"]) == (2, 2, 3), "a key comes before an alias of that name"
     assert list(found) == ["conv1", "fc", "b"] and len(found) == 3 and "a" in found

@@ -1,4 +1,4 @@
-"""The package holds what it needs: code, configuration and the command, from a wheel as from a checkout."""
+"""The package contains all it needs: code, configuration and the command, from a wheel and from a checkout."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_installed_command_is_the_command_line(site: Path) -> None:
 
 
 def test_an_installed_hookrun_finds_its_own_configuration(site: Path, tmp_path: Path) -> None:
-    """From a plain folder, with the checkout out of reach; the module and the command are the same thing."""
+    """From an empty folder, with the checkout out of reach; the module and the command behave alike."""
     where = run_from(site, tmp_path, sys.executable, "-c", "import hookrun; print(hookrun.__file__)")
     assert Path(where.stdout.strip()).is_relative_to(site)
     module = run_from(site, tmp_path, sys.executable, "-m", "hookrun", "--cfg", "job", "experiment=clip_fc")

@@ -1,4 +1,4 @@
-"""Shapes are checked on a fake copy; the model itself is not touched."""
+"""Shapes are checked on a fake copy; the model itself is not changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookrun.errors import CompileError, HookrunError
 
 
 class Branching(nn.Module):
-    """It looks at its data, which a fake tensor does not have."""
+    """Its forward depends on values, which a fake tensor does not have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def test_the_plan_shows_the_output_shape_of_each_module() -> None:
     assert shapes == ["[2, 4, 6, 6]", "[2, 4, 6, 6]", "[2, 4, 6, 6]", "[2, 144]", "[2, 3]"]
 
 
-def test_a_capture_says_how_many_bytes_it_takes() -> None:
+def test_the_plan_shows_the_bytes_of_a_capture() -> None:
     (target,) = compile_one(net(), select="4", action="capture").hooks[0].matches
     assert (target.bytes, target.per_sample) == (12, True)
 
@@ -87,7 +87,7 @@ def test_a_gradient_hook_where_there_is_no_gradient_is_refused(hook: str) -> Non
         compile_one(model, select="0", hook=hook, action="print")
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_not_changed() -> None:
     model = net().train()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     generator = torch.get_rng_state()
@@ -108,7 +108,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_nothing_is_printed_and_no_check_trips_while_checking(capsys, caplog) -> None:
+def test_nothing_is_printed_and_no_check_fails_while_checking(capsys, caplog) -> None:
     spec = {
         "p": {"select": "**", "hook": "forward", "action": "print", "what": "value"},
         "c": {"select": "**", "hook": "forward", "action": "check", "min": 5, "policy": "error"},
@@ -129,7 +129,7 @@ def test_an_example_of_the_wrong_shape_is_a_reason_too() -> None:
     assert plan.unchecked is not None
 
 
-def test_a_lone_tensor_is_no_example() -> None:
+def test_a_single_tensor_is_refused_as_an_example() -> None:
     with pytest.raises(HookrunError, match=r"expected \(args, kwargs\)"):
         compile_one(net(), example=torch.zeros(2, 1, 8, 8), select="4", action="capture")
 
@@ -142,7 +142,7 @@ def test_a_module_that_the_example_does_not_reach_is_noted() -> None:
     assert "the example did not reach out_proj" in str(plan)
 
 
-def test_the_mode_may_be_chosen() -> None:
+def test_the_mode_can_be_chosen() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2))
     plan = hookrun.compile({}, model, example=((torch.ones(1, 2),), {}), training=True)
     assert plan.unchecked is not None and "more than 1 value" in plan.unchecked

@@ -1,4 +1,4 @@
-"""The recipes of hookrun/README.md, followed to the letter in a copy of the package."""
+"""The recipes of hookrun/README.md, followed exactly in a copy of the package."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def patched(old: str, change: str) -> str:
 
 
 def follow(title: str, checkout: Path) -> list[str]:
-    """Add the files of a recipe to a checkout; its commands."""
+    """Add the files of a recipe to a checkout; returns its commands."""
     commands = []
     for kind, file, content in blocks(recipe(title)):
         path = checkout / file
@@ -65,7 +65,7 @@ def follow(title: str, checkout: Path) -> list[str]:
     return commands
 
 
-# Each command as `python -m hookrun` runs it, with its output in files, in one process: most of its time are imports.
+# Each command runs as `python -m hookrun`, with its output in files, in one process: most of its time is imports.
 PROGRAM = """
 import json, os, runpy, sys
 
@@ -95,7 +95,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Done:
-    """What the command of a recipe has left in a folder of its own."""
+    """The results of a recipe's command, in its own folder."""
 
     folder: Path
 
@@ -122,7 +122,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Done]:
     """All recipes, followed one after another in a copy of the package and its configuration."""
     checkout, folder = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("runs")
     for name in ("hookrun", "conf"):
-        shutil.copytree(ROOT / name, checkout / name)  # with what is compiled already
+        shutil.copytree(ROOT / name, checkout / name)  # with everything that is compiled already
     commands = {"wrong": ["hooks=soft_clamp", "hooks.soft.limit=0", "task=plan"]}
     for name, title in TITLES.items():
         (command,) = follow(title, checkout)

@@ -1,4 +1,4 @@
-"""`hookrun.record`: hooks in a loop of one's own leave a run directory, with the guarantees of the command line."""
+"""`hookrun.record`: hooks in a user's own loop write a run directory, with the guarantees of the command line."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_samples_name_the_rows_and_the_split(tmp_path: Path) -> None:
             hooks.split = "test"
     rows = hookrun.open_run(tmp_path / "mine").captures["features"]["0"]
     assert rows.sample_ids.tolist() == [1, 3, 7, 9] and set(rows.splits.tolist()) == {1}
-    assert torch.equal(rows[0], model[0](torch.ones(4)).detach())
+    torch.testing.assert_close(rows[0], model[0](torch.ones(4)).detach())
 
 
 def test_metrics_are_numbers(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_metrics_are_numbers(tmp_path: Path) -> None:
             a=1, b=np.float32(0.5), c=torch.tensor(2.0, requires_grad=True), d=math.nan, e=-math.inf, f=True
         )
         hooks.log(a=1, step=0)
-        hooks.log(a=1, step=0)  # a loop may say the same twice
+        hooks.log(a=1, step=0)  # a loop may log the same step twice
         hooks.log(step=7, epoch=2, split="test", **{"val/loss": torch.tensor(3)})
         wrong: list[Any] = [
             "x",
@@ -116,7 +116,7 @@ def test_metrics_are_numbers(tmp_path: Path) -> None:
             hooks.log()
         with pytest.raises(hookrun.HookrunError, match="cannot be read"):
             hooks.log(loss=torch.ones((), device="meta"))
-    with pytest.raises(hookrun.HookrunError, match="not under way"):
+    with pytest.raises(hookrun.HookrunError, match="has not begun or has ended"):
         hooks.log(loss=1.0)
     first, second, third, last = hookrun.open_run(tmp_path / "mine").metrics
     assert (first["a"], first["b"], first["c"], first["e"], first["f"]) == (1, 0.5, 2.0, -math.inf, True)
@@ -132,7 +132,7 @@ def test_metrics_are_numbers(tmp_path: Path) -> None:
         (SystemExit(0), "failed", "SystemExit: 0"),
     ],
 )
-def test_how_it_ended_is_in_the_status(
+def test_the_reason_of_its_end_is_in_the_status(
     tmp_path: Path, error: BaseException, status: str, reason: str
 ) -> None:
     model = network()
@@ -191,14 +191,14 @@ def test_a_directory_has_one_run(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
 
 
-def test_what_is_refused_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_recording_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(hookrun.CompileError):
         hookrun.record(network(), {"a": {**SPEC["features"], "select": "9"}}, run_dir=tmp_path / "mine")
     hookrun.record(network(), SPEC, run_dir=tmp_path / "mine")
     assert not list(tmp_path.iterdir())
     model = network()
     plan = hookrun.record(model, SPEC, run_dir=tmp_path / "mine")
-    model[2] = nn.Identity()  # it fits no longer when it is entered
+    model[2] = nn.Identity()  # the plan no longer fits when the block is entered
     with pytest.raises(hookrun.CompileError), plan:
         raise AssertionError("it was entered")
     assert hookrun.open_run(tmp_path / "mine").status["status"] == "failed"
@@ -209,7 +209,7 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert hooks.path.parent == tmp_path / "outputs" and (tmp_path / "outputs/latest").resolve() == hooks.path
 
 
-def test_hooks_that_did_nothing_are_told(tmp_path: Path) -> None:
+def test_hooks_that_did_nothing_are_a_warning(tmp_path: Path) -> None:
     model = network()
     with (
         pytest.warns(hookrun.HookrunWarning, match="clip never fired on 2.weight") as told,

@@ -1,4 +1,4 @@
-"""The README's tables say what the code does."""
+"""The README's tables equal the tables generated from the code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_action_and_every_hook_type_has_a_row() -> None:
     assert all(f"| `{name}` |" in TABLES["hook types"]() for name in HOOK_TYPES)
 
 
-def test_parameters_stand_with_the_defaults_that_yaml_would_give_them() -> None:
+def test_parameters_are_shown_with_their_defaults_in_yaml() -> None:
     (row,) = (line for line in TABLES["actions"]().splitlines() if line.startswith("| `stats`"))
     assert "`of: [mean, std, min, max, norm]`" in row
 
@@ -48,7 +48,7 @@ def test_a_readme_without_markers_is_refused() -> None:
         updated("# a readme")
 
 
-def test_every_link_of_a_page_leads_to_a_file_or_a_heading() -> None:
+def test_every_link_of_a_page_has_an_existing_target() -> None:
     broken = []
     for page in sorted(README.parent.glob("**/*.md")):
         if any(part.startswith(".venv") or part in ("outputs", "multirun") for part in page.parts):
@@ -65,6 +65,6 @@ def test_every_link_of_a_page_leads_to_a_file_or_a_heading() -> None:
 
 
 def _anchors(page: Path) -> set[str]:
-    """How a page's headings are called in a link."""
+    """The anchors of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

@@ -1,4 +1,4 @@
-"""The keys at the root of an experiment are listed apart from the classes that they are validated with."""
+"""The keys at the root of an experiment are listed apart from the classes that validate them."""
 
 from __future__ import annotations
 

@@ -38,13 +38,13 @@ def test_every_hook_set_is_valid(file: Path) -> None:
     assert not list(VALIDATOR.iter_errors(content)), "as a file of its own"
 
 
-def test_a_selector_may_take_each_of_its_forms() -> None:
+def test_a_selector_may_have_each_of_its_forms() -> None:
     for select in ("fc", 3, ["conv1", {"type": "Linear"}], {"path": "**", "leaf": True, "min_params": 1}):
         assert valid(**CLAMP | {"select": select})
     assert not valid(**CLAMP | {"select": 1.5})
 
 
-def test_typos_are_marked() -> None:
+def test_typos_are_errors() -> None:
     assert valid(**CLAMP)
     assert not valid(**CLAMP, mx=1)
     assert not valid(**CLAMP | {"action": "clmap"})
@@ -55,7 +55,7 @@ def test_typos_are_marked() -> None:
     assert not VALIDATOR.is_valid({"train": {"epoch": 3}})
 
 
-def test_the_keys_of_a_task_go_with_its_name() -> None:
+def test_the_keys_of_a_task_are_allowed_with_its_name() -> None:
     def valid_task(**keys: Any) -> bool:
         return VALIDATOR.is_valid({"task": keys})
 
@@ -73,13 +73,13 @@ def test_every_task_is_valid(file: Path) -> None:
     assert VALIDATOR.is_valid({"task": yaml.safe_load(file.read_text())})
 
 
-def test_only_saved_tensors_know_the_key_parameters() -> None:
+def test_only_saved_tensors_allows_the_key_parameters() -> None:
     saved = {"select": "fc", "hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"}
     assert valid(**saved, parameters=True)
     assert not valid(select="fc", hook="apply", action="freeze", parameters=True)
 
 
-def test_an_interpolation_may_stand_for_any_value() -> None:
+def test_an_interpolation_may_replace_any_value() -> None:
     hook = {"select": "${vars.s}", "hook": "${h}", "action": "clamp", "max": "${m}", "when": {"step": "${w}"}}
     assert valid(**hook)
     assert valid(action="${a}", factor=3)
@@ -92,7 +92,7 @@ def test_an_interpolation_may_stand_for_any_value() -> None:
     assert not VALIDATOR.is_valid({"train": {"epochs": "three"}})
 
 
-def test_a_mistake_is_told_of_the_action_that_was_named() -> None:
+def test_a_mistake_is_reported_for_the_named_action() -> None:
     def said(content: Any) -> list[tuple[str, str]]:
         return [(error.json_path, error.message) for error in VALIDATOR.iter_errors(content)]
 

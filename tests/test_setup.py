@@ -1,4 +1,4 @@
-"""The scripts bring up their own environment: with any Python that works, once, and never a half-made one."""
+"""The scripts create their own environment: with any suitable Python, once, and never an incomplete one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ["scripts/hookrun", "scripts/test", "scripts/_env.sh", ".ci/run"]
 TOOLS = ["bash", "cat", "dirname", "env", "find", "flock", "head", "ln", "ls", "mkdir", "readlink", "sh"]
 
-# Stands for a Python: makes environments that hold itself, notes what it was asked to run and where, fails at the
-# modules named in $FAILING, kills its caller at the one named in $KILLED. Questions go to a real Python.
+# A fake Python: creates environments that contain itself, logs what it was asked to run and where, fails at the
+# modules named in $FAILING, kills its caller at the one named in $KILLED. Other questions go to a real Python.
 PYTHON = f"""#!/bin/sh
 case "$1 $2" in
 -I*) exec "{sys.executable}" "$@" ;;
@@ -31,7 +31,7 @@ esac
 
 @dataclass(frozen=True)
 class Machine:
-    """A copy of the scripts, and a PATH that holds a few tools and the Pythons that a test puts there."""
+    """A copy of the scripts, and a PATH with a few tools and the Pythons that a test puts there."""
 
     folder: Path
 
@@ -66,7 +66,7 @@ class Machine:
         return self.run(self.checkout / name, *arguments, **env)
 
     def bash(self, program: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Runs a line of bash after the shared functions were read."""
+        """Runs a line of bash after the shared functions were sourced."""
         shared = self.checkout / "scripts/_env.sh"
         return self.run("bash", "-c", f'set -euo pipefail; source "$0"; {program}', shared, **env)
 
@@ -74,7 +74,7 @@ class Machine:
         return self.bash(f'is_ready "{extra}"').returncode == 0
 
     def log(self) -> list[str]:
-        """What Python was asked to run since the last time, after the folder that it was asked in."""
+        """What Python was asked to run since the last call, after the folder of each command."""
         log = self.folder / "log"
         lines = log.read_text().splitlines() if log.exists() else []
         log.unlink(missing_ok=True)
@@ -109,17 +109,17 @@ def bare(tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def machine(bare: Machine) -> Machine:
-    """A fresh clone on a machine with a Python that works."""
+    """A fresh clone on a machine with a suitable Python."""
     (bare.folder / "bin/python3").symlink_to(bare.folder / "python")
     return bare
 
 
 def other_python(version: str) -> str:
-    """A Python of another version, as far as anybody asks."""
+    """A Python that reports another version."""
     return f'#!/bin/sh\nexec "{sys.executable}" "$1" "import sys; sys.version_info = {version}; $2"\n'
 
 
-def test_each_script_parses_and_can_be_run_or_is_to_be_sourced() -> None:
+def test_each_script_parses_and_is_executable_or_sourced() -> None:
     for script in SCRIPTS:
         path = ROOT / script
         assert subprocess.run(["bash", "-n", path], capture_output=True, text=True).stderr == ""
@@ -128,7 +128,7 @@ def test_each_script_parses_and_can_be_run_or_is_to_be_sourced() -> None:
         assert path.read_text().startswith("#!/usr/bin/env bash\n") is not sourced, script
 
 
-def test_the_first_python_that_can_make_an_environment_is_taken(machine: Machine) -> None:
+def test_the_first_python_that_can_create_an_environment_is_used(machine: Machine) -> None:
     machine.put("python3.13", "#!/bin/sh\necho 'pyenv: python3.13: command not found' >&2\nexit 127\n")
     machine.put("python3.12", other_python("(3, 10)"))
     machine.put("python3.11", other_python("(3, 14)"))
@@ -139,7 +139,7 @@ def test_the_first_python_that_can_make_an_environment_is_taken(machine: Machine
     assert machine.bash('choose_python; echo "$python"', PYTHON=mine).stdout == f"{mine}\n"
     done = machine.bash('choose_python; echo "$python"', PYTHON="python9")
     assert done.stdout == f"{taken}\n" and "PYTHON=python9 cannot be used" in done.stderr
-    (machine.checkout / ".venv/bin").mkdir(parents=True)  # active, and about to be made anew
+    (machine.checkout / ".venv/bin").mkdir(parents=True)  # active, and about to be created again
     (machine.checkout / ".venv/bin/python3").symlink_to(machine.folder / "python")
     active = f"{machine.checkout}/.venv/bin:{machine.folder}/bin"
     assert machine.bash('choose_python; echo "$python"', PATH=active).stdout == f"{taken}\n"
@@ -166,7 +166,7 @@ def test_a_fresh_clone_installs_once_and_runs(machine: Machine) -> None:
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
 
 
-def test_a_run_by_a_link_starts_in_the_callers_folder_and_its_exit_code_is_the_scripts(
+def test_a_run_by_a_link_starts_in_the_callers_folder_and_returns_its_exit_code(
     machine: Machine,
 ) -> None:
     machine.install()
@@ -185,16 +185,16 @@ def test_a_changed_pyproject_or_an_extra_is_installed_into_the_same_environment(
     assert not machine.is_ready()
     machine.install()
     machine.install("dev")
-    assert machine.is_ready()  # an environment with more serves who needs less
+    assert machine.is_ready()  # an environment with more extras suffices
     assert kept.exists()
 
 
-def test_another_python_begins_anew(machine: Machine) -> None:
+def test_another_python_makes_a_new_environment(machine: Machine) -> None:
     machine.install()
     python = machine.checkout / ".venv/bin/python"
     python.unlink()
     python.symlink_to(machine.folder / "bin/other")
-    assert not machine.is_ready()  # the Python that it was made with is gone
+    assert not machine.is_ready()  # the Python that created it is gone
     machine.put("other", other_python("(3, 12)"))
     assert not machine.is_ready()  # or was replaced
     machine.install()
@@ -211,7 +211,7 @@ def test_a_copied_checkout_does_not_run_the_first_ones_code(machine: Machine) ->
     assert not (copy.checkout / ".venv/of the first").exists()
 
 
-def test_somebody_elses_environment_is_left_alone(machine: Machine) -> None:
+def test_an_environment_of_other_origin_is_not_changed(machine: Machine) -> None:
     theirs = machine.checkout / ".venv/pyvenv.cfg"
     theirs.parent.mkdir()
     theirs.write_text("home = /usr/bin\n")
@@ -221,7 +221,7 @@ def test_somebody_elses_environment_is_left_alone(machine: Machine) -> None:
     assert machine.asked() == []
 
 
-def test_uv_installs_where_there_is_one_and_pip_where_it_fails(machine: Machine) -> None:
+def test_uv_installs_if_present_and_pip_if_uv_fails(machine: Machine) -> None:
     machine.put("uv", '#!/bin/sh\necho "uv: uv $*" >> "$LOG"\n[ "$1 $FAILING" != "pip uv" ]\n')
     by_uv = f"uv pip install --python {machine.checkout}/.venv/bin/python --editable .[dev] --quiet"
     by_pip = "pip install --disable-pip-version-check --editable .[dev] --quiet"
@@ -240,11 +240,11 @@ def test_a_failed_installation_runs_nothing_and_is_tried_again(machine: Machine)
     assert not machine.is_ready()
     assert machine.script("scripts/hookrun").returncode == 0
     assert machine.bash("ensure_env dev", FAILING="pip").returncode == 1
-    assert machine.is_ready() and not machine.is_ready("dev")  # an update that fails keeps what there was
+    assert machine.is_ready() and not machine.is_ready("dev")  # a failed update keeps the earlier environment
 
 
-def test_an_interrupted_installation_is_not_taken_for_a_good_one(machine: Machine) -> None:
-    for extra in ("", "dev"):  # of nothing, and of an update
+def test_an_interrupted_installation_is_not_used(machine: Machine) -> None:
+    for extra in ("", "dev"):  # a new environment, and an update
         assert machine.bash(f'ensure_env "{extra}"', KILLED="pip").returncode == 137
         assert not machine.is_ready() and not machine.is_ready("dev")
         left = machine.checkout / ".venv/half-installed"
@@ -270,20 +270,20 @@ def test_the_checks_run_in_order_and_the_rest_is_pytests(machine: Machine) -> No
     assert (done.returncode, done.stderr) == (9, "")
 
     done = machine.script("scripts/test", FAILING="ruff mypy")
-    assert machine.asked() == checks  # a check that fails is named, and ends before the tests
+    assert machine.asked() == checks  # a failed check is named, and the tests do not run
     assert done.returncode == 1
     assert done.stderr.endswith("failed: ruff format --check ., ruff check ., mypy\n")
 
 
-def test_ci_runs_the_same_with_its_input_closed_and_measures_coverage_where_asked(machine: Machine) -> None:
+def test_ci_runs_the_same_with_its_input_closed_and_measures_coverage(machine: Machine) -> None:
     machine.install("dev")
     measured = "pytest -n 2 --cov --cov-report= --cov-fail-under=0"
     done = machine.script(".ci/run")
     assert done.stdout.splitlines()[-2:] == ["== pytest -n 2", "stdin: "]
-    assert machine.asked()[-1] == "pytest -n 2"
-    machine.script(".ci/run", COVERAGE="1")
     assert machine.asked()[-2:] == [measured, "scripts/covered.py"]
-    machine.script(".ci/run", "-x", COVERAGE="1")
+    machine.script(".ci/run", "-x")
     assert machine.asked()[-2:] == [f"{measured} -x", "scripts/covered.py --part"]
-    assert machine.script(".ci/run", COVERAGE="1", FAILING="pytest").returncode == 9
+    assert machine.script(".ci/run", FAILING="pytest").returncode == 9
     assert machine.asked()[-1] == measured
+    machine.script(".ci/run", COVERAGE="")
+    assert machine.asked()[-1] == "pytest -n 2"

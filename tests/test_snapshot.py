@@ -1,4 +1,4 @@
-"""A value at one moment stays what it was, whatever is written to the original."""
+"""A snapshot keeps a value as it is, while the original is written to later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Output:
     extra: Any
 
 
-def test_nothing_that_is_written_later_is_seen_and_what_is_shared_stays_shared() -> None:
+def test_later_writes_are_not_seen_and_shared_memory_stays_shared() -> None:
     x = torch.ones(2, requires_grad=True)
     whole = Output(x * 2, {"list": [x, deque([x], maxlen=3)], "bytes": bytearray(b"a"), "n": 3})
     found = snapshot(whole)
@@ -34,7 +34,7 @@ def test_nothing_that_is_written_later_is_seen_and_what_is_shared_stays_shared()
     assert opened(found)["extra"]["list"][1] == {0: first}
 
 
-def test_an_object_that_may_change_is_refused_with_what_to_name_instead() -> None:
+def test_an_object_that_may_change_is_refused_with_a_target_to_use_instead() -> None:
     class Own:
         def __init__(self) -> None:
             self.hidden = torch.ones(1)

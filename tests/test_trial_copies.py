@@ -1,4 +1,4 @@
-"""Copies to try hooks on: the cheap ones are used only where they tell the same as fake tensors."""
+"""Copies to try hooks on: cheap ones are used only where their results equal those of fake tensors."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def device_of(model: nn.Module, example: Any, *, may_compute: bool = True) -> st
 
 
 class OfTheUser(nn.Sequential):
-    """It may do anything in its forward."""
+    """Its forward may do anything."""
 
 
-def test_a_small_model_is_copied_as_it_is_and_a_large_one_without_data() -> None:
+def test_a_small_model_is_copied_with_data_and_a_large_one_without() -> None:
     assert device_of(CNN(1, (8, 8), 10), IMAGES) == "cpu"
     assert device_of(CNN(1, (8, 8), 10), IMAGES, may_compute=False) == "meta"
     assert device_of(resnet18(), PICTURES) == "meta"
 
 
-def test_what_may_look_at_its_device_or_is_not_torchs_own_has_no_cheap_copy() -> None:
+def test_modules_that_may_read_their_device_or_are_not_torchs_have_no_cheap_copy() -> None:
     linear, tensor = nn.Linear(2, 2), ((torch.zeros(1, 2),), {})
     assert device_of(nn.Sequential(linear), tensor) == "cpu"
     hooked, patched = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -56,7 +56,7 @@ def test_what_may_look_at_its_device_or_is_not_torchs_own_has_no_cheap_copy() ->
     assert device_of(linear, ((torch.zeros(2, 2)[:1],), {})) is None  # a view
 
 
-def test_the_copy_shares_nothing_with_the_model_and_keeps_what_is_shared_within() -> None:
+def test_the_copy_shares_nothing_with_the_model_and_keeps_shared_tensors() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model.append(model[0])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -82,7 +82,7 @@ HOOKS: list[dict[str, Any]] = [
 ]
 
 
-def test_the_plan_and_the_mistakes_are_those_of_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_and_the_errors_are_those_of_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     def outcome(model: nn.Module, example: Any, hooks: list[dict[str, Any]]) -> tuple[Any, ...]:
         spec = {f"h{number}": {"select": "fc", **hook} for number, hook in enumerate(hooks)}
         try:
@@ -94,7 +94,7 @@ def test_the_plan_and_the_mistakes_are_those_of_fake_tensors(monkeypatch: pytest
     small, large = CNN(1, (8, 8), 10), resnet18()
 
     def outcomes() -> list[tuple[Any, ...]]:
-        """Of the small model each hook alone, of the large one those that fit and those that do not."""
+        """The outcome of each hook alone for the small model, and of fitting and other hooks for the large one."""
         each = [outcome(small, IMAGES, [hook]) for hook in HOOKS]
         return [*each, outcome(large, PICTURES, HOOKS[:-2]), outcome(large, PICTURES, HOOKS[-2:])]
 
@@ -105,7 +105,7 @@ def test_the_plan_and_the_mistakes_are_those_of_fake_tensors(monkeypatch: pytest
     assert all(f"hooks.h{number}" in quick[-1][0] for number in (0, 1)), "both mistakes"
 
 
-def test_a_function_of_the_users_own_meets_fake_tensors_only() -> None:
+def test_a_user_s_function_is_called_with_fake_tensors_only() -> None:
     seen = list[Tensor]()
 
     def own(x: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def test_a_function_of_the_users_own_meets_fake_tensors_only() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_what_else_a_module_holds_is_neither_copied_with_data_nor_an_error() -> None:
+def test_other_attributes_of_a_module_are_neither_copied_nor_an_error() -> None:
     example = ((torch.zeros(1, 2),), {})
     hook = {"h": {"select": "0", "hook": "forward", "action": "capture"}}
 

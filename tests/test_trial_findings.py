@@ -1,4 +1,4 @@
-"""A trial run collects what fails, and lets the values through unchanged."""
+"""A trial run collects failures, and passes the values on unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookrun.trial_findings import Findings
 SITE: Any = SimpleNamespace(hook_name="h", path="fc", where="hook h at fc")
 
 
-def test_what_fails_or_changes_its_form_is_a_problem_and_the_value_passes() -> None:
+def test_a_failure_or_another_structure_is_a_problem_and_the_value_is_passed_on() -> None:
     def failing(value: Any) -> Any:
         raise HookError("hook h at fc: it is out of range")
 

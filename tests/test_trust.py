@@ -9,7 +9,7 @@ import pytest
 from hookrun.trust import of_environment, read_once
 
 
-def test_what_changes_the_variable_later_grants_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_change_of_the_variable_grants_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOKRUN_TRUST", " mine, ,theirs ")
     assert of_environment() == {"mine", "theirs"}
     with read_once():
@@ -24,7 +24,7 @@ def test_what_changes_the_variable_later_grants_nothing(monkeypatch: pytest.Monk
     assert of_environment() == {"os"}, "also after an error"
 
 
-def test_what_one_command_reads_is_not_seen_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trust_of_one_command_does_not_apply_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOOKRUN_TRUST", raising=False)
     seen = list[frozenset[str]]()
     with read_once(frozenset({"mine"})):

@@ -1,4 +1,4 @@
-"""What a name in a file can reach: functions and classes that a trusted package itself defines, and nothing else."""
+"""Names in a file can reach functions and classes defined in a trusted package, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WIDTH = 3
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A current directory that holds the package, and one whose name begins like it."""
+    """A current directory that contains the package, and another package whose name begins like it."""
     for name in (PACKAGE, f"{PACKAGE}2"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit(9)\n" if name.endswith("2") else "")
@@ -58,7 +58,7 @@ def problem(text: str, kind: Kind = ACTIONS) -> Problem:
 
 
 def install(site: Path, entry_points: str, name: str = PACKAGE) -> None:
-    """Metadata of an installed package."""
+    """Create the metadata of an installed package."""
     info = site / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -71,7 +71,7 @@ def test_a_function_and_a_class_of_a_trusted_package_are_found(folder: Path) -> 
     assert load_class(f"{PACKAGE}.hooks:Net", object, OPTIMIZERS, "").__name__ == "Net"
 
 
-def test_what_is_hostile_is_refused_and_never_imported(folder: Path) -> None:
+def test_hostile_names_are_refused_and_never_imported(folder: Path) -> None:
     for text in (
         "os:system", "subprocess:run", "builtins:exec", "builtins:eval", "posix:system", "nt:system",
         "importlib:import_module", f"{PACKAGE}2.hooks:soften", f"x.{PACKAGE}:soften", "sys:exit", "_io:open",
@@ -81,13 +81,13 @@ def test_what_is_hostile_is_refused_and_never_imported(folder: Path) -> None:
         assert set(sys.modules) == before, text
 
 
-def test_trust_in_python_itself_opens_nothing(folder: Path) -> None:
+def test_trust_in_the_standard_library_grants_nothing(folder: Path) -> None:
     for text in ("os:system", "builtins:exec", "subprocess:Popen"):
         with read_once(frozenset({text.partition(":")[0]})):
             assert "Python itself" in problem(text).what
 
 
-def test_names_that_are_not_of_the_form_are_refused(folder: Path) -> None:
+def test_names_of_another_form_are_refused(folder: Path) -> None:
     hooks = f"{PACKAGE}.hooks"
     for text in (
         f"{hooks}:Net.method", f"{hooks}:soften.__globals__", f"{hooks}:", f":{hooks}", f".{hooks}:soften",
@@ -97,7 +97,7 @@ def test_names_that_are_not_of_the_form_are_refused(folder: Path) -> None:
         assert "is not of the form package.module:function" in problem(text).what, text
 
 
-def test_reserved_names_and_what_a_module_only_imports_are_refused(folder: Path) -> None:
+def test_reserved_and_imported_names_are_refused(folder: Path) -> None:
     for name in ("__import__", "__class__", "__builtins__", "__getattribute__", "__loader__"):
         assert "Python reserves" in problem(f"{PACKAGE}.hooks:{name}").what
     for name, said in (
@@ -109,11 +109,11 @@ def test_reserved_names_and_what_a_module_only_imports_are_refused(folder: Path)
         assert said in problem(f"{PACKAGE}.hooks:{name}").what
 
 
-def test_a_module_that_ends_the_process_on_import_does_not(folder: Path) -> None:
+def test_a_module_that_calls_exit_on_import_does_not_end_the_process(folder: Path) -> None:
     assert "SystemExit: 3" in problem(f"{PACKAGE}.exits:x").what
 
 
-def test_the_refusal_holds_the_line_that_would_allow_it(folder: Path) -> None:
+def test_the_error_has_the_line_that_would_allow_it(folder: Path) -> None:
     for kind, group in (
         (ACTIONS, "hookrun.actions"),
         (LOSSES, "hookrun.losses"),
@@ -124,7 +124,7 @@ def test_the_refusal_holds_the_line_that_would_allow_it(folder: Path) -> None:
     assert "entry point" not in problem("mine.hooks:soften", OPTIMIZERS).hint
 
 
-def test_of_hookrun_itself_only_the_examples_need_no_trust(
+def test_of_hookrun_s_modules_only_the_examples_need_no_trust(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HOOKRUN_TRUST")
@@ -141,14 +141,14 @@ def test_of_hookrun_itself_only_the_examples_need_no_trust(
     assert "did you mean 'soften'?" in problem("hookrun.examples:softn").what
 
 
-def test_the_examples_are_the_package_s_own_wherever_one_starts(folder: Path) -> None:
+def test_the_examples_are_the_package_s_own_in_any_current_directory(folder: Path) -> None:
     (folder / "hookrun").mkdir()
     (folder / "hookrun/__init__.py").write_text("")
     (folder / "hookrun/examples.py").write_text("def soften(x):\n    return 'another'\n")
     assert load("hookrun.examples:soften", ACTIONS, "").target is examples.soften
 
 
-def test_an_installed_entry_point_is_trust_in_its_group_and_gives_a_short_name(
+def test_an_installed_entry_point_grants_trust_in_its_group_and_a_short_name(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = folder / "site"
@@ -165,9 +165,7 @@ def test_an_installed_entry_point_is_trust_in_its_group_and_gives_a_short_name(
     assert "several installed packages give the name 'mine'" in problem("mine").what
 
 
-def test_metadata_in_the_current_directory_gives_no_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metadata_in_the_current_directory_is_ignored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(folder, f"[hookrun.actions]\nmine = {PACKAGE}.hooks:soften\n")
     monkeypatch.syspath_prepend("")
     monkeypatch.delenv("HOOKRUN_TRUST")

@@ -1,4 +1,4 @@
-"""`python -m hookrun.verify`: exit codes, and names that cannot draw on the terminal; tests/store has what it finds."""
+"""`python -m hookrun.verify`: exit codes, and escaped names; tests/store tests the faults that it finds."""
 
 from __future__ import annotations
 

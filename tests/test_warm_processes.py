@@ -1,4 +1,4 @@
-"""The processes that tests fork instead of starting: they end, fail and are killed as others do."""
+"""The processes that tests fork instead of starting: they end, fail and are killed like others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from warm_processes import WarmProcesses
 
 
-def test_a_program_runs_as_python_c_runs_it(warm: WarmProcesses, tmp_path: Path) -> None:
+def test_a_program_runs_like_python_c(warm: WarmProcesses, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("text = 'mine'\n")
     program = (
         "import os, sys\n"
@@ -24,12 +24,12 @@ def test_a_program_runs_as_python_c_runs_it(warm: WarmProcesses, tmp_path: Path)
     assert warm.run("import sys; print('A' in __import__('os').environ)").stdout == "False\n"
 
 
-def test_an_error_is_told_and_ends_with_1(warm: WarmProcesses) -> None:
+def test_an_error_is_printed_and_the_exit_code_is_1(warm: WarmProcesses) -> None:
     done = warm.run("def f():\n    raise ValueError('no')\nf()")
     assert done.returncode == 1 and done.stderr.endswith("ValueError: no\n")
 
 
-def test_torch_and_hookrun_are_there_and_train(warm: WarmProcesses, tmp_path: Path) -> None:
+def test_torch_and_hookrun_are_imported_and_can_train(warm: WarmProcesses, tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "before = {'torch', 'hookrun.cli', 'hookrun.tasks.loop.training'} <= set(sys.modules)\n"
@@ -41,7 +41,7 @@ def test_torch_and_hookrun_are_there_and_train(warm: WarmProcesses, tmp_path: Pa
     assert (tmp_path / "run/metrics.jsonl").is_file()
 
 
-def test_a_process_is_watched_and_killed(warm: WarmProcesses) -> None:
+def test_a_process_can_be_polled_and_killed(warm: WarmProcesses) -> None:
     read, write = os.pipe()
     process = warm.start("import time; print('here', flush=True); time.sleep(60)", stdout=write)
     os.close(write)

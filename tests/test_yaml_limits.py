@@ -1,4 +1,4 @@
-"""Limits on YAML files: what multiplies, or reads as something else, is refused before anything is built."""
+"""Limits on YAML files: exponential aliases and ambiguous keys are refused before anything is constructed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_aliases_that_multiply_are_refused(text: str, what: str) -> None:
         "big: [" + "1, " * 9_000 + "1]\n",
     ],
 )
-def test_what_people_write_is_read(text: str) -> None:
+def test_ordinary_files_are_read(text: str) -> None:
     check_text(text)
 
 
@@ -50,7 +50,7 @@ def test_what_people_write_is_read(text: str) -> None:
         ("a: ${" + "a.${" * 9 + "b" + "}" * 10, "interpolations in one another"),
     ],
 )
-def test_the_line_of_what_is_beyond_the_limits_is_told(text: str, what: str) -> None:
+def test_the_line_beyond_the_limits_is_reported(text: str, what: str) -> None:
     with pytest.raises(OutOfBounds, match=what) as refused:
         check_text(f"# first\n{text}")
     assert refused.value.line == 2

@@ -1,4 +1,4 @@
-"""A site without a runtime: it gives an action what it asks for and remembers what the action hands back."""
+"""A fake site without the runtime: it supplies what an action asks for, and records what the action gives it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FakeSite:
         return lambda like: source.to(device=like.device, dtype=like.dtype)
 
     def function(self, field: str) -> Any:
-        """The function that the action was given, or one that stands for any name."""
+        """The function that the action was given, or a stand-in for any name."""
         given = getattr(self.action, field)
         return given if isinstance(given, GivenFunction) else GivenFunction(_softened)
 
@@ -55,7 +55,7 @@ class FakeSite:
         return HookContext("h", "forward", "fc", module, "train", 0, 0, 0, "", self.generator)
 
     def holds(self, own: Any) -> None:
-        """Nothing is saved."""
+        """Does nothing: no state is saved."""
 
     def trainable(self, field: str) -> Callable[[], nn.Parameter]:
         self.bias = nn.Parameter(self.constant(field)(torch.empty(0)).clone())
@@ -101,5 +101,5 @@ def site_of() -> Callable[..., FakeSite]:
 
 @pytest.fixture
 def build() -> Callable[..., Callable[[Any], Any]]:
-    """What an action builds for a site of its own."""
+    """The function that an action builds for a fake site."""
     return lambda action, **site: action.build(FakeSite(action, **site))

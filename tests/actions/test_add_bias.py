@@ -64,7 +64,9 @@ def test_a_trainable_bias_learns_in_its_own_dtype(dtype: torch.dtype, site_of: C
     assert torch.equal(site.bias.grad, torch.tensor([3.0, 3.0]))
 
 
-def test_what_the_optimizer_does_to_the_bias_is_seen_at_the_next_call(site_of: Callable[..., Any]) -> None:
+def test_a_change_of_the_bias_by_the_optimizer_takes_effect_at_the_next_call(
+    site_of: Callable[..., Any],
+) -> None:
     action = AddBias(value=1, trainable=True)
     site = site_of(action)
     add = action.build(site)
@@ -78,7 +80,7 @@ def test_only_a_trainable_bias_adds_a_parameter() -> None:
     assert AddBias(value=0).adds("shift") is None
 
 
-def test_a_trainable_bias_goes_with_the_forward_pass_only() -> None:
+def test_a_trainable_bias_is_for_forward_hook_types_only() -> None:
     fits = {hook for hook in AddBias.hook_types if AddBias(value=0, trainable=True).carried_by(hook) is None}
     assert fits == {FORWARD, FORWARD_PRE}
     assert all(AddBias(value=0).carried_by(hook) is None for hook in HOOK_TYPES.values())

@@ -27,7 +27,7 @@ def test_the_parameter_is_registered_with_its_shape_and_value(build: Callable[..
     assert list(module.state_dict()) == ["weight", "bias", "gain"]
 
 
-def test_it_starts_from_0_and_may_be_a_single_number(build: Callable[..., Any]) -> None:
+def test_the_initial_value_defaults_to_0_and_the_shape_may_be_empty(build: Callable[..., Any]) -> None:
     module = nn.ReLU()
     build(AddParameter(name="slope", shape=[]))(module)
     assert module.slope.shape == () and module.slope.item() == 0
@@ -52,7 +52,7 @@ def test_it_has_the_dtype_and_device_of_the_module(module: nn.Module, build: Cal
     assert (module.gain.dtype, module.gain.device) == (like.dtype, like.device)
 
 
-def test_a_second_installation_keeps_what_the_first_has_learned(build: Callable[..., Any]) -> None:
+def test_a_second_installation_keeps_the_trained_values(build: Callable[..., Any]) -> None:
     module, action = nn.Linear(3, 2), AddParameter(name="gain", shape=[2])
     build(action)(module)
     gain = module.gain
@@ -64,7 +64,7 @@ def test_a_second_installation_keeps_what_the_first_has_learned(build: Callable[
     assert gain.tolist() == [7, 7]
 
 
-def test_it_does_not_keep_one_of_another_shape(build: Callable[..., Any]) -> None:
+def test_an_earlier_parameter_of_another_shape_is_an_error(build: Callable[..., Any]) -> None:
     module = nn.Linear(3, 2)
     build(AddParameter(name="gain", shape=[2]))(module)
     other = AddParameter(name="gain", shape=[3])
@@ -82,18 +82,18 @@ def test_a_tensor_that_does_not_broadcast_is_refused(build: Callable[..., Any]) 
 
 
 @pytest.mark.parametrize("name", ["weight", "forward", "training"])
-def test_a_name_that_is_taken_does_not_fit(name: str) -> None:
+def test_a_name_that_the_module_already_has_is_refused(name: str) -> None:
     reason = AddParameter(name=name, shape=[]).unfit(APPLY, nn.Linear(1, 1), ["weight", "bias"])
     assert reason == f"the module has an attribute {name!r} already: choose another name"
 
 
-def test_a_name_that_an_earlier_hook_adds_does_not_fit() -> None:
+def test_a_name_that_an_earlier_hook_adds_is_refused() -> None:
     reason = AddParameter(name="gain", shape=[]).unfit(APPLY, nn.ReLU(), ["gain"])
     assert reason == "an earlier hook adds a parameter 'gain' already: choose another name"
     assert AddParameter(name="gain", shape=[]).unfit(APPLY, nn.ReLU(), []) is None
 
 
-def test_the_key_name_names_the_parameter_and_the_attribute_the_action() -> None:
+def test_the_key_name_is_the_parameter_s_and_action_name_the_action_s() -> None:
     raw = {"select": "fc", "hook": "apply", "action": "add_parameter", "name": "gain", "shape": [2]}
     (hook,), problems = parse_hooks({"h": raw})
     action = hook.action
@@ -109,7 +109,7 @@ def test_the_key_name_names_the_parameter_and_the_attribute_the_action() -> None
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "1st", "a b"])
-def test_a_name_is_an_identifier(name: str) -> None:
+def test_a_name_that_is_not_an_identifier_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="expected a name: letters, digits and _"):
         AddParameter(name=name, shape=[])
 
@@ -123,7 +123,7 @@ def test_a_name_is_an_identifier(name: str) -> None:
         ([True], "integer"),
     ],
 )
-def test_a_shape_is_a_list_of_sizes(shape: Any, message: str) -> None:
+def test_a_shape_that_is_not_a_list_of_sizes_is_refused(shape: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         AddParameter(name="gain", shape=shape)
 

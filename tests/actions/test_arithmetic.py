@@ -1,4 +1,4 @@
-"""Edits by numbers write what torch's own functions give, for tensors of every floating-point dtype."""
+"""Edits by numbers write the same results as torch's functions, for tensors of every floating-point dtype."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_result_is_that_of_torch_in_new_memory_and_in_place(dtype: torch.dtype) -> None:
+def test_results_equal_torch_s_in_new_memory_and_in_place(dtype: torch.dtype) -> None:
     x = torch.tensor([-3.0, -0.0, 0.0, 1 / 3, 7.0, math.inf, math.nan], dtype=dtype)
     for edit, wanted in (
         (MultiplyBy(1 / 3), x * (1 / 3)),
@@ -28,7 +28,7 @@ def test_the_result_is_that_of_torch_in_new_memory_and_in_place(dtype: torch.dty
             torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_bound_beyond_the_dtype_is_its_largest_finite_number() -> None:
+def test_a_bound_beyond_the_dtype_counts_as_its_largest_finite_number() -> None:
     x = torch.tensor([1.0, math.inf], dtype=torch.float16)
     out = torch.empty_like(x)
     ClampBetween(None, 1e6)(x, out)

@@ -1,4 +1,4 @@
-"""Parameters that hooks add are known as such, also in a copy, until they are removed."""
+"""Parameters that hooks added are recorded on the module, also in a copy, until they are removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hookrun.actions import Action
 from hookrun.actions.base import add_parameter, remove_parameter, was_added
 
 
-def test_an_added_parameter_is_told_from_the_module_s_own() -> None:
+def test_an_added_parameter_is_distinguished_from_the_module_s_own() -> None:
     module = nn.Linear(1, 1)
     before = set(vars(module))
     add_parameter(module, "shift", nn.Parameter(torch.zeros(1)))
@@ -22,7 +22,7 @@ def test_an_added_parameter_is_told_from_the_module_s_own() -> None:
     assert set(vars(module)) == before
 
 
-def test_a_summary_has_what_was_set_in_short() -> None:
+def test_a_summary_has_the_given_parameters_shortened() -> None:
     class Own(Action):
         action_name = "own"
         a: float = 1.0

@@ -1,4 +1,4 @@
-"""`capture` hands every value over as it is."""
+"""`capture` stores each value, whole or reduced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookrun.actions.capture import Capture
 from hookrun.hook_types import APPLY
 
 
-def test_a_value_is_kept_whole(site_of: Callable[..., Any]) -> None:
+def test_a_value_is_stored_whole_by_default(site_of: Callable[..., Any]) -> None:
     site = site_of(Capture())
     keep = Capture().build(site)
     value = {"logits": torch.ones(2), "hidden": (torch.zeros(1), None)}
@@ -44,7 +44,7 @@ X = torch.linspace(-2, 3, 48).reshape(2, 4, 3, 2)
         ({"topk": 9}, X.sort(-1, descending=True).values),
     ],
 )
-def test_less_of_each_tensor_is_kept(
+def test_reductions_store_less_of_each_tensor(
     site_of: Callable[..., Any], reduce: Any, expected: torch.Tensor
 ) -> None:
     torch.testing.assert_close(kept(site_of, X, reduce=reduce), expected)
@@ -53,7 +53,9 @@ def test_less_of_each_tensor_is_kept(
     assert found["a"][1] is None
 
 
-def test_a_random_projection_is_the_same_for_every_row_and_keeps_lengths(site_of: Callable[..., Any]) -> None:
+def test_a_random_projection_is_the_same_for_every_row_and_preserves_lengths(
+    site_of: Callable[..., Any],
+) -> None:
     x = torch.randn(20, 500, generator=torch.Generator().manual_seed(0))
     found = kept(site_of, x, reduce={"project": 400})
     assert found.shape == (20, 400)
@@ -63,7 +65,7 @@ def test_a_random_projection_is_the_same_for_every_row_and_keeps_lengths(site_of
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float64"])
-def test_it_is_kept_in_another_dtype(site_of: Callable[..., Any], dtype: str) -> None:
+def test_dtype_is_the_dtype_in_which_tensors_are_stored(site_of: Callable[..., Any], dtype: str) -> None:
     found = kept(site_of, (X, torch.arange(3)), dtype=dtype)
     assert found[0].dtype == getattr(torch, dtype)
     assert torch.equal(found[0].float(), X.to(getattr(torch, dtype)).float())
@@ -85,7 +87,7 @@ def test_a_batch_without_a_chosen_sample_is_not_stored(site_of: Callable[..., An
     assert site.kept == []
 
 
-def test_a_reduction_carries_no_gradient(site_of: Callable[..., Any]) -> None:
+def test_a_reduced_value_is_detached(site_of: Callable[..., Any]) -> None:
     assert not kept(site_of, X.clone().requires_grad_(), reduce="mean").requires_grad
 
 
@@ -93,12 +95,12 @@ def test_a_reduction_carries_no_gradient(site_of: Callable[..., Any]) -> None:
     "reduce",
     [{}, {"mean": 1, "norm": 1}, {"median": 1}, {"topk": 0}, {"project": 1.5}, {"mean": []}, "median"],
 )
-def test_what_is_no_reduction_is_refused(reduce: Any) -> None:
+def test_an_invalid_reduction_is_refused(reduce: Any) -> None:
     with pytest.raises(ValidationError):
         Capture(reduce=reduce)
 
 
-def test_it_sees_the_value_and_changes_nothing() -> None:
+def test_it_observes_and_does_not_change_the_value() -> None:
     assert Capture.observes
     assert Capture.scope == "value"
     assert APPLY not in Capture.hook_types

@@ -18,7 +18,7 @@ from hookrun.hook_types import SAVED_TENSORS
 @pytest.mark.cases("original", [torch.float32, torch.float64])
 @pytest.mark.cases("dtype", ["float16", "bfloat16"])
 @pytest.mark.cases("shape", [(), (0, 3), (2, 3)])
-def test_what_comes_back_is_rounded_once(
+def test_the_restored_tensor_is_rounded_once(
     original: torch.dtype, dtype: str, shape: tuple[int, ...], build: Callable[..., Any]
 ) -> None:
     x = torch.randn(shape, dtype=original, requires_grad=True)
@@ -41,7 +41,7 @@ def test_what_comes_back_is_rounded_once(
     ],
     ids=str,
 )
-def test_what_would_not_get_smaller_stays(
+def test_a_tensor_that_would_not_get_smaller_is_unchanged(
     original: torch.dtype, dtype: str, build: Callable[..., Any]
 ) -> None:
     assert build(Cast(dtype=dtype))(torch.ones(2, dtype=original)) is None
@@ -63,10 +63,10 @@ def test_it_works_on_fake_tensors(build: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float64", "half"])
-def test_the_dtype_is_a_smaller_floating_point_one(dtype: str) -> None:
+def test_the_dtype_must_be_a_small_floating_point_dtype(dtype: str) -> None:
     with pytest.raises(ValidationError, match="'float16', 'bfloat16' or 'float32'"):
         Cast(dtype=dtype)
 
 
-def test_it_goes_with_saved_tensors_only() -> None:
+def test_it_is_for_saved_tensors_only() -> None:
     assert Cast.hook_types == {SAVED_TENSORS}

@@ -1,4 +1,4 @@
-"""`check`: one verdict for each tensor."""
+"""`check`: one result for each tensor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUES = st.lists(st.one_of(st.integers(-4, 4).map(float), st.sampled_from([math
 
 
 class Verdicts:
-    """A site that only judges."""
+    """A site that records the results of checks."""
 
     def __init__(self) -> None:
         self.given = list[tuple[Tensor, str, str]]()
@@ -39,7 +39,7 @@ def passes(action: Check, x: Tensor) -> bool:
 
 
 @given(VALUES.filter(len), st.booleans(), BOUNDS, BOUNDS, st.sampled_from(DTYPES))
-def test_every_element_is_finite_and_within_the_bounds(
+def test_a_check_passes_if_every_element_is_finite_and_within_the_bounds(
     values: list[float], finite: bool, low: float | None, high: float | None, dtype: torch.dtype
 ) -> None:
     bounded = low is not None or high is not None
@@ -62,14 +62,14 @@ def test_the_largest_numbers_are_finite(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_was_clamped_to_a_bound_is_within_it(dtype: torch.dtype) -> None:
+def test_a_value_clamped_to_a_bound_passes_that_bound(dtype: torch.dtype) -> None:
     x = torch.linspace(-1, 1, 99).to(dtype).clamp(-0.1, 0.1)
     assert passes(Check(min=-0.1, max=0.1), x)
 
 
 @pytest.mark.cases("dtype", DTYPES[:1] + DTYPES[2:])
 @pytest.mark.cases("finite", [True, False])
-def test_bounds_beyond_the_dtype_hold_everything_finite_and_no_infinity(
+def test_bounds_beyond_the_dtype_admit_finite_values_but_no_infinity(
     dtype: torch.dtype, finite: bool
 ) -> None:
     check, top = Check(min=-1e300, max=1e300, finite=finite), torch.finfo(dtype).max
@@ -78,18 +78,18 @@ def test_bounds_beyond_the_dtype_hold_everything_finite_and_no_infinity(
     assert not passes(check, torch.tensor([-math.inf], dtype=dtype))
 
 
-def test_infinite_bounds_let_infinities_pass_where_they_may() -> None:
+def test_infinite_bounds_admit_infinities_if_finite_is_false() -> None:
     x = torch.tensor([-math.inf, math.inf])
     assert passes(Check(min=-math.inf, max=math.inf, finite=False), x)
     assert not passes(Check(min=-math.inf, max=math.inf), x)
 
 
-def test_complex_numbers_count_by_their_absolute_value() -> None:
+def test_complex_numbers_are_checked_by_their_absolute_value() -> None:
     assert passes(Check(max=5), torch.tensor([3 + 4j]))
     assert not passes(Check(), torch.tensor([complex(0, math.nan)]))
 
 
-def test_an_empty_tensor_is_not_judged() -> None:
+def test_an_empty_tensor_passes() -> None:
     site = Verdicts()
     Check().build(site)(torch.empty(0))  # type: ignore[arg-type]  # it only judges
     assert site.given == []
@@ -106,7 +106,7 @@ def test_an_empty_tensor_is_not_judged() -> None:
     ],
 )
 @pytest.mark.cases("policy", ["error", "stop", "warn"])
-def test_the_message_says_what_is_required(
+def test_the_message_states_the_requirement(
     params: dict[str, Any], message: str, policy: str, site_of: Callable[..., Any]
 ) -> None:
     action = Check(**params, policy=policy)
@@ -117,7 +117,7 @@ def test_the_message_says_what_is_required(
     assert of_policy == policy
 
 
-def test_a_check_of_nothing_is_refused() -> None:
+def test_a_check_without_a_requirement_is_refused() -> None:
     with pytest.raises(ValidationError, match="nothing is left to check"):
         Check(finite=False)
 

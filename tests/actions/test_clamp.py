@@ -19,7 +19,7 @@ BOUNDS = st.one_of(st.none(), st.integers(-3, 3), st.floats(-3, 3))
 
 
 @given(BOUNDS, BOUNDS, st.sampled_from(DTYPES), st.lists(st.floats(-9, 9), max_size=9))
-def test_it_is_torch_s_clamp(
+def test_results_equal_torch_clamp(
     low: float | None, high: float | None, dtype: torch.dtype, values: list[float]
 ) -> None:
     x = torch.tensor(values, dtype=dtype)
@@ -39,7 +39,7 @@ def test_nan_stays_and_infinities_are_limited(build: Callable[..., Any]) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_bound_beyond_the_dtype_is_its_largest_number(
+def test_a_bound_beyond_the_dtype_counts_as_its_largest_number(
     dtype: torch.dtype, build: Callable[..., Any]
 ) -> None:
     x = torch.tensor([-math.inf, -3.0, 3.0, math.inf], dtype=dtype)
@@ -49,14 +49,14 @@ def test_a_bound_beyond_the_dtype_is_its_largest_number(
     assert torch.equal(clamped, expected)
 
 
-def test_an_infinite_bound_is_none(build: Callable[..., Any]) -> None:
+def test_an_infinite_bound_means_no_bound(build: Callable[..., Any]) -> None:
     x = torch.tensor([-math.inf, 2.0, math.inf])
     assert build(Clamp(min=0, max=math.inf))(x).tolist() == [0, 2, math.inf]
     assert build(Clamp(min=-1e6, max=math.inf))(x).tolist() == [-1e6, 2, math.inf]
 
 
 @pytest.mark.parametrize("bounds", [{"min": -1}, {"max": 1}, {"min": -1, "max": 1}], ids=str)
-def test_the_gradient_passes_between_the_bounds_and_nowhere_beyond(
+def test_the_gradient_passes_between_the_bounds_only(
     bounds: dict[str, float], build: Callable[..., Any]
 ) -> None:
     x = torch.tensor([-2.0, -0.5, 0.5, 2.0], requires_grad=True)
@@ -64,7 +64,7 @@ def test_the_gradient_passes_between_the_bounds_and_nowhere_beyond(
     assert x.grad.tolist() == ["min" not in bounds, 1, 1, "max" not in bounds]
 
 
-def test_complex_tensors_have_no_order(build: Callable[..., Any]) -> None:
+def test_complex_tensors_are_refused(build: Callable[..., Any]) -> None:
     for bounds in ({"min": 0}, {"min": 0, "max": 1e300}):
         with pytest.raises(RuntimeError, match="complex"):
             build(Clamp(**bounds))(torch.ones(2, dtype=torch.complex64))
@@ -75,11 +75,11 @@ def test_min_above_max_is_refused() -> None:
         Clamp(min=0.5, max=0.1)
 
 
-def test_one_bound_is_needed() -> None:
+def test_at_least_one_bound_is_required() -> None:
     with pytest.raises(ValidationError, match="give min, max or both"):
         Clamp()
 
 
-def test_nan_is_no_bound() -> None:
+def test_nan_as_a_bound_is_refused() -> None:
     with pytest.raises(ValidationError, match="found nan"):
         Clamp(min=math.nan)

@@ -1,4 +1,4 @@
-"""`clip_norm`: what torch.nn.utils.clip_grad_norm_ does, without writing to a gradient."""
+"""`clip_norm` computes the same as torch.nn.utils.clip_grad_norm_, without writing to a gradient."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def clipped(grads: Sequence[Tensor], max_norm: float, norm_type: float = 2.0) ->
     NORMS,
     st.integers(0, 9),
 )
-def test_it_is_torch_s_to_the_last_bit(
+def test_results_are_bit_identical_to_torch_s(
     shapes: list[tuple[int, ...]], dtype: torch.dtype, max_norm: float, norm_type: float, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -57,12 +57,12 @@ def test_the_norm_is_that_of_all_tensors_together() -> None:
     torch.testing.assert_close(torch.cat([first, second[0]]), torch.tensor([0.6, 0.8]))
 
 
-def test_a_smaller_norm_stays() -> None:
+def test_tensors_with_a_smaller_norm_do_not_change() -> None:
     grads = [torch.tensor([0.3]), torch.tensor([0.4])]
     assert all(map(torch.equal, clipped(grads, max_norm=1), grads))
 
 
-def test_tensors_of_several_dtypes_keep_theirs() -> None:
+def test_tensors_of_several_dtypes_keep_their_dtypes() -> None:
     grads = [torch.randn(9).bfloat16(), torch.randn(()).bfloat16(), torch.randn(4, dtype=torch.float64)]
     news = clipped(grads, max_norm=0.1)
     assert [new.dtype for new in news] == [grad.dtype for grad in grads]
@@ -70,14 +70,14 @@ def test_tensors_of_several_dtypes_keep_theirs() -> None:
         torch.testing.assert_close(new, wanted)
 
 
-def test_tensors_of_several_devices_keep_theirs() -> None:
+def test_tensors_of_several_devices_keep_their_devices() -> None:
     with torch._subclasses.FakeTensorMode():
         grads = [torch.ones(3), torch.ones(3, device="meta")]
         assert [new.device.type for new in clipped(grads, max_norm=0.1)] == ["cpu", "meta"]
 
 
 @pytest.mark.parametrize("norm_type", [2.0, math.inf])
-def test_empty_tensors_count_for_nothing(norm_type: float) -> None:
+def test_empty_tensors_do_not_count(norm_type: float) -> None:
     empty, full = torch.empty(0), torch.tensor([3.0, -3.0])
     assert clipped([], 1, norm_type) == []
     assert clipped([empty], 1, norm_type)[0].shape == (0,)
@@ -86,7 +86,7 @@ def test_empty_tensors_count_for_nothing(norm_type: float) -> None:
     assert torch.equal(second, clipped([full], 1, norm_type)[0])
 
 
-def test_nan_spreads_as_in_torch() -> None:
+def test_nan_propagates_as_in_torch() -> None:
     news = clipped([torch.tensor([math.nan]), torch.ones(2)], max_norm=1)
     assert all(bool(new.isnan().all()) for new in news)
 
@@ -98,21 +98,21 @@ def test_the_gradient_flows_through_tensors_and_norm(count: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, math.inf, math.nan, "1"])
-def test_the_largest_norm_is_a_finite_number_above_0(bad: Any) -> None:
+def test_max_norm_must_be_a_finite_number_above_0(bad: Any) -> None:
     with pytest.raises(ValidationError, match="max_norm"):
         ClipNorm(max_norm=bad)
 
 
 @pytest.mark.parametrize("bad", [0, -2, "max", True])
-def test_the_kind_of_norm_is_a_number_above_0(bad: Any) -> None:
+def test_norm_type_must_be_a_number_above_0(bad: Any) -> None:
     with pytest.raises(ValidationError, match="norm_type"):
         ClipNorm(max_norm=1, norm_type=bad)
 
 
-def test_infinity_may_be_a_word() -> None:
+def test_norm_type_may_be_the_word_inf() -> None:
     assert ClipNorm(max_norm=1, norm_type="inf").norm_type == math.inf
 
 
-def test_it_sees_all_tensors_and_nothing_that_autograd_saves() -> None:
+def test_its_scope_is_all_tensors_together_and_not_saved_tensors() -> None:
     assert ClipNorm.scope == "together"
     assert ClipNorm.hook_types.isdisjoint({APPLY, SAVED_TENSORS})

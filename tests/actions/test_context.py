@@ -1,4 +1,4 @@
-"""What a user's own function learns of the firing under way."""
+"""The context of a firing, as a user's own function gets it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import hookrun
 from hookrun.actions.context import HookContext
 
 
-def test_it_says_which_firing_it_is() -> None:
+def test_it_describes_the_current_firing() -> None:
     seen = list[HookContext]()
 
     def look(value: Tensor, context: HookContext) -> None:
@@ -35,7 +35,7 @@ def test_it_says_which_firing_it_is() -> None:
         seen[0].step = 7  # type: ignore[misc]
 
 
-def test_its_generator_draws_the_same_in_every_run_and_another_at_each_firing() -> None:
+def test_its_generator_draws_the_same_in_every_run_and_differently_at_each_firing() -> None:
     def shaken(value: Tensor, context: HookContext) -> Any:
         return value + torch.rand(value.shape, generator=context.generator(value))
 

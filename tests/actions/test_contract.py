@@ -1,4 +1,4 @@
-"""What holds for every action: edits keep shape and dtype and touch nothing, observers leave no trace."""
+"""Promises that hold for every action: edits keep shape and dtype and leave their input; observers change nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FORMS: dict[str, Action] = {
 
 
 def sees_any_tensor(action: Action) -> bool:
-    """Whether it works on a tensor alone, of whatever shape: no list, no file, no arguments of a module."""
+    """Whether it works on a tensor of any shape alone: without lists, files or arguments of a module."""
     fits_all = not action.outside_values() and not any(
         isinstance(value, tuple) and isinstance(value[0], float | tuple) for _, value in action
     )
@@ -81,7 +81,7 @@ def edit(action: Action, function: Callable[[Any], Any], x: Tensor) -> Tensor:
 
 
 def each_tensor() -> Iterator[tuple[str, Tensor]]:
-    """Tensors of every kind and dtype, with what to call them in a failure."""
+    """Tensors of every kind and dtype, each with a description for failures."""
     for (kind, make), dtype in product(TENSORS.items(), DTYPES):
         yield f"{kind}, {dtype}", make().to(dtype)
 
@@ -97,7 +97,7 @@ def test_these_are_all_actions_that_see_tensors() -> None:
 
 
 @each_edit
-def test_an_edit_keeps_shape_and_dtype_and_leaves_the_tensor_alone(action: Action, build: Build) -> None:
+def test_an_edit_keeps_shape_and_dtype_and_does_not_write_its_input(action: Action, build: Build) -> None:
     for kind, x in each_tensor():
         before = x.clone()
         new = edit(action, build(action), x)
@@ -107,7 +107,7 @@ def test_an_edit_keeps_shape_and_dtype_and_leaves_the_tensor_alone(action: Actio
 
 
 @each_edit
-def test_an_edit_works_on_a_single_number(action: Action, build: Build) -> None:
+def test_an_edit_works_on_a_tensor_without_dimensions(action: Action, build: Build) -> None:
     for dtype in DTYPES:
         x, function = torch.tensor(0.25, dtype=dtype), build(action)
         if isinstance(next(iter(action.model_dump().values())), tuple):
@@ -129,14 +129,14 @@ def test_an_edit_runs_on_fake_tensors(action: Action, build: Build) -> None:
 
 
 @each_edit
-def test_an_edit_leaves_the_global_random_numbers_alone(action: Action, build: Build) -> None:
+def test_an_edit_does_not_use_the_global_generator(action: Action, build: Build) -> None:
     x, state = torch.randn(4, 3), torch.get_rng_state()
     edit(action, build(action), x)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @each_observer
-def test_an_observer_returns_nothing_and_leaves_the_tensor_alone(action: Action, build: Build) -> None:
+def test_an_observer_returns_none_and_does_not_write_its_input(action: Action, build: Build) -> None:
     for kind, x in each_tensor():
         before, state = x.clone(), torch.get_rng_state()
         assert build(action)(x) is None, kind

@@ -1,4 +1,4 @@
-"""Field types: numbers are numbers, names are the module's own, one name stands for a list of one."""
+"""Field types: numbers, names of the module's own parameters, and a single name as a list of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_number_is_an_int_or_a_float(raw: float) -> None:
 
 
 @pytest.mark.parametrize("raw", ["0.5", True, None, [1]])
-def test_text_and_truth_values_are_no_numbers(raw: Any) -> None:
+def test_texts_and_booleans_are_not_numbers(raw: Any) -> None:
     with pytest.raises(ValidationError, match="valid number"):
         TypeAdapter(Number).validate_python(raw)
 
@@ -35,7 +35,7 @@ def test_a_finite_number_is_finite(raw: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "child.weight"])
-def test_a_name_with_a_dot_leads_into_a_child(name: str) -> None:
+def test_a_name_with_a_dot_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="its name has no dot"):
         TypeAdapter(OwnName).validate_python(name)
 
@@ -51,7 +51,7 @@ def test_a_list_has_at_least_one_name() -> None:
         TypeAdapter(OneOrMore[OwnName]).validate_python([])
 
 
-def test_what_is_no_list_says_so_once() -> None:
+def test_a_value_that_is_not_a_list_is_reported_once() -> None:
     with pytest.raises(ValidationError, match="expected a name or a list of names") as error:
         TypeAdapter(OneOrMore[OwnName]).validate_python(3)
     assert error.value.error_count() == 1
@@ -62,6 +62,6 @@ def test_bounds_in_order_pass(low: float | None, high: float | None) -> None:
     check_order(low, high)
 
 
-def test_bounds_out_of_order_are_both_named() -> None:
+def test_the_error_for_bounds_out_of_order_names_both() -> None:
     with pytest.raises(ValueError, match=r"^min 0\.5 is greater than max 0\.1$"):
         check_order(0.5, 0.1)

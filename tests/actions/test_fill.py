@@ -35,7 +35,9 @@ def test_all_own_parameters_and_none_of_the_children_s(module: nn.Module, build:
 
 
 @pytest.mark.parametrize("parameters", ["bias", ["bias"]])
-def test_only_those_that_are_named(parameters: Any, module: nn.Module, build: Callable[..., Any]) -> None:
+def test_only_the_named_parameters_are_filled(
+    parameters: Any, module: nn.Module, build: Callable[..., Any]
+) -> None:
     weight = module.weight.clone()
     build(Fill(value=0, parameters=parameters))(module)
     assert torch.equal(module.bias, torch.zeros(2))
@@ -50,7 +52,7 @@ def test_a_list_is_converted_and_broadcast(
     assert torch.equal(module.weight, torch.tensor([[0.1, 2, 3]] * 2, dtype=dtype))
 
 
-def test_the_parameter_stays_the_same_object_and_trains_on(
+def test_the_parameter_stays_the_same_object_and_can_be_trained(
     module: nn.Module, build: Callable[..., Any]
 ) -> None:
     weight = module.weight
@@ -71,7 +73,7 @@ def test_a_module_with_the_parameters_fits(module: nn.Module) -> None:
     assert Fill(value=0, parameters="added").unfit(APPLY, module, [*names(module), "added"]) is None
 
 
-def test_a_module_without_does_not(module: nn.Module) -> None:
+def test_a_module_without_the_parameters_does_not_fit(module: nn.Module) -> None:
     reason = Fill(value=0).unfit(APPLY, nn.Sequential(module), [])
     assert reason == "the module has no parameters of its own: select the ones of its children that have"
     reason = Fill(value=0, parameters=["bais"]).unfit(APPLY, module, names(module))

@@ -1,4 +1,4 @@
-"""`freeze`: requires_grad = False, down to the last descendant."""
+"""`freeze`: requires_grad = False for the module and all descendants."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def test_every_parameter_of_the_module_and_its_descendants_stops_training(build:
     assert [parameter.requires_grad for parameter in model.parameters()] == [False] * 6 + [True] * 2
 
 
-def test_there_must_be_something_to_freeze() -> None:
+def test_modules_without_parameters_are_refused() -> None:
     assert Freeze().unfit(APPLY, nn.Sequential(nn.Linear(1, 1)), []) is None
     assert Freeze().unfit(APPLY, nn.ReLU(), ["added"]) is None
     assert Freeze().unfit(APPLY, nn.Sequential(nn.ReLU()), []) == (
-        "neither the module nor a descendant of it has parameters: there is nothing to freeze"
+        "neither the module nor a descendant of it has parameters: select modules that have some"
     )
 
 
-def test_it_says_that_it_freezes() -> None:
+def test_it_declares_that_it_freezes() -> None:
     assert Freeze.freezes
     assert Freeze.hook_types == {APPLY}

@@ -1,4 +1,4 @@
-"""What Python gives in a spec: tensors and functions, kept as they were, compared and hashed by content."""
+"""Tensors and functions that Python passes in a spec: copied when the spec is read, compared and hashed by content."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def test_a_tensor_is_kept_as_it_was_with_a_memory_of_its_own() -> None:
+def test_a_tensor_is_copied_when_the_spec_is_read() -> None:
     mine = torch.arange(3.0, requires_grad=True)
     found = GivenTensor(mine)
     before = found.digest
@@ -26,18 +26,18 @@ def test_a_tensor_is_kept_as_it_was_with_a_memory_of_its_own() -> None:
     assert str(found) == "tensor[3] float32"
 
 
-def test_the_same_numbers_of_another_shape_or_dtype_are_another_value() -> None:
+def test_equal_numbers_with_another_shape_or_dtype_are_a_different_value() -> None:
     values = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.float64), torch.zeros(4).int()]
     assert len({GivenTensor(each).digest for each in values}) == len(values)
 
 
 @pytest.mark.parametrize("tensor", [torch.empty(2, device="meta"), torch.eye(2).to_sparse()])
-def test_a_tensor_without_elements_to_copy_is_refused(tensor: torch.Tensor) -> None:
+def test_a_tensor_that_cannot_be_copied_is_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="expected a dense tensor"):
         GivenTensor(tensor)
 
 
-def test_a_function_is_known_by_its_name_and_content() -> None:
+def test_a_function_is_identified_by_its_name_and_content() -> None:
     found = GivenFunction(double)
     assert found == GivenFunction(double) and hash(found) == hash(GivenFunction(double))
     assert "double" in str(found)
@@ -46,7 +46,7 @@ def test_a_function_is_known_by_its_name_and_content() -> None:
     assert copy.deepcopy(found) is found and copy.copy(found) is found
 
 
-def test_what_is_neither_is_not_taken() -> None:
+def test_other_objects_are_not_accepted() -> None:
     assert given(3) is None and given("conv1") is None
     assert isinstance(given(double), GivenFunction) and isinstance(given(torch.zeros(1)), GivenTensor)
     again = given(double)
@@ -55,7 +55,7 @@ def test_what_is_neither_is_not_taken() -> None:
         Given()  # type: ignore[abstract]
 
 
-def test_arguments_are_copied_and_written_as_data() -> None:
+def test_arguments_are_copied_and_serialized_as_data() -> None:
     mine = {"weights": [torch.ones(2)], "name": "a", "by": double}
     copied = kept(mine)
     mine["weights"][0].zero_()

@@ -1,4 +1,4 @@
-"""`keep` names one way to choose samples."""
+"""`keep` takes exactly one way to choose samples."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def test_a_choice_is_one_of_two(keep: Any) -> None:
 @pytest.mark.parametrize(
     ("keep", "said"), [({"every": 2}, "every 2"), ({"reservoir": 9}, "reservoir 9")], ids=str
 )
-def test_it_is_shown_in_words(keep: Any, said: str) -> None:
+def test_its_text_names_the_choice(keep: Any, said: str) -> None:
     assert str(Capture(keep=keep).keep) == said

@@ -14,7 +14,7 @@ from hookrun.actions.linear import Linear
 from hookrun.hook_types import FORWARD
 
 
-def test_it_is_the_module_s_own_map(build: Callable[..., Any]) -> None:
+def test_by_default_it_computes_what_the_module_computes(build: Callable[..., Any]) -> None:
     module, x = nn.Linear(3, 2), torch.randn(4, 3)
     assert torch.equal(build(Linear(), module=module, args=(x,))(torch.zeros(4, 2)), module(x))
 
@@ -26,7 +26,7 @@ def test_other_parameters_can_be_named(build: Callable[..., Any]) -> None:
     assert torch.equal(linear(torch.zeros(4, 2)), x @ module.probe.T)
 
 
-def test_the_parameters_train_and_what_they_learn_is_seen_at_the_next_call(build: Callable[..., Any]) -> None:
+def test_the_parameters_are_trained_and_read_at_each_call(build: Callable[..., Any]) -> None:
     module, x = nn.Linear(3, 2), torch.randn(4, 3)
     linear = build(Linear(bias=None), module=module, args=(x,))
     linear(torch.zeros(4, 2)).sum().backward()
@@ -37,12 +37,12 @@ def test_the_parameters_train_and_what_they_learn_is_seen_at_the_next_call(build
     assert torch.equal(linear(torch.zeros(4, 2)), torch.zeros(4, 2))
 
 
-def test_without_a_positional_argument_there_is_nothing_to_multiply(build: Callable[..., Any]) -> None:
+def test_a_call_without_a_positional_argument_is_an_error(build: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="first positional argument"):
         build(Linear(), module=nn.Linear(3, 2))(torch.zeros(4, 2))
 
 
-def test_it_goes_with_forward_and_asks_for_the_arguments() -> None:
+def test_it_is_for_forward_and_declares_that_it_reads_arguments() -> None:
     assert Linear.hook_types == {FORWARD}
     assert Linear.reads_arguments
 

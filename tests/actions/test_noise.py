@@ -40,7 +40,7 @@ def test_the_same_generator_gives_the_same_noise(kind: str, build: Callable[...,
 
 
 @each_kind
-def test_no_deviation_is_no_noise(kind: str, build: Callable[..., Any]) -> None:
+def test_a_std_of_0_adds_no_noise(kind: str, build: Callable[..., Any]) -> None:
     x = torch.randn(3, 4)
     assert torch.equal(build(Noise(std=0, kind=kind))(x), x)
 
@@ -51,7 +51,7 @@ def test_small_multiplicative_noise_survives_half_precision(
 ) -> None:
     x = torch.randn(40_000).to(dtype)
     noise = build(Noise(std=0.002, kind="multiplicative"))(x).float() / x.float() - 1
-    # What is left is the rounding of the result; a factor rounded first would be 1 nearly everywhere.
+    # The remaining difference is the rounding of the result; a factor rounded first would be 1 nearly everywhere.
     assert noise.count_nonzero() > 0.1 * x.numel()
     assert noise.mean().abs() < 1e-4
 
@@ -71,7 +71,7 @@ def test_the_gradient_of_multiplicative_noise_is_its_factor(build: Callable[...,
 
 
 @pytest.mark.parametrize("std", [-0.1, math.inf, "0.1"])
-def test_a_deviation_is_a_finite_number_from_0_on(std: Any) -> None:
+def test_std_must_be_a_finite_number_of_at_least_0(std: Any) -> None:
     with pytest.raises(ValidationError, match="std"):
         Noise(std=std)
 
@@ -82,6 +82,6 @@ def test_an_unknown_kind_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True])
-def test_a_seed_is_a_whole_number_from_0_on(seed: Any) -> None:
+def test_seed_must_be_a_whole_number_of_at_least_0(seed: Any) -> None:
     with pytest.raises(ValidationError, match="seed"):
         Noise(seed=seed)

@@ -1,4 +1,4 @@
-"""`offload`: saved tensors elsewhere until the backward asks for them."""
+"""`offload`: saved tensors are stored elsewhere until the backward pass needs them."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ TENSORS = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files go."""
+    """The folder of temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
 @pytest.mark.parametrize("x", TENSORS.values(), ids=TENSORS)
-def test_a_tensor_comes_back_from_disk_as_it_was(x: Tensor, folder: Path, build: Callable[..., Any]) -> None:
+def test_a_tensor_is_restored_unchanged_from_disk(x: Tensor, folder: Path, build: Callable[..., Any]) -> None:
     packed = build(Offload(to="disk"))(x)
     assert isinstance(packed, Packed)
     assert packed.tensor is None
-    for _ in range(2):  # a graph that is retained asks again
+    for _ in range(2):  # a retained graph restores it again
         restored = packed.undo(None)
         assert torch.equal(restored, x)
         assert (restored.dtype, restored.device, restored.requires_grad) == (x.dtype, x.device, False)
 
 
-def test_the_file_lives_as_long_as_the_packed_tensor(folder: Path, build: Callable[..., Any]) -> None:
+def test_the_file_exists_as_long_as_the_packed_tensor(folder: Path, build: Callable[..., Any]) -> None:
     offload = build(Offload(to="disk"))
     first, second = offload(torch.ones(2)), offload(torch.zeros(2))
     assert len(list(folder.iterdir())) == 2
@@ -77,7 +77,9 @@ def test_a_failed_write_leaves_no_file(
     assert list(folder.iterdir()) == []
 
 
-def test_a_backward_works_from_disk_and_cleans_up(folder: Path, build: Callable[..., Any]) -> None:
+def test_a_backward_pass_restores_from_disk_and_removes_the_files(
+    folder: Path, build: Callable[..., Any]
+) -> None:
     x = torch.randn(3, 4, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(
         build(Offload(to="disk")), lambda packed: packed.undo(packed.tensor)
@@ -91,7 +93,7 @@ def test_a_backward_works_from_disk_and_cleans_up(folder: Path, build: Callable[
     assert list(folder.iterdir()) == []
 
 
-def test_what_is_on_the_cpu_stays_there(build: Callable[..., Any]) -> None:
+def test_a_cpu_tensor_stays_unchanged(build: Callable[..., Any]) -> None:
     assert build(Offload(to="cpu"))(torch.ones(2)) is None
 
 
@@ -109,10 +111,10 @@ def test_a_fake_tensor_leaves_nothing_on_disk(folder: Path, build: Callable[...,
     assert list(folder.iterdir()) == []
 
 
-def test_the_place_is_cpu_or_disk() -> None:
+def test_to_is_cpu_or_disk() -> None:
     with pytest.raises(ValidationError, match="'cpu' or 'disk'"):
         Offload(to="gpu")
 
 
-def test_it_goes_with_saved_tensors_only() -> None:
+def test_it_is_for_saved_tensors_only() -> None:
     assert Offload.hook_types == {SAVED_TENSORS}

@@ -1,4 +1,4 @@
-"""Calls of a user's own code: what it raises is told with its place, and what changes the rest of a run is refused."""
+"""Calls of a user's own code: exceptions are reported with their line, side effects on the run are refused."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def guarded(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
     return on_tensor("h", code_of_given(function), function)
 
 
-def test_what_it_raises_names_the_function_and_the_line() -> None:
+def test_the_error_names_the_function_and_the_line() -> None:
     with pytest.raises(OwnCodeError, match=r"broken' failed: KeyError.*test_own_code\.py") as caught:
         guarded(broken)(torch.ones(2))
     assert caught.value.hook == "h" and isinstance(caught.value.__cause__, KeyError)
 
 
-def test_an_error_that_is_meant_for_the_run_passes() -> None:
+def test_a_hookrun_error_is_passed_on_unchanged() -> None:
     def checked(x: Tensor) -> Tensor:
         raise CheckFailed("too large")
 
@@ -50,19 +50,21 @@ def test_an_error_that_is_meant_for_the_run_passes() -> None:
 
 
 @pytest.mark.parametrize(("function", "why"), [(in_place, "in place"), (drawing, "global generator")])
-def test_what_would_change_the_rest_of_a_run_is_refused(function: Any, why: str) -> None:
+def test_side_effects_on_the_rest_of_a_run_are_refused(function: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         guarded(function)(torch.ones(2))
 
 
-def test_a_function_that_keeps_to_the_rules_is_called_as_it_is() -> None:
+def test_a_function_without_side_effects_is_called_unchanged() -> None:
     x = torch.ones(2, requires_grad=True)
     guarded(torch.exp)(x).sum().backward()
     assert torch.equal(x.grad, torch.ones(2).exp())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("function", "runs_with_data"), [(reading, True), (broken, False)])
-def test_a_failure_for_want_of_data_is_told_from_a_fault(function: Any, runs_with_data: bool) -> None:
+def test_a_failure_because_tensors_hold_no_data_is_distinguished_from_a_bug(
+    function: Any, runs_with_data: bool
+) -> None:
     state = torch.get_rng_state()
     with FakeTensorMode(), pytest.raises(OwnCodeError) as caught:
         guarded(function)(torch.empty(2, 3))

@@ -1,4 +1,4 @@
-"""`print`: what comes by, as records that people can read."""
+"""`print`: values as records that people can read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Printed = Callable[[str, Any], list[tuple[str, dict[str, Any]]]]
 
 @pytest.fixture
 def printed(site_of: Callable[..., Any]) -> Printed:
-    """The records that `what` makes of a value."""
+    """The records that `what` gives for a value."""
 
     def run(what: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
         action = Print(what=what)
@@ -37,7 +37,7 @@ def test_a_shape_is_a_list(printed: Printed) -> None:
 
 
 @pytest.mark.parametrize("what", ["shape", "stats", "value"])
-def test_every_tensor_has_a_record_under_its_path_and_none_too(what: str, printed: Printed) -> None:
+def test_every_tensor_and_every_none_has_a_record_under_its_path(what: str, printed: Printed) -> None:
     records = printed(what, (torch.ones(2), None, torch.zeros(3)))
     assert [path for path, _ in records] == ["[0]", "[1]", "[2]"]
     assert records[1][1] == {"shape": None}
@@ -52,7 +52,7 @@ def test_statistics_of_any_dtype(dtype: torch.dtype, printed: Printed) -> None:
     assert [float(value) for value in data.values()] == pytest.approx(expected)
 
 
-def test_statistics_of_truth_values(printed: Printed) -> None:
+def test_statistics_of_booleans(printed: Printed) -> None:
     ((_, data),) = printed("stats", torch.tensor([True, False, False, False]))
     assert float(data["mean"]) == 0.25
 
@@ -80,24 +80,24 @@ def test_nan_shows_as_nan(printed: Printed) -> None:
     assert math.isnan(data["value"][0])
 
 
-def test_the_gradient_that_a_tensor_requires_is_no_hindrance(printed: Printed) -> None:
+def test_a_tensor_that_requires_a_gradient_can_be_printed(printed: Printed) -> None:
     assert printed("value", torch.ones(2, requires_grad=True)) == [("", {"value": [1, 1]})]
 
 
-def test_a_large_tensor_is_cut_and_says_so(printed: Printed) -> None:
+def test_a_large_tensor_is_truncated_with_a_note(printed: Printed) -> None:
     x = torch.arange(LIMIT + 1.0)
     assert printed("value", x[:LIMIT]) == [("", {"value": list(range(LIMIT))})]
     ((_, data),) = printed("value", x.view(7, -1))
     assert data == {"value": list(range(LIMIT)), "truncated": LIMIT + 1, "shape": [7, 143]}
 
 
-def test_where_there_is_no_data_there_is_no_value(printed: Printed) -> None:
+def test_a_fake_tensor_has_a_shape_but_no_values(printed: Printed) -> None:
     with FakeTensorMode():
         fake = torch.ones(2)
     for x in (fake, torch.ones(2, device="meta")):
         assert printed("value", x) == [("", {"value": None, "shape": [2]})]
 
 
-def test_an_unknown_word_is_refused() -> None:
+def test_an_unknown_value_of_what_is_refused() -> None:
     with pytest.raises(ValidationError, match="'shape', 'stats' or 'value'"):
         Print(what="shapes")

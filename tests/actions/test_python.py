@@ -1,4 +1,4 @@
-"""`python`: a function of the user's own does to a value what it would do by hand, and nothing else."""
+"""`python`: a user's own function has the same effect on a value as by hand, and no other effect."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def noisy(x: Tensor, context: HookContext) -> Tensor:
 
 
 class Centre:
-    """Subtracts the mean of what it has seen first."""
+    """Subtracts the mean of the first value that it gets."""
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = scale
@@ -56,7 +56,7 @@ class Centre:
 
 
 class Drawn(nn.Module):
-    """A map whose weights are drawn."""
+    """A linear map with random weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Drawn(nn.Module):
 
 
 def trained(spec: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Output, and parameters after a step, under hooks."""
+    """The output, and the parameters after a step, with hooks."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hookrun.hooked(model, spec):
@@ -79,7 +79,7 @@ def trained(spec: dict[str, Any]) -> tuple[Tensor, ...]:
     return output.detach(), x.grad, *(parameter.detach().clone() for parameter in model.parameters())
 
 
-def test_on_every_hook_type_it_does_what_the_action_scale_does() -> None:
+def test_on_every_hook_type_it_can_do_what_scale_does() -> None:
     for kind in HOOK_TYPES.values():
         if kind.phase == "installation":
             continue
@@ -90,7 +90,7 @@ def test_on_every_hook_type_it_does_what_the_action_scale_does() -> None:
             assert torch.allclose(mine, expected, rtol=1e-6, atol=1e-7), kind.name
 
 
-def test_a_function_stands_for_the_action_itself() -> None:
+def test_a_function_may_be_given_as_the_action() -> None:
     model = net()
     bare = model(X)
     for action in (lambda x: x * 0.5, halve, Centre(0.5).__call__, nn.Tanh()):
@@ -102,7 +102,7 @@ def test_a_function_stands_for_the_action_itself() -> None:
         hookrun.compile({"h": {"select": "1", "hook": "forward", "action": halve, "function": halve}}, model)
 
 
-def test_it_keeps_to_its_arguments_target_index_and_schedule() -> None:
+def test_arguments_target_index_and_schedule_apply() -> None:
     model = net()
     bare = model[0](X)
     with hookrun.hooked(model, spec(halve, args={"by": 4}, index=":, 0")):
@@ -114,7 +114,7 @@ def test_it_keeps_to_its_arguments_target_index_and_schedule() -> None:
         assert torch.equal(model(X), torch.relu(bare / 2))
 
 
-def test_none_leaves_the_value_and_the_context_says_where_it_is() -> None:
+def test_none_keeps_the_value_and_the_context_describes_the_firing() -> None:
     SEEN.clear()
     model = net()
     bare = model(X)
@@ -148,7 +148,7 @@ def returns(result: Any) -> Callable[[Tensor], Any]:
         (returns(lambda x: x.nothing), "failed: AttributeError"),
     ],
 )
-def test_what_it_may_not_do_is_an_error_before_the_run_and_in_it(
+def test_forbidden_effects_are_errors_before_the_run_and_during_it(
     function: Callable[[Tensor], Any], says: str
 ) -> None:
     with pytest.raises(hookrun.CompileError, match=says):
@@ -158,7 +158,7 @@ def test_what_it_may_not_do_is_an_error_before_the_run_and_in_it(
         model(X)
 
 
-def test_draws_are_from_the_hooks_own_generator_or_refused() -> None:
+def test_random_draws_must_use_the_hook_s_own_generator() -> None:
     def rash(x: Tensor) -> Tensor:
         return x + torch.randn_like(x)
 
@@ -178,7 +178,7 @@ def test_draws_are_from_the_hooks_own_generator_or_refused() -> None:
     assert torch.equal(gradient(True), gradient(False))
 
 
-def test_what_needs_data_is_unchecked_and_runs() -> None:
+def test_a_function_that_needs_data_is_not_checked_beforehand_and_runs() -> None:
     def by_numpy(x: Tensor) -> Tensor:
         return torch.from_numpy(x.detach().numpy().clip(0, 1))
 
@@ -194,7 +194,7 @@ def test_what_needs_data_is_unchecked_and_runs() -> None:
             assert torch.equal(model(X), expected)
 
 
-def test_of_a_class_each_module_has_an_object_that_leaves_the_generator_alone() -> None:
+def test_each_module_has_its_own_object_of_a_class() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     outputs, state = [], torch.get_rng_state()
     for _ in range(2):
@@ -245,7 +245,7 @@ def test_on_apply_it_gets_the_module() -> None:
         hookrun.compile(spec(lambda module: module.nothing, "apply"), net(), example=((X,), {}))
 
 
-def test_no_graph_holds_it() -> None:
+def test_it_is_refused_inside_a_graph() -> None:
     model = net()
     with hookrun.hooked(model, spec(halve)) as hooks:
         with pytest.raises(hookrun.CompileError, match="your own Python"):

@@ -22,7 +22,7 @@ each_action = pytest.mark.cases("action", actions().values())
 
 
 def words(node: Any) -> set[str]:
-    """The values of every key `action` in a YAML document."""
+    """All values of the key `action` in a YAML document."""
     if isinstance(node, list):
         return set[str]().union(*map(words, node))
     if not isinstance(node, dict):
@@ -32,7 +32,7 @@ def words(node: Any) -> set[str]:
 
 
 def lacks(action: type[Action], tests: Path, conf: Path) -> list[str]:
-    """What an action still needs."""
+    """What is missing for an action."""
     summary = (action.__doc__ or "").partition("\n")[0]
     module = action.__module__.rpartition(".")[2]
     missing = []
@@ -52,7 +52,7 @@ def test_every_action_has_a_summary_a_test_file_and_an_example(action: type[Acti
     assert lacks(action, Path(__file__).parent, ROOT / "conf") == []
 
 
-def test_an_action_without_them_would_be_found(tmp_path: Path) -> None:
+def test_an_action_without_them_is_found(tmp_path: Path) -> None:
     class Bare(Action):
         action_name = "bare"
 
@@ -76,18 +76,18 @@ def test_the_hook_types_that_it_names_exist(action: type[Action]) -> None:
 
 
 @each_action
-def test_it_has_a_schema_for_editors(action: type[Action]) -> None:
+def test_each_action_has_a_schema_for_editors(action: type[Action]) -> None:
     assert set(action.model_json_schema()["properties"] if action.model_fields else {}) == set(
         action.model_fields
     )
 
 
-def test_every_hook_type_carries_an_action() -> None:
+def test_every_hook_type_supports_an_action() -> None:
     assert set().union(*(action.hook_types for action in actions().values())) == set(HOOK_TYPES.values())
 
 
 @pytest.mark.cases("file", EXAMPLES)
-def test_the_examples_are_hooks_that_their_types_can_carry(file: Path) -> None:
+def test_the_examples_use_hook_types_that_support_their_actions(file: Path) -> None:
     hooks, problems = parse_hooks(yaml.safe_load(file.read_text()))
     assert problems == []
     for hook in hooks:
@@ -96,10 +96,10 @@ def test_the_examples_are_hooks_that_their_types_can_carry(file: Path) -> None:
 
 
 @pytest.mark.cases("file", EXAMPLES)
-def test_the_examples_begin_with_an_explanation(file: Path) -> None:
+def test_the_examples_begin_with_a_comment(file: Path) -> None:
     assert re.match(r"# [A-Z].*\w", file.read_text())
 
 
-def test_the_actions_are_known_without_torch() -> None:
+def test_the_actions_are_listed_without_importing_torch() -> None:
     code = "import sys; from hookrun.actions import actions; actions(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

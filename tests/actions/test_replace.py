@@ -1,4 +1,4 @@
-"""`replace`: a constant in the tensor's place."""
+"""`replace`: a constant instead of the tensor."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_a_list_is_repeated_over_the_leading_dimensions(
     assert torch.equal(new, torch.tensor([1, 2, 3], dtype=dtype).expand(2, 4, 3))
 
 
-def test_the_new_tensor_can_be_written_to_without_harm_to_the_value(build: Callable[..., Any]) -> None:
+def test_a_write_to_the_new_tensor_does_not_change_the_constant(build: Callable[..., Any]) -> None:
     value = torch.ones(2, 3)
     replace = build(Replace(value={"file": "f.safetensors"}), values={"value": value})
     replace(torch.zeros(2, 3)).mul_(7)
     assert torch.equal(replace(torch.zeros(2, 3)), torch.ones(2, 3))
 
 
-def test_the_memory_layout_stays(build: Callable[..., Any]) -> None:
+def test_the_memory_layout_is_kept(build: Callable[..., Any]) -> None:
     x = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     for value in (0, [1, 2, 3, 4]):
         assert build(Replace(value=value))(x).is_contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""A part of the rows of a captured value keeps what is said of each row together."""
+"""A part of the rows of a captured value keeps all columns of each row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from hookrun.actions.rows import TokenRows
 
 
-def test_a_part_of_the_rows_has_every_column_of_them() -> None:
+def test_a_part_of_the_rows_has_all_their_columns() -> None:
     columns = [torch.arange(start, start + 3) for start in (0, 10, 20, 30, 40)]
     picked = torch.tensor([2, 0])
     part = TokenRows(*columns).at(picked)

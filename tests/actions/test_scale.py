@@ -66,6 +66,6 @@ def test_a_factor_is_required() -> None:
         Scale()
 
 
-def test_text_is_no_factor() -> None:
+def test_a_text_as_factor_is_refused() -> None:
     with pytest.raises(ValidationError, match="expected a number, a list of numbers"):
         Scale(factor="0.5")

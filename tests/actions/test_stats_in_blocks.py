@@ -1,4 +1,4 @@
-"""Large tensors on the CPU are measured part by part, and the statistics are those of the whole."""
+"""Large tensors on the CPU are measured in parts, with the statistics of the whole tensor."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def measured(x: Tensor, *names: str) -> dict[str, Any]:
     return {name: float(value) for name, value in measuring(names)(x).items()}
 
 
-def test_where_the_parts_end_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = (401, 499, 500, 501, 1003)  # the last part has one element, or all
+def test_the_division_into_parts_does_not_change_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = (401, 499, 500, 501, 1003)  # the last part has one element, or all of them
     tensors = [torch.randn(size, dtype=torch.float64) * 3 + 50 for size in sizes]
     whole = [measured(x, *OF_PARTS) for x in tensors]
     monkeypatch.setattr(stats, "CPU_BLOCK", 100)
@@ -30,7 +30,7 @@ def test_where_the_parts_end_does_not_matter(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("size", [4 * stats.CPU_BLOCK, 3 * 2**20 + 7], ids=["in one", "in parts"])
-def test_millions_of_elements_keep_their_digits(
+def test_statistics_of_millions_of_elements_are_accurate(
     by_torch: Callable[[Tensor], dict[str, float]], size: int
 ) -> None:
     x = torch.full((size,), 100.0)
@@ -40,7 +40,7 @@ def test_millions_of_elements_keep_their_digits(
     assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-4)
 
 
-def test_layouts_and_dtypes_are_those_of_the_whole(by_torch: Callable[[Tensor], dict[str, float]]) -> None:
+def test_every_layout_and_dtype_is_supported(by_torch: Callable[[Tensor], dict[str, float]]) -> None:
     x = torch.randn(1100, 1000) * 2 + 3
     for same in (x.t(), x.half(), x.bfloat16(), x.double(), x.clone().requires_grad_()):
         expected = by_torch(same)
@@ -50,7 +50,7 @@ def test_layouts_and_dtypes_are_those_of_the_whole(by_torch: Callable[[Tensor], 
     assert measuring(["std"])(x.double())["std"].dtype == torch.float64
 
 
-def test_nan_and_infinity_in_one_part_are_seen() -> None:
+def test_nan_and_infinity_in_one_part_are_found() -> None:
     x = torch.ones(4 * stats.CPU_BLOCK + 100)
     x[-1] = math.inf
     found = measured(x, "max", "norm", "mean", "std", "infs")
@@ -61,7 +61,7 @@ def test_nan_and_infinity_in_one_part_are_seen() -> None:
     assert all(math.isnan(found[name]) for name in ("min", "max", "norm", "mean")) and found["nans"] == 1
 
 
-def test_its_memory_is_not_written() -> None:
+def test_the_tensor_is_not_written() -> None:
     x = torch.randn(4 * stats.CPU_BLOCK + 3)
     before, version = x.clone(), x._version
     measured(x, *OF_PARTS)

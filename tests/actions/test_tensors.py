@@ -14,7 +14,7 @@ SHAPES = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 
 
 @given(SHAPES, SHAPES)
-def test_a_value_broadcasts_where_torch_expands_it(shape: tuple[int, ...], onto: tuple[int, ...]) -> None:
+def test_a_value_broadcasts_if_torch_can_expand_it(shape: tuple[int, ...], onto: tuple[int, ...]) -> None:
     try:
         torch.empty(shape).expand(onto)
         expands = True
@@ -29,7 +29,7 @@ def test_a_value_broadcasts_where_torch_expands_it(shape: tuple[int, ...], onto:
         assert str(list(shape)) in str(error.value) and str(list(onto)) in str(error.value)
 
 
-def test_a_number_is_an_operand_on_the_cpu_whatever_the_default_device() -> None:
+def test_a_number_is_an_operand_on_the_cpu_with_any_default_device() -> None:
     with torch.device("meta"):
         tensors = scalars(0.1)
     assert {dtype: (x.dtype, x.device.type, x.item()) for dtype, x in tensors.items()} == {
@@ -39,7 +39,7 @@ def test_a_number_is_an_operand_on_the_cpu_whatever_the_default_device() -> None
 
 
 @pytest.mark.cases("bound", [0.0, 0.1, -7e4, 1e39, float("inf"), -float("inf")])
-def test_a_bound_beyond_a_dtype_is_its_last_finite_number(bound: float) -> None:
+def test_a_bound_beyond_a_dtype_is_its_largest_finite_number(bound: float) -> None:
     for dtype, number in nearest_finite(bound).items():
         top = torch.finfo(dtype).max
         assert number == (bound if abs(bound) <= top else top if bound > 0 else -top)

@@ -1,4 +1,4 @@
-"""Tensor arguments are read strictly: what is not a number, a list of them or a source says what was expected."""
+"""Tensor arguments are validated strictly; an error says what was found and what is expected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_numbers_lists_and_sources_are_read() -> None:
     assert str(found).startswith("2 * (") and " minus " in str(found)
 
 
-def test_other_things_are_refused_with_what_was_expected() -> None:
+def test_other_values_are_refused_with_what_is_expected() -> None:
     for raw, said in (
         ("inf", r"\.inf"),
         ([[1], [1, 2]], "ragged"),

@@ -31,7 +31,7 @@ def _no_pages(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """outputs/needs with the run of lm/names_model: trained once, by the first process of the tests that comes here."""
+    """outputs/needs with the run of lm/names_model: trained once, by the first process of the tests that needs it."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "trained"
     done = folder / "done"
@@ -54,7 +54,7 @@ def names_model(_trained: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    """Run the experiment of a row, which must end well and fire every hook."""
+    """Run the experiment of a row; the run must end well and every hook must fire."""
     monkeypatch.chdir(tmp_path)
 
     def run(row: int, *overrides: str, name: str = "", code: int = 0) -> Run:

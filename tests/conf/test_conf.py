@@ -64,7 +64,7 @@ def test_the_public_keys_are_these_and_can_be_overridden_without_a_plus() -> Non
 @pytest.mark.parametrize(
     ("section", "model"), [("model", Model), ("data", Data), ("train", Train), ("compute", Compute)]
 )
-def test_a_section_spells_out_every_key_that_it_may_have(section: str, model: type[Section]) -> None:
+def test_a_section_lists_every_key_that_it_may_have(section: str, model: type[Section]) -> None:
     section_of = {name: [f"{name}=python", f"{name}.factory=mypkg.own:build"] for name in ("model", "data")}
     assert set(compose_dict(section_of.get(section, []))[section]) == set(model.model_fields)
 
@@ -74,7 +74,7 @@ def test_there_is_a_file_for_every_task() -> None:
 
 
 @pytest.mark.cases(("name", "task"), tasks().items())
-def test_the_file_of_a_task_names_it_and_spells_out_its_keys(name: str, task: type[Task]) -> None:
+def test_the_file_of_a_task_names_it_and_lists_its_keys(name: str, task: type[Task]) -> None:
     section = compose_dict([f"task={name}"])["task"]
     assert section.pop("name") == name
     assert set(section) == (
@@ -97,7 +97,7 @@ def test_every_choice_gives_a_valid_experiment(choices: list[str]) -> None:
 
 
 @pytest.mark.cases("name", EXPERIMENTS)
-def test_an_experiment_lands_at_the_root_and_says_what_it_shows(name: str) -> None:
+def test_an_experiment_is_placed_at_the_root_and_has_a_comment_on_what_it_shows(name: str) -> None:
     header, comment = (CONF / f"experiment/{name}.yaml").read_text().splitlines()[:2]
     assert header == "# @package _global_"
     assert comment.startswith("# ") and len(comment) < 100
@@ -109,10 +109,10 @@ def test_the_task_of_a_tutorial_can_be_changed_on_the_command_line(name: str) ->
 
 
 # Those of the tutorials run, with their figures, in tests of their own.
-def test_the_task_of_an_experiment_can_be_changed_to_its_plan_which_leaves_nothing_behind(
+def test_the_task_of_an_experiment_can_be_changed_to_plan_which_writes_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each composes; one of each task is shown. How the hooks of each fit its model, test_experiments.py runs."""
+    """Each composes; one of each task is run. That the hooks of each fit its model is tested in test_experiments.py."""
     monkeypatch.chdir(tmp_path)
     shown = dict[str, str]()
     for name in EXPERIMENTS:

@@ -92,7 +92,7 @@ def test_scaling_by_one_changes_nothing_and_by_half_does() -> None:
     assert losses[0] != losses[1]
 
 
-def test_ablation_silences_the_first_channels_in_validation_only() -> None:
+def test_ablation_zeroes_the_first_channels_in_validation_only() -> None:
     seen = "+hooks.seen={select: relu2, hook: forward, action: capture}"
     captured = run("zero_ablation", seen).captures["seen"]["relu2"]
     assert captured[0:128][:, :8].abs().sum() > 0, "training"
@@ -132,7 +132,7 @@ def test_the_nan_hunt_names_module_and_step(capsys) -> None:
     assert hookrun.open_run("outputs/latest").status["status"] == "failed"
 
 
-def test_a_frozen_backbone_does_not_move() -> None:
+def test_the_parameters_of_a_frozen_backbone_do_not_change() -> None:
     frozen, trained = (
         weights(run("freeze_backbone")),
         weights(run("freeze_backbone", "+hooks.freeze.enabled=false")),

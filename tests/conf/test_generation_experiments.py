@@ -29,7 +29,7 @@ def run(name: str, *overrides: str) -> Run:
 
 
 def continued(name: str, module: str, hook: Any, *, after: int = 0) -> list[list[int]]:
-    """The new tokens of the first four sentences, one by one, with a forward hook by hand after so many passes."""
+    """The new tokens of the first four sentences, one by one, with a hand-written forward hook after so many passes."""
     model, _ = hookrun.build(experiment=f"lm/{name}", overrides=["compute.device=cpu"])
     model.eval()
     passes = [0]
@@ -66,17 +66,17 @@ def test_steering_adds_the_difference_of_the_two_means(tmp_path: Path) -> None:
     assert nothing["changed"] == nothing["kl_first"] == 0
 
 
-def test_the_neurons_are_held_while_generating_and_no_others() -> None:
-    found = run("neuron_clamp")
+def test_the_neurons_are_clamped_while_generating_and_no_others() -> None:
+    found = run("neuron_clamp", "vars.value=40")  # large enough to change the tokens of any trained model
     values = found.captures["seen"]["blocks.1.mlp.act"]
-    assert values[:][:, [1, 5]].unique().tolist() == [4.0]
-    assert not (values[:][:, [0, 2, 3, 4, 6, 7]] == 4).any()
+    assert values[:][:, [1, 5]].unique().tolist() == [40.0]
+    assert not (values[:][:, [0, 2, 3, 4, 6, 7]] == 40).any()
     assert sorted(set(values.positions.tolist())) and len(values) == 4 * 4
 
     def by_hand(output: Tensor, number: int) -> Tensor:
         output = output.clone()
         start = output.shape[1] - number + 1  # without a cache every pass computes all tokens
-        output[:, start:, [1, 5]] = 4
+        output[:, start:, [1, 5]] = 40
         return output
 
     lines = found.generations

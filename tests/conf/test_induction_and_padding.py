@@ -32,13 +32,13 @@ def test_two_layers_of_attention_learn_to_repeat_and_the_second_has_induction_he
     for row in patterns.where(epoch=3).tolist():
         tokens = samples[int(patterns.sample_ids[row])]["tokens"]
         half = (len(tokens) - 1) // 2
-        queries = torch.arange(half + 1, 2 * half)  # the last one is followed by nothing
+        queries = torch.arange(half + 1, 2 * half)  # the last one has no next token
         of_heads.append(patterns[row][:, queries, queries - half + 1].mean(1))
     assert len(of_heads) == 8
     assert torch.stack(of_heads).mean(0).max() > 0.6
 
 
-def test_a_padded_batch_gives_what_each_sequence_gives_alone() -> None:
+def test_a_padded_batch_gives_the_results_of_each_sequence_alone() -> None:
     assert main(["experiment=lm/padding", *FAST]) == 0
     (sweep,) = Path("multirun").iterdir()
     alone = hookrun.open_run(next(Path("outputs/needs").glob("*/*/status.json")).parent)

@@ -50,7 +50,7 @@ def test_02_doubling_b_s_gradient_during_backward_doubles_a_s(
     assert_close(gradients[0], model.a.grad)
 
 
-def test_03_doubling_the_loss_s_gradient_doubles_all_behind_it(
+def test_03_doubling_the_loss_s_gradient_doubles_all_upstream_gradients(
     tutorial: Runs, model_of: Models, on_gradient: OnGradient
 ) -> None:
     run = tutorial(3)
@@ -83,7 +83,7 @@ def test_04_doubling_w_s_gradient_leaves_the_others_and_the_loss(tutorial: Runs,
     assert plain.metrics[0]["loss"] == run.metrics[0]["loss"]
 
 
-def test_05_the_gradient_of_y_is_kept(tutorial: Runs, model_of: Models, on_gradient: OnGradient) -> None:
+def test_05_the_gradient_of_y_is_captured(tutorial: Runs, model_of: Models, on_gradient: OnGradient) -> None:
     gradient = tutorial(5).captures["gradient_of_y"]["y"][0]
     near(gradient, B)
     model, seen = model_of("tutorial/regression", seed=2), list[Tensor]()
@@ -92,7 +92,7 @@ def test_05_the_gradient_of_y_is_kept(tutorial: Runs, model_of: Models, on_gradi
     assert_close([gradient], seen)
 
 
-def test_06_no_gradient_is_outside_of_the_range_and_training_goes_on(tutorial: Runs) -> None:
+def test_06_no_gradient_is_outside_of_the_range_and_training_works(tutorial: Runs) -> None:
     seen = "+hooks.seen={select: '**', hook: post_accumulate_grad, action: capture}"
     run = tutorial(6, seen, "train.epochs=2")
     gradients = [run.captures["seen"][name][:] for name in run.captures["seen"]]
@@ -130,7 +130,7 @@ def test_08_three_hooks_of_one_module_fire_in_order(
 
     tutorial(8, "+hooks.print_relu.what=stats")
     assert " min=0 " in capsys.readouterr().out  # printed after the clamp
-    tutorial(8, "+hooks.clamp_relu.priority=1", code=3)  # the check comes before the clamp, and trips
+    tutorial(8, "+hooks.clamp_relu.priority=1", code=3)  # the check comes before the clamp, and fails
     assert "hook 'check_relu' (output_grad, check) on relu" in capsys.readouterr().err
 
 
@@ -159,7 +159,7 @@ def test_17_the_gradients_of_inputs_output_and_weight_are_autograd_s(
     found = [values[path][0] for path in ("grad_input[0]", "grad_input[1]", "grad_output")]
     found.append(run.captures["of_weight"]["function.W"][0])
     assert len(seen) == 4
-    assert sorted(map(float, found)) == pytest.approx(sorted(map(float, seen)))  # whichever came first
+    assert sorted(map(float, found)) == pytest.approx(sorted(map(float, seen)))  # in either order
 
     output = (again := model_of("tutorial/product"))()
     inputs = [again.x1, again.x2, output, again.function.W]
@@ -175,7 +175,7 @@ def test_18_nothing_is_edited_in_place(model_of: Models) -> None:
     assert_close([model.x1.grad, model.x2.grad, *given], [torch.tensor([n]) for n in (3.0, 3.0, 1.0)])
 
 
-def test_18_what_is_upstream_receives_the_scaled_gradients(tutorial: Runs, model_of: Models) -> None:
+def test_18_upstream_modules_receive_the_scaled_gradients(tutorial: Runs, model_of: Models) -> None:
     model, given = model_of("tutorial/product"), list[Tensor]()
 
     def triple(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:

@@ -190,7 +190,7 @@ def test_20_an_added_parameter_is_computed_with_trained_saved_and_restored(
     trained = load_file(saved)
     # the mean's gradient: 1/4 for each of two rows
     assert_close(trained["cd.d.b"], torch.full((2,), 1 - 0.1 * 0.5))
-    again = "+hooks.ones.enabled=false"  # what was trained is not filled anew
+    again = "+hooks.ones.enabled=false"  # trained values are not filled again
     restored = tutorial(20, again, f"model.weights={saved}", "train.optimizer.lr=0")
     assert load_file(restored.path / "checkpoints/last.safetensors").keys() == trained.keys()
     for name, tensor in load_file(restored.path / "checkpoints/last.safetensors").items():

@@ -1,4 +1,4 @@
-"""Decoders to test, and what is said where one cannot be made."""
+"""Decoders to test, and the error where one cannot be made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models of transformers with random weights, and what is said where one cannot be made."""
+"""Small models of transformers with random weights, and the error where one cannot be made."""
 
 from __future__ import annotations
 

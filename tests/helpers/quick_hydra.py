@@ -4,7 +4,8 @@ A small run spends four fifths of its time in Hydra, which composes twice and ea
 files, in about a thousand runs. Here the results of Hydra's pure functions are cached as pickles, so that a run cannot
 change the cached objects. hookrun's own readers and checks are not cached. Cached are:
 
-- the content of config files in the folders of hookrun and Hydra, but not of files that tests write
+- the content of config files in the folders of hookrun and Hydra, and which there are, but not of files that tests
+  write
 - the defaults list, if there are no other config folders, and the merged content of its files; with another config
   folder, the merged content of the files before the first one of that folder
 - parsed overrides, except those that call a function: `shuffle` draws random numbers
@@ -31,6 +32,8 @@ import pytest
 from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
 from hydra._internal.defaults_list import DefaultsList
 from hydra.core.default_element import InputDefault, ResultDefault
 from hydra.core.object_type import ObjectType
@@ -42,6 +45,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override, nodes
 Original = Callable[..., Any]
 _memory: dict[tuple[object, ...], bytes] = {}
 _shipped: dict[tuple[str, ...], bool] = {}
+_there: dict[tuple[object, ...], bool] = {}
 
 
 def _remembered(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
@@ -77,6 +81,19 @@ def _load_config(original: Original) -> Original:
         return _remembered(key, lambda: original(self, config_path))  # type: ignore[no-any-return]
 
     return load_config
+
+
+def _is_there(original: Original) -> Original:
+    @wraps(original)
+    def is_there(self: ConfigSource, config_path: str) -> bool:
+        if not _is_shipped(self):
+            return original(self, config_path)  # type: ignore[no-any-return]
+        key = original, *_place(self), config_path
+        if key not in _there:
+            _there[key] = original(self, config_path)
+        return _there[key]
+
+    return is_there
 
 
 def _create_defaults_list(original: Original) -> Original:
@@ -226,6 +243,8 @@ _VALUES = (
 )
 _COPIED: frozenset[type] = frozenset({DictConfig, ListConfig, *_VALUES})
 
+_SOURCES = (FileConfigSource, ImportlibResourcesConfigSource)
+
 REMEMBERING: list[tuple[object, str, Callable[[Original], Original]]] = [
     (ConfigRepository, "load_config", _load_config),
     (config_loader_impl, "create_defaults_list", _create_defaults_list),
@@ -233,6 +252,7 @@ REMEMBERING: list[tuple[object, str, Callable[[Original], Original]]] = [
     (InputDefault, "_resolve_interpolation_impl", _resolve_interpolation),
     (ConfigLoaderImpl, "_compose_config_from_defaults_list", _compose),
     (OverridesParser, "parse_rule", _parse),
+    *((each, name, _is_there) for each in _SOURCES for name in ("is_config", "is_group")),
     *((each, "__deepcopy__", _deepcopy) for each in _COPIED),
 ]
 """(owner, name) of each function, with the decorator that makes the cached version."""

@@ -1,4 +1,4 @@
-"""Samples of tokens to look at, and what is said where there are none."""
+"""Samples of tokens to look at, and the error where there are none."""
 
 from __future__ import annotations
 

@@ -33,10 +33,12 @@ def warm_up() -> None:
     import torch._dynamo
     import torch.distributed.fsdp  # every rank needs these two, which take two seconds to import
     from quick_hydra import quick_hydra
+    from quick_torch import quick_torch
     from warm_children import first_child
 
     from hookrun.cli import main
 
+    quick_torch()
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     contextlib.ExitStack().enter_context(quick_hydra())
     here, environment = os.getcwd(), dict(os.environ)

@@ -57,7 +57,7 @@ def batches(samples: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def by_hand(net: nn.Module, samples: tuple[Tensor, Tensor]) -> nn.Module:
-    """Trained as the Trainers train, with the gradients of the last layer clamped once for each step."""
+    """Train as the Trainers do, with the gradients of the last layer clamped once for each step."""
     net = copy.deepcopy(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
     for _ in range(EPOCHS):
@@ -85,7 +85,7 @@ def is_unhooked(model: nn.Module) -> bool:
 
 
 def check_a_fit(run: hookrun.Run) -> None:
-    """Steps, epochs and rows of a fit with an evaluation after each epoch."""
+    """Check steps, epochs and rows of a fit with an evaluation after each epoch."""
     assert run.status["status"] == "done"
     assert [(line["epoch"], line["step"]) for line in run.stats] == [
         (epoch, 3 * epoch + step) for epoch in range(EPOCHS) for step in (0, 0, 1, 1, 2, 2)
@@ -111,7 +111,7 @@ def plain() -> SimpleNamespace:
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Makes a library look as if it were not installed."""
+    """Makes a library appear not to be installed."""
     kept = dict(sys.modules)
 
     def without(library: str) -> None:

@@ -1,4 +1,4 @@
-"""The base of the callbacks: each run of a loop has hooks, a run directory, and the loop's own steps."""
+"""The base of the callbacks: each pass of a loop has hooks, a run directory, and the loop's own steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Net(nn.Module):
         return self.fc(x)
 
 
-def test_a_second_run_lies_beside_the_first_and_no_hook_stays(tmp_path: Path) -> None:
+def test_a_second_run_has_its_own_directory_and_no_hook_stays(tmp_path: Path) -> None:
     model, follower = Net(), LoopFollower(HOOKS, tmp_path / "run")
     for number in range(2):
         follower.begin(model)
@@ -43,7 +43,7 @@ def test_a_second_run_lies_beside_the_first_and_no_hook_stays(tmp_path: Path) ->
         assert run.status["status"] == "done"
 
 
-def test_a_validation_counts_its_own_steps_and_gives_them_back(tmp_path: Path) -> None:
+def test_a_validation_has_its_own_steps_and_training_continues_with_its_own(tmp_path: Path) -> None:
     follower = LoopFollower(HOOKS, tmp_path / "run")
     hooks = follower.begin(Net())
     hooks.clock.step, hooks.numbered = 7, 28
@@ -55,7 +55,7 @@ def test_a_validation_counts_its_own_steps_and_gives_them_back(tmp_path: Path) -
     follower.end()
 
 
-def test_a_loop_that_failed_is_a_failed_run(tmp_path: Path) -> None:
+def test_the_run_of_a_failed_loop_is_failed(tmp_path: Path) -> None:
     follower = LoopFollower(HOOKS, os.fspath(tmp_path / "run"))
     follower.begin(Net())
     follower.end(ValueError("a bad batch"))

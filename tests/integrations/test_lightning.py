@@ -145,7 +145,7 @@ def test_an_exception_ends_the_run(tmp_path: Path, loader, plain, spec) -> None:
     assert not (tmp_path / "c").exists()
 
 
-def test_what_hooks_add_is_trained_and_not_filled_again(tmp_path: Path, loader) -> None:
+def test_added_parameters_are_trained_and_not_filled_again(tmp_path: Path, loader) -> None:
     spec = {
         "bias": {"select": "net.0", "hook": "forward", "action": "add_bias", "value": 0.0, "trainable": True},
         "fill": {"select": "net.2", "hook": "apply", "action": "fill", "value": 0.25},
@@ -176,7 +176,9 @@ def test_samples_of_experiments_and_by_a_function(tmp_path: Path, loader) -> Non
 def test_gradients_are_seen_unscaled(tmp_path: Path, samples, loader, plain, spec) -> None:
     from lightning.pytorch.plugins import MixedPrecision
 
-    class Scaled(MixedPrecision):  # on a CPU fp16 is slow and not offered, its scaler is
+    class Scaled(
+        MixedPrecision
+    ):  # on a CPU fp16 is slow and Lightning does not offer it, but its scaler works
         def autocast_context_manager(self) -> Any:
             return torch.autocast("cpu", enabled=False)
 
@@ -199,7 +201,7 @@ def test_a_check_stops_the_trainer(tmp_path: Path, loader) -> None:
     assert made.global_step < 3 and hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
 
 
-def test_without_lightning_it_is_said_what_to_install(without) -> None:
+def test_without_lightning_the_error_says_what_to_install(without) -> None:
     without("lightning")
     with pytest.raises(ImportError, match=r"pip install 'hookrun\[lightning\]'") as caught:
         hookrun.integrations.lightning  # noqa: B018

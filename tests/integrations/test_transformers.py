@@ -50,7 +50,7 @@ class Plain(Trainer):  # type: ignore[misc]
         return self.optimizer
 
     def _get_train_sampler(self, *_: Any) -> None:
-        return None  # in order
+        return None  # no shuffling
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_an_exception_ends_the_run_and_a_later_callback_is_followed_too(
     assert len(callback.run_dirs) == 1
 
 
-def test_what_hooks_add_is_trained_and_not_filled_again(tmp_path: Path, trainer) -> None:
+def test_added_parameters_are_trained_and_not_filled_again(tmp_path: Path, trainer) -> None:
     spec = {
         "bias": {"select": "net.0", "hook": "forward", "action": "add_bias", "value": 0.0, "trainable": True},
         "fill": {"select": "net.2", "hook": "apply", "action": "fill", "value": 0.25},
@@ -163,7 +163,7 @@ def test_a_check_stops_the_trainer(tmp_path: Path, trainer) -> None:
     assert made.state.global_step == 1 and hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
 
 
-def test_without_transformers_it_is_said_what_to_install(without) -> None:
+def test_without_transformers_the_error_says_what_to_install(without) -> None:
     without("transformers")
     with pytest.raises(ImportError, match=r"pip install 'hookrun\[transformers\]'"):
         hookrun.integrations.transformers  # noqa: B018

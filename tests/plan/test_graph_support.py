@@ -29,7 +29,7 @@ def told(check: Any, **changes: Any) -> dict[str, str]:
         ({"when": {"probability": 0.5}}, "hooks.h.when.probability", "in a graph only once"),
     ],
 )
-def test_each_reason_is_told_at_its_key(changes: dict[str, Any], where: str, why: str) -> None:
+def test_each_reason_is_reported_at_its_key(changes: dict[str, Any], where: str, why: str) -> None:
     given = {key: value for key, value in (SCALE | changes).items() if value is not None}
     plan = hookrun.compile({"h": given}, nn.Sequential(nn.Linear(2, 2)))
     assert [(each.where, why in each.what) for each in uncompilable(plan)] == [(where, True)]
@@ -40,7 +40,7 @@ def test_plain_edits_are_part_of_a_graph() -> None:
     assert told(uncompilable, when={"step": 3}) == {}
 
 
-def test_an_exported_program_has_no_training() -> None:
+def test_hooks_of_training_are_refused_in_an_exported_program() -> None:
     assert "an exported program has no step" in told(unexportable, when={"step": 3})["hooks.h.when.step"]
     gradient = told(unexportable, hook="output_grad")
     assert "belongs to training" in gradient["hooks.h"] and told(uncompilable, hook="output_grad") == {}

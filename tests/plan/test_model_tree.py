@@ -48,11 +48,11 @@ def problems(select: Any, hook: str = "forward", **more: Any) -> list[str]:
         ({"path": "ps.*", "exclude": "ps[1:]"}, ["ps.0"]),
     ],
 )
-def test_an_index_takes_numbered_parameters_on_parameter_hooks(select: Any, found: list[str]) -> None:
+def test_an_index_selects_numbered_parameters_on_parameter_hooks(select: Any, found: list[str]) -> None:
     assert paths(select, "grad", expect=">=0") == found
 
 
-def test_an_index_does_not_take_parameters_on_module_hooks() -> None:
+def test_an_index_does_not_select_parameters_on_module_hooks() -> None:
     assert problems("ps[-1]")[0].startswith("hooks.h.select: 'ps[-1]' matches no module of Net")
 
 
@@ -94,23 +94,23 @@ def test_on_parameter_hooks_members_match_parameters() -> None:
     assert "'h.2' (member 2 of the list) matches no parameter" in problem
 
 
-def test_every_dead_member_is_reported_and_the_count_too() -> None:
+def test_every_member_without_a_match_is_reported_and_the_count_too() -> None:
     said = problems(["h.0", "x", "h.1", "y"], expect=1)
     assert ["'x' (member 2" in said[0], "'y' (member 4" in said[1]] == [True, True]
     assert "expected 1 modules" in said[2]
     assert len(problems(["x", "y"])) == 2
 
 
-def test_of_very_many_dead_members_some_are_reported() -> None:
+def test_of_very_many_members_without_a_match_some_are_reported() -> None:
     assert len(problems(["h.0", *(f"x{n}" for n in range(500))])) == 20
 
 
 @pytest.mark.cases("expect", [">=0", "0..3", "<=2"])
-def test_members_may_match_nothing_where_expect_admits_zero(expect: str) -> None:
+def test_members_may_match_nothing_where_expect_allows_0(expect: str) -> None:
     assert paths(["h.0", "nosuch"], expect=expect) == ["h.0"]
 
 
-def test_what_is_excluded_need_not_exist() -> None:
+def test_exclude_may_match_nothing() -> None:
     assert paths({"path": "h.*", "exclude": ["h.0", "nosuch"]}) == ["h.1", "h.2"]
 
 
@@ -124,7 +124,7 @@ def test_parameters_that_a_planned_hook_adds_are_found_after_it() -> None:
     assert "h.0.extra" in names.parameter_tree().nodes
 
 
-def test_trees_know_every_name_class_and_size() -> None:
+def test_trees_have_every_name_class_and_size() -> None:
     names = ModelNames(Net())
     assert dict(names.tree.first) == {"again": "ps"} and list(names.tree.numbered["h"]) == ["0", "1", "2"]
     node = names.tree.nodes["h.0"]
@@ -143,7 +143,7 @@ def test_trees_know_every_name_class_and_size() -> None:
     )
 
 
-def test_what_a_planned_hook_freezes_does_not_train() -> None:
+def test_parameters_that_a_planned_hook_freezes_are_not_trained() -> None:
     model = Net()
     names = ModelNames(model)
     (planned,) = hookrun.compile({"f": {"select": "h", "hook": "apply", "action": "freeze"}}, model).hooks
@@ -152,7 +152,7 @@ def test_what_a_planned_hook_freezes_does_not_train() -> None:
     assert not names.trains("h.0.weight") and names.trains("ps.0")
 
 
-def test_why_hooks_inside_a_module_never_fire_is_told_for_the_outermost() -> None:
+def test_the_reason_why_inner_hooks_never_fire_is_reported_at_the_outermost_module() -> None:
     parallel = nn.DataParallel(nn.Linear(1, 1))
     model = nn.Sequential(nn.Linear(1, 1), parallel)
     names = ModelNames(model)

@@ -1,4 +1,4 @@
-"""The plan can be printed, compared, and installed only where it fits."""
+"""The plan can be printed, compared, and installed only on a matching model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plan(**changes: Any) -> hookrun.Plan:
     return hookrun.compile({"h": SCALE | changes}, nn.Sequential(nn.Linear(2, 2)))
 
 
-def test_the_hash_says_whether_two_plans_do_the_same() -> None:
+def test_the_hash_is_equal_if_two_plans_do_the_same() -> None:
     assert plan().hash == plan().hash
     assert plan() == plan() and hash(plan()) == hash(plan())
     changes = [
@@ -43,7 +43,7 @@ def test_the_hash_does_not_depend_on_the_example() -> None:
 
 
 def test_the_hash_is_the_same_in_another_process() -> None:
-    """Where Python hashes texts otherwise, so that sets of them have another order."""
+    """With another hash seed, so that sets of strings have another order."""
     hooks = {"b": SCALE, "a": {"select": {"type": ["Linear", "ReLU"]}, "hook": "forward", "action": "print"}}
     model = "nn.Sequential(nn.Linear(2, 2), nn.ReLU())"
     code = f"from torch import nn; import hookrun; print(hookrun.compile({hooks!r}, {model}).hash)"

@@ -1,4 +1,4 @@
-"""Selectors become modules, once per object; whatever does not fit is told at once."""
+"""Selectors become modules, once per object; all misfits are reported together."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_firing_order_is_priority_then_declaration() -> None:
     assert [hook.spec.name for hook in hookrun.compile(spec, Net()).hooks] == ["b", "a", "c"]
 
 
-def test_a_hook_that_is_switched_off_is_not_planned_and_not_resolved() -> None:
+def test_a_disabled_hook_is_not_planned_and_not_resolved() -> None:
     assert plan(Net(), select="nothing", enabled=False).hooks == ()
 
 
@@ -107,11 +107,11 @@ def test_misfits_name_the_key_and_the_next_step(hook: dict[str, Any], said: str)
     assert said in problem
 
 
-def test_nothing_is_expected_where_zero_is_allowed() -> None:
+def test_a_selector_may_match_nothing_where_expect_allows_0() -> None:
     assert plan(Net(), select="nothing", expect="0..2").hooks[0].matches == ()
 
 
-def test_all_misfits_are_told_at_once_those_of_the_shape_check_included() -> None:
+def test_all_misfits_are_reported_together_also_those_of_the_shape_check() -> None:
     spec = {
         "a": CAPTURE | {"select": "x"},
         "b": CAPTURE | {"select": "y"},
@@ -122,7 +122,7 @@ def test_all_misfits_are_told_at_once_those_of_the_shape_check_included() -> Non
     assert [text.partition(":")[0] for text in said] == ["hooks.a.select", "hooks.b.select", "hooks.c"]
 
 
-def test_a_gradient_hook_on_a_frozen_parameter_is_refused_whoever_froze_it() -> None:
+def test_a_gradient_hook_on_a_parameter_frozen_by_a_hook_or_the_user_is_refused() -> None:
     model = Net()
     model.fc.weight.requires_grad_(False)
     grad = {"select": "fc.weight", "hook": "grad", "action": "print"}
@@ -175,7 +175,7 @@ def test_the_model_is_not_changed() -> None:
         ("apply", {"action": "freeze"}),
     ],
 )
-def test_what_needs_the_shape_of_a_lazy_parameter_says_what_to_do_first(
+def test_a_hook_that_needs_the_shape_of_a_lazy_parameter_is_refused_with_advice(
     hook: str, action: dict[str, Any]
 ) -> None:
     model = nn.Sequential(nn.LazyLinear(4))

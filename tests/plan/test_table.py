@@ -37,7 +37,7 @@ def test_it_prints_as_a_table() -> None:
     )
 
 
-def test_many_modules_are_shown_as_some_and_a_number() -> None:
+def test_of_many_modules_some_are_shown_and_the_rest_counted() -> None:
     model = nn.Sequential(*(nn.Identity() for _ in range(10)))
     assert "and 7 more" in str(hookrun.compile({"h": SCALE | {"select": "*"}}, model))
 
@@ -58,7 +58,7 @@ def test_in_a_narrow_terminal_each_hook_has_a_few_lines() -> None:
     assert narrow.getvalue().splitlines()[:2] == ["0  h: forward scale factor=2 always", "   0  Linear  -"]
 
 
-def test_below_the_table_stand_sizes_unreached_modules_and_the_hash() -> None:
+def test_sizes_unreached_modules_and_the_hash_are_shown_below_the_table() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -75,7 +75,7 @@ def test_below_the_table_stand_sizes_unreached_modules_and_the_hash() -> None:
     assert notes(hookrun.compile({}, model))[:1] == ["no hooks"]
 
 
-def test_a_match_is_shown_with_its_other_names_and_the_root_by_a_word() -> None:
+def test_a_match_is_shown_with_its_other_names_and_the_root_as_root() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     model.add_module("again", model[0])
     found = hookrun.compile({"h": SCALE | {"select": ["", "0"]}}, model).hooks[0].matches

@@ -19,7 +19,7 @@ def clause(raw: Any) -> Tokens:
 
 
 class Odd:
-    """A tokenizer that takes some texts only, and gives special tokens unless it is told not to."""
+    """A tokenizer that accepts some texts only, and adds special tokens unless told not to."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Any:
         if text == "bad":
@@ -68,7 +68,7 @@ def test_an_unknown_id_has_no_text() -> None:
     assert decoder_of(None) is None
 
 
-def test_a_span_that_no_sample_has_is_told_with_the_nearest() -> None:
+def test_a_span_that_no_sample_has_is_reported_with_the_nearest() -> None:
     asked = clause({"span": "subjct"})
 
     def told(*spans: str) -> list[str]:

@@ -23,7 +23,7 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Samples 10, 12, 14 of val captured at `fc`, row i holds its sample twice; `both` captured a pair of tensors."""
+    """Samples 10, 12, 14 of val captured at `fc`: row i holds its sample twice; `both` captured two tensors."""
     made = RunDir.create(tmp_path / "run")
     made.set_status("running")
     ids = [14, 10, 12]
@@ -45,5 +45,5 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def settings() -> Settings:
-    """Those of a run of the same model, data and seed."""
+    """The settings of a run of the same model, data and seed."""
     return parse_experiment({"model": {"name": "cnn"}, "data": {"name": "digits"}, "hooks": {}}).settings

@@ -11,7 +11,7 @@ from hookrun.run_values.by_token import is_by_token
 from hookrun.store.captures import StoredCapture
 
 
-def test_a_row_with_a_position_is_of_a_token() -> None:
+def test_a_row_with_a_position_belongs_to_a_token() -> None:
     found = [
         is_by_token(cast(StoredCapture, SimpleNamespace(positions=torch.tensor(positions))))
         for positions in ([-1, -1], [-1, 0], [2, 3])

@@ -1,4 +1,4 @@
-"""What must be equal in both runs, and what is noted where it differs."""
+"""What must be equal in both runs, and the notes on differences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def change(run: Path, **sections: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | sections))
 
 
-def test_equal_runs_are_not_noted_and_differences_are(run: Path, settings: Settings) -> None:
+def test_equal_runs_have_no_notes_and_differences_have(run: Path, settings: Settings) -> None:
     assert differences(spec(run), settings, FoundRuns()) == ()
     data = {"name": "digits", "root": "/x", "args": {}, "transforms": {}}
     change(run, seed=3, data=data, model={"name": "cnn", "args": {"channels": [1, 2]}, "weights": None})
@@ -38,13 +38,13 @@ def test_a_value_of_any_length_is_shortened(run: Path, settings: Settings) -> No
     assert len(note) < 1000
 
 
-def test_a_run_that_comes_first_is_noted_and_a_missing_one_is_not(settings: Settings) -> None:
+def test_a_run_that_runs_first_has_a_note_and_a_missing_one_has_none(settings: Settings) -> None:
     (note,) = differences(spec("base"), settings, FoundRuns({"base": None}))
     assert note.startswith("base runs first")
     assert differences(spec("nowhere"), settings, FoundRuns()) == ()
 
 
-def test_other_padding_moves_tokens(run: Path, settings: Settings) -> None:
+def test_other_padding_changes_the_positions_of_tokens(run: Path, settings: Settings) -> None:
     value = RunValue.model_validate({"run": str(run), "capture": "seen"})
     assert padded_otherwise(value, UsedBy(settings)) is None
     change(run, data={"name": "names", "args": {"padding": "left"}})

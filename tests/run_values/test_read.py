@@ -65,7 +65,7 @@ def test_a_module_is_found_under_any_of_its_names(run: Path) -> None:
     assert named["a"] is named["b"]
 
 
-def test_what_does_not_give_one_row_for_each_sample_is_refused(run: Path) -> None:
+def test_captures_without_one_row_for_each_sample_are_refused(run: Path) -> None:
     assert "keeps whole firings" in refused(value(run, capture="firing", sample="same"))
     assert "has no row of sample 11" in refused(value(run, sample=11))
     assert "holds several tensors, name one with `path`" in refused(value(run, capture="both"))
@@ -82,7 +82,7 @@ def test_a_run_of_another_model_is_refused(run: Path, settings: Settings) -> Non
     assert "is of another model: model.name is 'cnn' there and 'mlp' here" in message
 
 
-def test_a_run_that_comes_first_is_not_known_yet(run: Path) -> None:
+def test_a_run_that_runs_first_is_not_read_yet(run: Path) -> None:
     used_by = UsedBy(runs=FoundRuns({"base": None}))
     for asked in (value("base"), value(run, minus={"run": "base", "capture": "seen"})):
         assert isinstance(read_value(asked, PLACES, used_by)["fc"], NotYetRun)

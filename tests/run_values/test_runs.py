@@ -1,4 +1,4 @@
-"""The runs that values name: by directory, as a need, or as the one before."""
+"""The runs that values name: by directory, as a need, or as the previous run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookrun.store.files import StoreError
 HOOK = {"select": "fc", "hook": "forward", "action": "scale"}
 
 
-def test_a_name_is_a_need_or_a_directory_or_the_run_before(
+def test_a_name_is_a_need_a_directory_or_the_previous_run(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = FoundRuns({"base": str(run), "later": None})
@@ -31,7 +31,7 @@ def test_a_name_is_a_need_or_a_directory_or_the_run_before(
     assert before is not None and before.path == tmp_path / "outputs/run"
 
 
-def test_a_run_that_is_not_there_names_the_nearest_need(tmp_path: Path) -> None:
+def test_a_missing_run_is_reported_with_the_nearest_need(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="among the needs: did you mean 'base'"):
         FoundRuns({"base": None, "previous": None}).open("bsae")
     with pytest.raises(StoreError) as refusal:
@@ -39,7 +39,7 @@ def test_a_run_that_is_not_there_names_the_nearest_need(tmp_path: Path) -> None:
     assert "needs" not in str(refusal.value)
 
 
-def test_what_is_used_is_told_with_its_plan_and_manifest(run: Path) -> None:
+def test_used_runs_are_listed_with_plan_and_manifest(run: Path) -> None:
     runs = FoundRuns({"base": str(run), "later": None})
     used = used_run("task.run", "base", runs)
     assert used is not None and used_run("task.run", "later", runs) is None

@@ -1,4 +1,4 @@
-"""Values from files and runs: one tensor or a row for each sample, and what is computed of them."""
+"""Values from files and runs: one tensor or one row for each sample, and parts, differences and multiples of them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_part_a_difference_and_a_multiple_of_rows_equal_those_of_tensors(rows:
     assert torch.equal(difference(tensor, tensor * 2), -tensor)  # type: ignore[arg-type]
 
 
-def test_small_dtypes_are_computed_with_in_float32() -> None:
+def test_small_dtypes_are_computed_in_float32() -> None:
     assert computable(torch.ones(1, dtype=torch.bfloat16)).dtype is torch.float32
     assert computable(torch.ones(1, dtype=torch.float64)).dtype is torch.float64
     assert multiple(torch.ones(1, dtype=torch.float16), 2).dtype is torch.float32  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""`model.weights: {run: NAME}` becomes the file of the run's checkpoint."""
+"""`model.weights: {run: NAME}` becomes the file of that run's checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def experiment(weights: Any, **runs: str | None) -> Experiment:
     return replace(parsed, runs=runs)
 
 
-def test_the_file_of_the_checkpoint_takes_the_place_of_the_run(run: Path) -> None:
+def test_the_run_is_replaced_by_the_file_of_its_checkpoint(run: Path) -> None:
     (run / "checkpoints").mkdir()
     (run / "checkpoints/best.safetensors").write_bytes(b"")
     found = with_found_weights(experiment({"run": "base", "checkpoint": "best"}, base=str(run)))
@@ -32,7 +32,7 @@ def test_the_file_of_the_checkpoint_takes_the_place_of_the_run(run: Path) -> Non
     ]
 
 
-def test_a_checkpoint_that_was_not_kept_is_refused_with_those_that_were(run: Path) -> None:
+def test_a_missing_checkpoint_is_refused_with_the_existing_ones(run: Path) -> None:
     (run / "checkpoints").mkdir()
     (run / "checkpoints/best.safetensors").write_bytes(b"")
     with pytest.raises(SpecError, match=r"model\.weights\.checkpoint: .* no checkpoint 'last'; it has best"):
@@ -41,13 +41,13 @@ def test_a_checkpoint_that_was_not_kept_is_refused_with_those_that_were(run: Pat
         with_found_weights(experiment({"run": "nowhere"}))
 
 
-def test_a_run_that_comes_first_leaves_a_note() -> None:
+def test_a_run_that_runs_first_has_a_note() -> None:
     found = with_found_weights(experiment({"run": "base"}, base=None))
     assert found.settings.model.weights is None
     assert "model.weights: those of base, which runs first" in found.notes
     assert other_runs(found) == ()
 
 
-def test_weights_by_path_stay(run: Path) -> None:
+def test_weights_by_path_are_unchanged(run: Path) -> None:
     plain = experiment("x.safetensors")
     assert with_found_weights(plain) is plain

@@ -30,7 +30,7 @@ GRANT = "{HOOKRUN_TRUST: subprocess}"
 
 
 def own(hydra: str, rest: str = QUICK) -> dict[str, str]:
-    """An experiment with this section of Hydra's."""
+    """An experiment with this section `hydra`."""
     return {"experiment/mine": f"{GLOBAL}{rest}hydra: {hydra}\n"}
 
 
@@ -39,7 +39,7 @@ def params(key: str, value: str = "1,2", rest: str = QUICK) -> dict[str, str]:
 
 
 def group(name: str, text: str, choose: str = "") -> dict[str, str]:
-    """A file in a group of Hydra, and an experiment that chooses it."""
+    """A file in a config group of Hydra, and an experiment that chooses it."""
     where, _, choice = name.rpartition("/")
     item = choose or f"override /{where}: {choice}"
     return {
@@ -54,7 +54,7 @@ def listed(item: str, **files: str) -> dict[str, str]:
 
 
 def root(text: str) -> dict[str, str]:
-    """A config.yaml that takes the place of hookrun's own."""
+    """A config.yaml that replaces hookrun's own."""
     return {"config": f"defaults: [task: train, model: mlp, data: digits, train: default, _self_]\n{text}\n"}
 
 
@@ -221,7 +221,7 @@ class Place:
         return str(folder)
 
     def state(self) -> dict[str, bytes]:
-        """Every file and folder but those of outputs."""
+        """Every file and folder except those of outputs."""
         return {
             str(path.relative_to(self.path)): path.read_bytes() if path.is_file() else b""
             for path in sorted(self.path.rglob("*"))
@@ -275,7 +275,7 @@ def test_it_is_refused_without_a_side_effect(
 
 
 @pytest.mark.parametrize("name", UNREAD)
-def test_a_file_that_hides_behind_hydras_own_is_never_read(name: str, place: Place) -> None:
+def test_a_file_named_like_hydras_own_is_never_read(name: str, place: Place) -> None:
     folder = place.write(UNREAD[name])
     before = place.state()
     assert main(["--config-dir", folder, "experiment=mine", "task=plan"]) == 0

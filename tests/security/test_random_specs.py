@@ -1,4 +1,4 @@
-"""Random and mutated specs give a spec or a SpecError with key paths, and nothing else.
+"""Random and mutated specs give a spec or a SpecError with key paths, and no other error.
 
 HOOKRUN_FUZZ=20000 tries as many instead of those of an ordinary run.
 """

@@ -1,4 +1,4 @@
-"""A run directory from a stranger: whatever stands in it, reading gives a result or an error that names the file."""
+"""A run directory from a stranger: for any content, reading gives a result or an error that names the file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FUZZED = 20
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, every reading of which has a result."""
+    """A finished run, which every reader can read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("good"))
         path = fuzz_runs.good_run(Path("run").absolute())
@@ -51,7 +51,7 @@ def folder(good: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Iterator[Path]:
-    """A file outside of the run directory: nobody reads it out, and nobody writes to it."""
+    """A file outside of the run directory: it is neither read nor written."""
     path = tmp_path / "secret"
     path.write_text(SECRET)
     yield path
@@ -59,7 +59,7 @@ def secret(tmp_path: Path) -> Iterator[Path]:
 
 
 def read(folder: Path) -> fuzz_runs.Outcome:
-    """Read everything; nothing but results and errors on purpose, within bounded memory, and nothing of the secret."""
+    """Read everything: only results and hookrun's errors, within limited memory, and nothing of the secret."""
     fuzz_runs.reset_peak()
     before = fuzz_runs.peak()
     outcome = fuzz_runs.read_everything(folder)
@@ -150,7 +150,7 @@ def test_a_file_above_the_directory_is_not_opened(folder: Path, secret: Path) ->
         open_inside(folder / "../../secret", folder)
 
 
-# ---- records that say what cannot be
+# ---- records with impossible values
 
 DEEP = b"[" * 200_000
 INDEX, SEEN = "captures/index.jsonl", ("entries", 0)
@@ -232,7 +232,7 @@ def put(folder: Path, file: str, keys: tuple[Any, ...], value: Any) -> None:
 
 
 def without_manifest(folder: Path) -> None:
-    """As an earlier version left it: what is wrong must be found in the record itself."""
+    """As left by an earlier version: a mistake must be found in the record itself."""
     (folder / "manifest.json").unlink()
     status = json.loads((folder / "status.json").read_text())
     del status["manifest"]
@@ -240,7 +240,7 @@ def without_manifest(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_record_that_cannot_be_is_an_error_that_names_its_file(folder: Path, what: str) -> None:
+def test_an_impossible_record_is_an_error_that_names_its_file(folder: Path, what: str) -> None:
     file, keys, value = WRONG[what]
     if file != "status.json":
         without_manifest(folder)
@@ -268,7 +268,7 @@ BYTES = {
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if ".json" in file])
-def test_text_that_is_no_such_record_is_an_error(folder: Path, file: str) -> None:
+def test_text_that_is_not_a_record_is_an_error(folder: Path, file: str) -> None:
     reader, whole = read_lines if file.endswith("l") else read_json, (folder / file).read_bytes()
     for what, data in BYTES.items():
         is_blank = not file.endswith("l") and not data.strip()  # line ends before JSON are part of it
@@ -318,7 +318,7 @@ YAML = {
 
 
 @pytest.mark.parametrize("what", YAML)
-def test_a_stored_configuration_is_guarded_like_any_other(
+def test_a_stored_configuration_is_checked_like_any_other(
     folder: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)
@@ -352,7 +352,7 @@ def test_a_stored_configuration_imports_nothing(
             run.labels(run.captures["seen"]["fc"].sample_ids)
 
 
-def test_an_environment_value_is_not_read_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOKRUN_TEST_SECRET", SECRET)
     for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
         file = folder / ".hydra" / name
@@ -361,7 +361,7 @@ def test_an_environment_value_is_not_read_out(folder: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5_000, "~nobody-of-that-name/run"])
-def test_a_path_that_cannot_be_is_an_error(path: str) -> None:
+def test_an_impossible_path_is_an_error(path: str) -> None:
     with pytest.raises(StoreError):
         open_run(path)
     with pytest.raises(HookrunError):
@@ -369,7 +369,7 @@ def test_a_path_that_cannot_be_is_an_error(path: str) -> None:
         read_value(value, {"fc": ("fc",)}, UsedBy())
 
 
-def test_a_page_is_made_of_records_that_say_almost_nothing(tmp_path: Path) -> None:
+def test_a_page_is_made_of_nearly_empty_records(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     match = {"path": "a", "class": None, "shape": None}
@@ -413,7 +413,7 @@ def test_a_page_is_made_of_records_that_say_almost_nothing(tmp_path: Path) -> No
     assert "too large" in page
 
 
-# ---- at random
+# ---- random changes
 
 
 def test_a_directory_that_was_changed_at_random_reads_or_is_refused(good: Path, tmp_path: Path) -> None:

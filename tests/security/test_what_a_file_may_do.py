@@ -1,4 +1,4 @@
-"""What files may say to Hydra, what only the command line may, and who grants trust."""
+"""Which keys of Hydra a file may set, which only the command line may, and what grants trust."""
 
 from __future__ import annotations
 
@@ -64,26 +64,26 @@ class TestFile:
         )
         assert load_spec(file / "spec.yaml").hooks[0].action.model_dump()["max"] == 0
 
-    def test_a_copy_of_our_root_is_fine(self, tmp_path: Path) -> None:
+    def test_a_copy_of_hookrun_s_root_configuration_is_accepted(self, tmp_path: Path) -> None:
         folder = tmp_path / "conf"
         folder.mkdir()
         shutil.copy(conf_dir() / "config.yaml", folder)
         assert main(["--config-dir", str(folder), "task=plan"]) == 0
 
-    def test_a_root_without_directories_gets_ours(self, tmp_path: Path) -> None:
+    def test_a_root_without_directories_gets_hookrun_s(self, tmp_path: Path) -> None:
         folder = write(tmp_path / "conf", config="defaults: [task: train, model: cnn, _self_]\n")
         with opened(conf_dir(), Path(folder)) as app:
             raw = OmegaConf.to_container(app.compose_config("config", [], RunMode.RUN).hydra, resolve=False)
         assert isinstance(raw, dict)
         assert raw["run"]["dir"] == "outputs/${now:%Y-%m-%d_%H-%M-%S-%f}"
 
-    def test_a_root_that_sets_a_directory_is_told_what_to_change(
+    def test_a_root_that_sets_a_directory_is_refused_with_advice(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         folder = write(tmp_path / "conf", config="defaults: [_self_]\nhydra: {run: {dir: /data/runs}}\n")
         assert main(["--config-dir", folder]) == 2
         printed = capsys.readouterr().err
-        assert f"{folder}/config.yaml: hydra.run.dir: is not for a file to set" in printed
+        assert f"{folder}/config.yaml: hydra.run.dir: cannot be set in a file" in printed
         assert "type it, or set HOOKRUN_OUTPUT=DIR" in printed
 
     def test_a_link_that_leads_out_of_the_folder_is_refused(
@@ -142,7 +142,7 @@ class TestCommandLine:
 class TestOutput:
     """HOOKRUN_OUTPUT names the folder of all outputs."""
 
-    def test_a_run_and_a_sweep_lie_in_it(
+    def test_runs_and_sweeps_are_written_there(
         self, tmp_path: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HOOKRUN_OUTPUT", str(tmp_path / "all my runs"))
@@ -153,7 +153,9 @@ class TestOutput:
         assert len(list((tmp_path / "all my runs").glob("outputs/2*/plan.json"))) == 1
         assert len(list((tmp_path / "all my runs").glob("multirun/2*/0/plan.json"))) == 1
 
-    def test_what_was_typed_wins(self, tmp_path: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_typed_directory_comes_first(
+        self, tmp_path: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HOOKRUN_OUTPUT", str(tmp_path / "all"))
         assert main(["hydra.run.dir=mine", "train.epochs=1", "train.limit_batches=1"]) == 0
         assert (cwd / "mine/plan.json").is_file()
@@ -179,7 +181,7 @@ class TestTrust:
     def test_the_environment_of_a_job_grants_none(
         self, cwd: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Even where a person typed it: trust is given as +trust=[...], where it is seen."""
+        """Not even if it was typed: trust is given as +trust=[...], where it can be seen."""
         typed = [
             "-m",
             "seed=1",
@@ -201,14 +203,14 @@ class TestResolvers:
         OmegaConf.clear_resolver("evaluate")
 
     @pytest.mark.usefixtures("evaluate")
-    def test_an_applications_own_is_refused_in_a_spec(self, tmp_path: Path) -> None:
+    def test_an_application_s_resolver_is_refused_in_a_spec(self, tmp_path: Path) -> None:
         file = Path(write(tmp_path, spec="a: '${evaluate:\"open(chr(80),chr(119))\"}'\n")) / "spec.yaml"
         with pytest.raises(SpecError, match="the resolver 'evaluate' is not available"):
             load_spec(file)
         assert not Path("P").exists()
 
     @pytest.mark.usefixtures("evaluate")
-    def test_the_application_keeps_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_application_keeps_its_resolvers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CANARY", "mine")
         own = OmegaConf.create({"a": "${evaluate:'1+1'}", "b": "${oc.env:CANARY}"})
         before = BaseContainer._resolvers["oc.env"]
@@ -241,12 +243,12 @@ class TestPlugin:
     @pytest.mark.parametrize(
         "target", ["subprocess.getoutput", "hydra.utils.get_class", "logging.FileHandler"]
     )
-    def test_any_other_is_refused_there_too(
+    def test_any_other_class_is_refused_there_too(
         self, target: str, tmp_path: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         folder = write(tmp_path / "conf", **{"hydra/sweeper/mine": f"_target_: {target}\n"})
         assert main(["--config-dir", folder, "-m", "hydra/sweeper=mine", "seed=1,2"]) == 2
-        assert "hydra.sweeper._target_: is not for a file to set" in capsys.readouterr().err
+        assert "hydra.sweeper._target_: cannot be set in a file" in capsys.readouterr().err
         assert not list(cwd.iterdir())
 
     def test_a_file_does_not_choose_it(self, tmp_path: Path, cwd: Path) -> None:

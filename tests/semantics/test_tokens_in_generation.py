@@ -131,7 +131,7 @@ def test_batches_caches_and_beams_do_not_change_the_captures_of_a_prompt(name: s
                 kept = torch.ones_like(one.positions, dtype=torch.bool)
                 assert len(one.positions) == len(set(one.positions.tolist()))
             assert rows.positions[mine].tolist() == one.positions[kept].tolist()
-            torch.testing.assert_close(values[mine], torch.cat(list(one))[kept], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(values[mine], torch.cat(list(one))[kept], rtol=1e-3, atol=1e-3)
 
 
 def test_an_edit_in_generation_equals_a_hook_by_hand() -> None:
@@ -186,7 +186,7 @@ def test_tokens_after_the_end_of_a_sequence_are_padding() -> None:
         for number, one in enumerate(alone):
             mine = rows.sample_ids == number
             assert rows.positions[mine].tolist() == one.positions.tolist()
-            torch.testing.assert_close(values[mine], torch.cat(list(one)), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(values[mine], torch.cat(list(one)), rtol=1e-3, atol=1e-3)
 
 
 class Counting(nn.Module):

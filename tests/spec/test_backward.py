@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from hookrun.spec.backward import BackwardPass
 
 
-def test_a_score_says_what_gradients_are_of() -> None:
+def test_a_score_selects_what_the_gradients_are_of() -> None:
     texts = {"label": "the logit of the label", "output": "the output", "loss": "the loss"}
     for score, text in texts.items():
         assert str(BackwardPass.model_validate({"score": score})) == text
@@ -28,6 +28,6 @@ def test_a_score_says_what_gradients_are_of() -> None:
         {},
     ],
 )
-def test_a_class_without_its_score_or_the_reverse_is_refused(raw: dict[str, Any]) -> None:
+def test_class_without_score_class_or_the_reverse_is_refused(raw: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         BackwardPass.model_validate(raw)

@@ -1,4 +1,4 @@
-"""Keys that YAML reads as true or false are told, and taken out before the rest is checked."""
+"""Keys that YAML reads as true or false are reported, and removed before the rest is checked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from hookrun.spec.boolean_keys import without_boolean_keys
 
 
-def test_each_is_told_with_its_key_path_at_any_depth() -> None:
+def test_each_is_reported_with_its_key_path_at_any_depth() -> None:
     config: dict[Any, Any] = {"hooks": {"h": {True: 1, "select": "fc"}}, False: 2, "seed": 3}
     left, problems = without_boolean_keys(config)
     assert left == {"hooks": {"h": {"select": "fc"}}, "seed": 3}

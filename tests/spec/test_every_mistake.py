@@ -1,4 +1,4 @@
-"""Every mistake that can be found by itself is told in one go, in the order of the file."""
+"""All independent mistakes are reported together, in the order of the file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_selector_of_a_hook_that_is_wrong_elsewhere() -> None:
     ]
 
 
-def test_a_hook_that_needs_what_a_wrong_one_would_add_is_not_judged() -> None:
+def test_a_hook_that_needs_a_parameter_of_a_wrong_one_is_not_reported() -> None:
     adds = {"select": "0", "hook": "apply", "action": "add_parameter", "name": "head", "shap": [3, 4]}
     needs = {"select": "0", "hook": "forward", "action": "linear", "weight": "head"}
     other = {"select": "fc", "hook": "forward", "action": "print"}
@@ -101,7 +101,7 @@ def test_wrong_data_leaves_the_selectors_to_be_checked_and_a_wrong_model_does_no
     assert str(error).startswith("3 configuration errors\n") and error.notes[0] in str(error)
 
 
-def test_a_section_that_is_missing_is_told_once() -> None:
+def test_a_missing_section_is_reported_once() -> None:
     whole = config(hooks={"a": FC}, train={"optimizer": {"name": "Adma"}})
     del whole["model"]
     assert places(tasks.refusal(whole)) == ["train.optimizer.name", "model"]
@@ -116,20 +116,20 @@ def test_mistakes_of_both_kinds_are_a_spec_error_and_misfits_alone_are_not() -> 
         tasks.prepare(tasks.parse_experiment(config(hooks={"c": FC | {"select": "fd"}})))
 
 
-def test_keys_that_yaml_has_made_booleans_are_told_to_be_quoted() -> None:
+def test_boolean_keys_are_reported_with_advice_to_quote_them() -> None:
     hook = FC | {True: 1, "when": {False: 2}}
     error = tasks.refusal(config(hooks={False: FC, "a": hook}, model={"name": "cnn", "args": {False: 1}}))
     assert places(error) == ["model.args.False", "hooks.False", "hooks.a.True", "hooks.a.when.False"]
     assert all(problem.hint.endswith("as true and false: quote the key") for problem in error.errors)
 
 
-def test_no_refusal_can_be_made_without_a_mistake() -> None:
+def test_an_error_without_a_problem_cannot_be_created() -> None:
     for kind in (hookrun.SpecError, hookrun.CompileError):
         with pytest.raises(ValueError, match="at least one problem"):
             kind([])
 
 
-def test_what_is_wrong_inside_the_weights_of_a_run_is_told_there_and_blames_nothing_else() -> None:
+def test_a_mistake_in_the_weights_of_a_run_is_reported_there_only() -> None:
     for weights, where, says in (
         ({"runs": "x"}, "model.weights.runs", "did you mean 'run'?"),
         ({"run": "x", "checkpoint": "bset"}, "model.weights.checkpoint", "did you mean 'best'?"),

@@ -1,4 +1,4 @@
-"""A configuration is validated as a whole: every mistake at once, each with its key path and the nearest names."""
+"""A configuration is validated as a whole: all mistakes together, each with its key path and the nearest names."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def problems(**changes: Any) -> dict[str, str]:
     return {problem.where: f"{problem.what} {problem.hint}" for problem in caught.value.errors}
 
 
-def test_a_good_one_has_settings_and_hooks() -> None:
+def test_a_valid_one_has_settings_and_hooks() -> None:
     experiment = parse_experiment(ROOT | {"seed": 3})
     assert experiment.settings.model.name == "cnn"
     assert [hook.name for hook in experiment.hooks.hooks] == ["h"]
     assert experiment.hooks.seed == 3
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     found = problems(
         trian={},
         seed=-1,
@@ -43,7 +43,7 @@ def test_every_mistake_is_told_at_once() -> None:
     assert "did you mean 'grad'?" in found["hooks.a.hook"]
 
 
-def test_an_experiment_that_forgot_its_package_says_so() -> None:
+def test_an_experiment_without_its_package_line_is_an_error_that_says_so() -> None:
     assert "# @package _global_" in problems(experiment={"hooks": {}})["experiment"]
 
 
@@ -51,13 +51,13 @@ def test_trust_never_comes_from_a_file() -> None:
     assert "HOOKRUN_TRUST" in problems(trust=["mypkg"])["trust"]
 
 
-def test_hooks_may_be_given_bare_or_under_their_key() -> None:
+def test_hooks_may_be_given_alone_or_under_their_key() -> None:
     assert parse_spec({"h": CLAMP}) == parse_spec({"hooks": {"h": CLAMP}})
     assert parse_spec({}).hooks == ()
     assert parse_spec({"hooks": None}).hooks == ()
 
 
-def test_a_factory_goes_with_python_only() -> None:
+def test_a_factory_is_allowed_with_name_python_only() -> None:
     assert "factory" in problems(model={"name": "cnn", "factory": "a:b"})["model"]
 
 

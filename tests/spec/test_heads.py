@@ -41,12 +41,12 @@ def test_a_number_a_list_or_a_mapping(raw: Any, text: str, plain: dict[str, Any]
         ({"pick": [1], "dim": 0}, "greater than or equal to 1"),
     ],
 )
-def test_what_names_no_heads_or_one_twice_is_refused(raw: Any, reason: str) -> None:
+def test_no_heads_and_repeated_heads_are_refused(raw: Any, reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         CLAUSE.validate_python(raw)
 
 
-def test_heads_that_a_model_lacks_are_told_once_its_count_is_known() -> None:
+def test_missing_heads_are_reported_if_the_count_is_known() -> None:
     heads = CLAUSE.validate_python([1, -3])
     assert heads.misfit(8) is None
     assert "twice" in str(heads.misfit(4))

@@ -1,4 +1,4 @@
-"""One hook: its keys, its identity, what of it is right although the rest is wrong."""
+"""One hook: its keys, its identity, and its valid parts if others are wrong."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def hook(**changes: Any) -> HookSpec:
         ({"max": "high"}, "hooks.h.max", "found 'high'"),
         ({"when": {"stp": 3}}, "hooks.h.when.stp", "unknown key"),
         ({"index": "a"}, "hooks.h.index", "expected a whole number"),
-        ({"target": "["}, "hooks.h.target", "stops making sense"),
+        ({"target": "["}, "hooks.h.target", "cannot be read from"),
         ({"expect": "many"}, "hooks.h.expect", "expected a count"),
         ({True: 1}, "hooks.h.True", "YAML reads on, off"),
         ({"parameters": True}, "hooks.h.parameters", "unknown key"),
@@ -55,7 +55,7 @@ def test_hooks_are_a_mapping_from_names_to_mappings(hooks: Any) -> None:
     assert "expected" in next(iter(problems(hooks).values()))
 
 
-def test_checkpoints_know_a_hook_by_name_modules_action_and_parameters() -> None:
+def test_checkpoints_identify_a_hook_by_name_modules_action_and_parameters() -> None:
     same = (hook(), hook(priority=3), hook(when={"step": 3}), hook(index="0"))
     assert len({each.identity for each in same}) == 1
     other = (hook(), hook(max=0.2), hook(select="fd"), hook(min=0))
@@ -86,7 +86,7 @@ def test_runs_are_found_also_under_minus() -> None:
     ]
 
 
-def test_of_a_hook_with_mistakes_the_selection_is_left() -> None:
+def test_a_hook_with_mistakes_keeps_its_selection() -> None:
     raw = {
         "good": CLAMP,
         "wrong": CLAMP | {"mx": 1},

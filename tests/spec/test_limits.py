@@ -1,4 +1,4 @@
-"""The size of a spec is limited before anything else looks at it."""
+"""The size of a spec is limited before any other check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-def test_what_just_stays_within_the_limits_is_let_through() -> None:
+def test_specs_just_within_the_limits_are_accepted() -> None:
     for value in (nested(MAX_DEPTH), "x" * MAX_TEXT, MAX_INTEGER - 1, 1 - MAX_INTEGER, {"n" * MAX_NAME: 1}):
         assert beyond_limits(value) is None
 
@@ -33,13 +33,13 @@ def test_what_just_stays_within_the_limits_is_let_through() -> None:
         ({"a": (2**80, 2**90), "b": 2**99}, "a.0", "more than 64 bits"),
     ],
 )
-def test_the_first_place_beyond_a_limit_is_told(value: Any, where: str, what: str) -> None:
+def test_the_first_place_beyond_a_limit_is_reported(value: Any, where: str, what: str) -> None:
     problem = beyond_limits(value)
     assert problem is not None
     assert problem.where == where and what in problem.what
 
 
-def test_the_values_are_counted_and_a_value_inside_itself_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_counted_and_recursive_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_VALUES", 100)
     assert beyond_limits([1] * 99) is None
     assert "more than 100 values" in str(beyond_limits([1] * 100))

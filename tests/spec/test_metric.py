@@ -18,7 +18,7 @@ def test_one_metric_is_a_list_of_one_and_none_is_the_default() -> None:
     assert METRICS.validate_python(None) is None
 
 
-def test_metrics_serialize_as_short_as_they_may_be_written() -> None:
+def test_metrics_are_serialized_in_their_shortest_form() -> None:
     raw = ["loss", {"name": "kl", "by": "sample", "against": {"run": "base"}}]
     assert METRICS.dump_python(METRICS.validate_python(raw)) == tuple(raw)
 
@@ -31,6 +31,6 @@ def test_whether_a_metric_is_listed() -> None:
 @pytest.mark.cases(
     "raw", [[], "", {}, 3, [{"name": "kl", "by": "row"}], [{"nam": "kl"}], ["a"] * (MOST_METRICS + 1)]
 )
-def test_what_lists_no_metrics_is_refused(raw: Any) -> None:
+def test_other_values_are_refused(raw: Any) -> None:
     with pytest.raises(ValidationError):
         METRICS.validate_python(raw)

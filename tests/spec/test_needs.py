@@ -13,7 +13,7 @@ NEEDS = TypeAdapter[dict[str, Need]](Needs)
 GOOD = {"experiment": "folder/train"}
 
 
-def test_a_need_reads_as_the_command_that_makes_it() -> None:
+def test_a_need_is_shown_as_its_command() -> None:
     needs = NEEDS.validate_python({"base": GOOD | {"overrides": ["seed=1", "+hooks.x=y"]}})
     assert str(needs["base"]) == "experiment folder/train seed=1 +hooks.x=y"
 

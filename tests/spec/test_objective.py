@@ -1,4 +1,4 @@
-"""The root key `objective`: its short form, the natural directions, and what a list of objectives is told."""
+"""The root key `objective`: its short form, the natural directions, and the refusal of several objectives."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_each_metric_has_its_natural_direction() -> None:
     }  # fmt: skip
 
 
-def test_an_accuracy_comes_before_a_loss_and_the_validation_before_the_training() -> None:
+def test_by_default_accuracy_comes_before_loss_and_val_before_train() -> None:
     names = ["train/loss", "val/loss", "train/accuracy", "val/samples", "val/accuracy"]
     order = []
     while (best := preferred(names)) is not None:
@@ -58,7 +58,7 @@ def test_an_accuracy_comes_before_a_loss_and_the_validation_before_the_training(
     assert order == ["val/accuracy", "train/accuracy", "val/loss", "train/loss"]
 
 
-def test_a_goal_knows_which_value_is_better() -> None:
+def test_a_goal_compares_two_values() -> None:
     assert Goal("val/accuracy", "maximize").is_better(0.9, 0.8)
     assert Goal("val/loss", "minimize").is_better(0.8, 0.9)
     assert str(Goal("val/loss", "minimize", "last")) == "minimize val/loss (last epoch of a run)"

@@ -40,6 +40,6 @@ def test_a_choice_parses_to_itself() -> None:
         (["{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}"] * 4, "too large"),  # all members together
     ],
 )
-def test_what_chooses_nothing_or_is_too_large_is_refused(raw: Any, reason: str) -> None:
+def test_empty_and_too_large_choices_are_refused(raw: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_choice(raw)

@@ -19,7 +19,7 @@ class Outer(Section):
     inner: Inner = Inner()
 
 
-def test_invalid_keys_become_their_defaults_and_the_rest_stays() -> None:
+def test_invalid_keys_get_their_defaults_and_the_rest_is_kept() -> None:
     given = {"name": "a", "count": "x", "inner": {"size": "y", "sise": 2}, "cuont": 3}
     section, problems = validated(Outer, given, "top")
     assert section == Outer(name="a")
@@ -29,7 +29,7 @@ def test_invalid_keys_become_their_defaults_and_the_rest_stays() -> None:
     assert given["cuont"] == 3, "the configuration itself is not changed"
 
 
-def test_a_key_without_a_default_needs_a_stand_in() -> None:
+def test_a_key_without_a_default_needs_a_replacement() -> None:
     section, problems = validated(Outer, {"name": 3, "count": 7}, "")
     assert section is None and [each.where for each in problems] == ["name"]
     section, problems = validated(Outer, {"name": 3, "count": 7}, "", {"name": "?"})
@@ -41,7 +41,7 @@ def test_a_valid_section_has_no_problems() -> None:
     assert found == (Outer(name="a", inner=Inner(size=2)), [])
 
 
-def test_what_follows_from_a_mistake_is_left_out() -> None:
+def test_problems_that_follow_from_a_mistake_are_left_out() -> None:
     known = [Problem("model.args", "is wrong"), Problem("hooks.a", "is wrong")]
     found = [
         Problem("model.args.width", "is missing"),
@@ -51,7 +51,7 @@ def test_what_follows_from_a_mistake_is_left_out() -> None:
     assert [each.where for each in beyond(found, known)] == ["hooks.a.select"]
 
 
-def test_the_order_is_that_of_the_file_and_each_comes_once() -> None:
+def test_the_order_is_that_of_the_file_and_each_is_reported_once() -> None:
     written = {"b": {"y": 1, "x": 2}, "a": 3}
     problems = [Problem(where, "") for where in ("", "a", "b.z", "b.x", "b.y.q", "b", "c", "a")]
     assert [each.where for each in in_file_order(problems, written)] == [

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from hookrun.spec.sampling import Sampling
 
 
-def test_its_text_names_what_is_given() -> None:
+def test_its_text_has_the_given_keys() -> None:
     assert str(Sampling()) == "temperature 1"
     assert str(Sampling(temperature=0.5, top_k=3, top_p=0.9)) == "temperature 0.5, top_k 3, top_p 0.9"
 
@@ -29,6 +29,6 @@ def test_its_text_names_what_is_given() -> None:
         {"topk": 3},
     ],
 )
-def test_what_is_not_a_distribution_is_refused(raw: dict[str, Any]) -> None:
+def test_other_distributions_are_refused(raw: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Sampling.model_validate(raw)

@@ -1,4 +1,4 @@
-"""The section `task`: any task may be handed in; keys of the others are checked and ignored, unknown ones are not."""
+"""The section `task`: keys of other tasks are checked and ignored, unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_key_of_another_task_is_noted() -> None:
     assert experiment.notes == ("task.heat is not used by task=cook",)
 
 
-def test_a_key_of_another_task_has_to_be_valid_there() -> None:
+def test_a_key_of_another_task_must_be_valid_there() -> None:
     assert problems({"name": "cook", "heat": "hot"}) == {"task.heat": "found 'hot': expected 'low' or 'high'"}
 
 
@@ -69,7 +69,7 @@ def test_a_key_of_no_task_is_an_error_with_the_nearest_names() -> None:
 
 
 @pytest.mark.cases("name", ["bak", None, 3, ["bake"]])
-def test_a_name_of_no_task(name: Any) -> None:
+def test_an_unknown_task_is_an_error(name: Any) -> None:
     found = problems({"name": name, "heat": "hot"})
     assert set(found) == {"task.name", "task.heat"}
     assert found["task.name"].startswith(f"found {name!r}, which is not a task ")
@@ -78,11 +78,15 @@ def test_a_name_of_no_task(name: Any) -> None:
     ]
 
 
-@pytest.mark.cases("raw", [None, "bake", ["bake"]])
+@pytest.mark.cases("raw", [None, ["bake"]])
 def test_the_section_is_a_mapping(raw: Any) -> None:
     assert problems(raw) == {"task": f"found {raw!r}, expected a mapping its keys: name, heat, minutes"}
 
 
-def test_mistakes_of_all_sections_are_told_beside_those_of_the_task() -> None:
+def test_a_name_in_the_place_of_the_section_is_a_choice_of_the_defaults_list() -> None:
+    assert "in its defaults list: `- override /task: bake`; its keys: name" in problems("bake")["task"]
+
+
+def test_mistakes_of_all_sections_are_reported_with_those_of_the_task() -> None:
     found = problems({"name": "bake", "minutes": "x"}, seed=-1, hooks={"h": {}}, modl={})
     assert {"task.minutes", "seed", "modl", "hooks.h.select"} <= set(found)

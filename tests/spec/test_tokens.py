@@ -1,4 +1,4 @@
-"""`tokens` and `heads` in a file: what they say, and what is wrong with them, with the key path."""
+"""`tokens` and `heads` in a file: their forms, and their mistakes with the key path."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_forms_of_tokens_are_read_and_shown() -> None:
     assert plain.hooks[0].to_dict()["heads"] == {"pick": [3]}
 
 
-def test_what_is_wrong_with_tokens_is_told_where_it_stands() -> None:
+def test_mistakes_in_tokens_are_reported_at_their_key() -> None:
     wrong: list[tuple[Any, str, str]] = [
         ({"phase": "generation", "position": -1}, "tokens", "found -1 under `phase: generation`"),
         ({"phase": "generation", "exclude": -2}, "tokens", "exclude.position: found -2"),
@@ -73,7 +73,7 @@ def test_what_is_wrong_with_tokens_is_told_where_it_stands() -> None:
         assert problem.where == f"hooks.h.{where}" and what in str(problem), (raw, problem)
 
 
-def test_heads_are_numbers_with_a_count_where_it_is_given() -> None:
+def test_heads_are_numbers_with_an_optional_count() -> None:
     assert str(keys_of(heads=[3, 5]).heads) == "[3, 5]"
     assert str(keys_of(heads={"count": 12, "pick": 3}).heads) == "{count: 12, pick: [3]}"
     wrong: list[tuple[Any, str, str]] = [

@@ -40,17 +40,17 @@ def test_counts_include_the_start_and_exclude_the_end(raw: Any, inside: Any, out
         ({"mode": "training"}, "'train', 'eval' or 'any'"),
     ],
 )
-def test_a_schedule_that_makes_no_sense_is_refused(raw: Any, reason: str) -> None:
+def test_an_impossible_schedule_is_refused(raw: Any, reason: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(reason)):
         When.model_validate(raw)
 
 
-def test_always_is_known() -> None:
+def test_an_unrestricted_schedule_is_recognised() -> None:
     assert When().always and When(seed=3).always
     assert not any(When(**raw).always for raw in ({"mode": "train"}, {"step": 0}, {"probability": 0.5}))
 
 
-def test_a_schedule_reads_well() -> None:
+def test_a_schedule_is_shown_in_words() -> None:
     assert str(When()) == "always"
     assert (
         str(When(mode="eval", step=Range(start=1, end=9, every=2), call=0))
@@ -75,6 +75,6 @@ def test_expectations(raw: Any, inside: Any, outside: Any) -> None:
 
 
 @pytest.mark.cases("raw", ["3..1", "some", -1, 1.5, True, None, ">1"])
-def test_what_is_no_expectation_is_refused(raw: Any) -> None:
+def test_other_expectations_are_refused(raw: Any) -> None:
     with pytest.raises(ValueError, match="found"):
         parse_expect(raw)

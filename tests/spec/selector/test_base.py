@@ -1,4 +1,4 @@
-"""Any value gives a selector or a ValueError that says why not; nothing hangs, recurses without end or swells."""
+"""Any value gives a selector or a ValueError with the reason, in limited time and memory."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def endless() -> list[Any]:
         (float("nan"), "quote it"),
     ],
 )
-def test_what_is_too_long_too_deep_or_too_large_is_refused(raw: Any, reason: str) -> None:
+def test_too_long_too_deep_or_too_large_selectors_are_refused(raw: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as caught:
         parse_selector(raw)
     assert len(str(caught.value)) < 500
 
 
-def test_what_just_stays_within_the_limits_is_read() -> None:
+def test_selectors_just_within_the_limits_are_accepted() -> None:
     tree = Tree({"fc": Node("fc")})
     for raw in (
         "{" * 32 + "fc" + "}" * 32,
@@ -125,7 +125,7 @@ def read(raw: Any) -> Selector | None:
 
 
 def use(selector: Selector) -> None:
-    """Everything that is done with a parsed selector."""
+    """All operations on a parsed selector."""
     found = selector.select(TREE)
     assert found == [name for name in TREE.nodes if name in set(found)]
     assert selector.select_parameters(TREE, TREE) >= set()

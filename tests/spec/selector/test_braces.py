@@ -1,4 +1,4 @@
-"""Alternatives in braces: every text that they stand for, in the order in which they are written."""
+"""Alternatives in braces: all texts that they expand to, in the written order."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hookrun.spec.selector.braces import alternatives
         ("a,b", ["a,b"]),  # a comma outside of braces is text
     ],
 )
-def test_every_alternative_is_written_out(text: str, found: list[str]) -> None:
+def test_every_alternative_is_expanded(text: str, found: list[str]) -> None:
     assert alternatives(text) == found
 
 
-def test_the_limits_are_reached_and_not_passed() -> None:
+def test_numbers_up_to_the_limits_are_accepted() -> None:
     assert len(alternatives("{0,1,2,3,4,5,6,7,8,9}" * 3)) == 1000
     with pytest.raises(ValueError, match="more than 1,000 alternatives"):
         alternatives("{0,1,2,3,4,5,6,7,8,9}" * 3 + "{a,b}")
@@ -32,7 +32,7 @@ def test_the_limits_are_reached_and_not_passed() -> None:
         alternatives("{" * (MAX_DEPTH + 1) + "}" * (MAX_DEPTH + 1))
 
 
-def test_a_brace_without_its_partner_is_refused() -> None:
+def test_an_unmatched_brace_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a \{ without its \}"):
         alternatives("{q,k")
     with pytest.raises(ValueError, match=r"a \} without its \{"):

@@ -25,7 +25,7 @@ TREE = Tree(
         ("type:linear", []),
     ],
 )
-def test_a_class_finds_its_modules(raw: str, paths: list[str]) -> None:
+def test_a_class_selects_its_modules(raw: str, paths: list[str]) -> None:
     assert parse_selector(raw).select(TREE) == paths
 
 

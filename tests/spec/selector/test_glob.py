@@ -1,4 +1,4 @@
-"""Globs with indexes against a matcher that tries every parse of every path, and their cost at its worst."""
+"""Globs with indexes compared with a matcher that tries every parse of every path, and their worst-case cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hookrun.spec.selector import Node, Tree, parse_selector
 
 
 def fits(segments: list[str], names: list[str], container: str, tree: Tree) -> bool:
-    """Whether names below a container match segments: written as slowly and plainly as can be."""
+    """Whether names below a container match segments: a slow and simple implementation."""
     if not segments:
         return not names
     first, *rest = segments
@@ -43,7 +43,7 @@ def random_glob(chance: random.Random) -> list[str]:
 
 
 def written(segments: list[str]) -> str:
-    """The glob as a user writes it: `a`, `[0]` -> `a[0]`. An index after ** stands alone between dots."""
+    """The glob as a user writes it: `a`, `[0]` -> `a[0]`. An index after ** is between dots."""
     text = ""
     for number, segment in enumerate(segments):
         attached = segment.startswith("[") and number and segments[number - 1] != "**"
@@ -68,13 +68,13 @@ def random_tree(chance: random.Random) -> Tree:
     return Tree({path: Node(path) for path in order}, numbered)
 
 
-def test_any_parse_of_a_path_may_satisfy_the_indexes() -> None:
+def test_indexes_may_be_satisfied_by_any_parse_of_a_path() -> None:
     paths = ("layers", "layers.0", "layers.0.layers", "layers.0.layers.1", "layers.0.layers.1.fc")
     tree = Tree({path: Node(path) for path in paths}, {"layers": ("0",), "layers.0.layers": ("1",)})
     assert parse_selector("**.layers[0].**").select(tree) == list(paths[1:])
 
 
-def test_two_thousand_random_globs_match_what_an_independent_matcher_finds() -> None:
+def test_two_thousand_random_globs_match_as_an_independent_matcher() -> None:
     chance = random.Random(0)
     matched = 0
     for _ in range(2000):
@@ -85,7 +85,7 @@ def test_two_thousand_random_globs_match_what_an_independent_matcher_finds() -> 
     assert matched > 400, "the globs are too strange to test anything"
 
 
-def test_alternatives_are_matched_as_each_of_them_would_be() -> None:
+def test_alternatives_match_what_each_of_them_matches() -> None:
     chance = random.Random(1)
     for _ in range(500):
         tree = random_tree(chance)
@@ -119,7 +119,7 @@ DEEP = Tree({name: Node(name) for name in (".".join(["a"] * 60 + [f"{n}"]) for n
         (r"re:.*[ab].{400}[ab].{400}.*", LONG),
     ],
 )
-def test_no_selector_takes_long_whatever_it_asks(raw: str | list[str], tree: Tree) -> None:
+def test_no_selector_takes_long(raw: str | list[str], tree: Tree) -> None:
     """A backtracking matcher takes hours for most of these; the bound is far above what a slow machine needs."""
     start = time.process_time()
     parse_selector(raw).select(tree)

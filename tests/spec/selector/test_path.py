@@ -56,7 +56,7 @@ def test_a_path_finds_the_modules(raw: Any, paths: list[str]) -> None:
     assert selected(raw) == paths
 
 
-def test_an_exact_name_wins_over_what_it_would_mean_as_a_glob() -> None:
+def test_an_exact_name_comes_before_its_meaning_as_a_glob() -> None:
     tree = Tree({name: Node(name) for name in ("a*", "ab")})
     assert parse_selector("a*").select(tree) == ["a*"]
 
@@ -90,7 +90,7 @@ PATH = st.lists(st.text(alphabet="ab", min_size=1, max_size=2), max_size=4)
 
 
 def fits(glob: list[str], path: list[str]) -> bool:
-    """The meaning of a glob, written as slowly and plainly as can be."""
+    """The meaning of a glob: a slow and simple implementation."""
     if not glob:
         return not path
     if glob[0] == "**":
@@ -107,14 +107,14 @@ def name_fits(glob: str, name: str) -> bool:
 
 
 @given(GLOB, st.lists(PATH, max_size=8))
-def test_globs_mean_what_they_say(glob: list[str], paths: list[list[str]]) -> None:
+def test_globs_match_as_a_simple_implementation(glob: list[str], paths: list[list[str]]) -> None:
     names = list(dict.fromkeys(".".join(path) for path in paths))
     found = parse_selector(".".join(glob)).select(Tree({name: Node(name) for name in names}))
     assert found == [name for name in names if fits(glob, name.split(".") if name else [])]
 
 
 @given(st.integers(-4, 4), st.one_of(st.none(), st.integers(-4, 4)), st.integers(0, 5))
-def test_indexes_are_pythons(start: int, end: int | None, children: int) -> None:
+def test_indexes_and_slices_are_those_of_python(start: int, end: int | None, children: int) -> None:
     numbers = [str(number) for number in range(children)]
     tree = Tree({"h": Node("h")} | {f"h.{n}": Node(f"h.{n}") for n in numbers}, {"h": numbers})
     index = f"{start}:{'' if end is None else end}"

@@ -1,4 +1,4 @@
-"""A form is one class in one file: its parser, JSON schema, rows of the reference table and hints come with it."""
+"""A selector form is one class in one file, with its parser, JSON schema, rows of the reference table and hints."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_without_that_file_the_same_text_is_a_path() -> None:
     assert parse_selector("depth:2").select(TREE) == []
 
 
-def test_every_form_brings_its_table_rows_and_reads_its_own_schema() -> None:
+def test_every_form_has_table_rows_and_a_schema_that_accepts_its_examples() -> None:
     assert [form.__name__ for form in forms()] == [
         "PathSelector",
         "RegexSelector",
@@ -111,6 +111,6 @@ def test_every_form_brings_its_table_rows_and_reads_its_own_schema() -> None:
         (["fcc"], "did you mean 'fc'?"),
     ],
 )
-def test_each_form_names_what_may_have_been_meant(raw: object, hint: str) -> None:
+def test_each_form_suggests_near_matches(raw: object, hint: str) -> None:
     names = Names(("", "fc", "h", "h.0"), ("fc.bias", "h.0.weight"), ("Linear", "Conv2d", "Module"))
     assert parse_selector(raw).nearest(names) == hint

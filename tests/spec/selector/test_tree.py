@@ -26,18 +26,18 @@ PARAMETERS = Tree({name: Node(name, frozenset({"M"})) for name in ("w", "a.w", "
         (["c", "**.bias"], ["c.w", "a.b.bias"]),
     ],
 )
-def test_a_module_stands_for_the_parameters_below_it(raw: Any, names: list[str]) -> None:
+def test_a_module_selects_the_parameters_below_it(raw: Any, names: list[str]) -> None:
     assert parse_selector(raw).select_parameters(MODULES, PARAMETERS) == set(names)
 
 
-def test_branches_know_which_names_are_modules() -> None:
+def test_branches_are_modules_or_parameters() -> None:
     root = Tree({name: Node(name) for name in ("", "a.b")}).root
     between = root.children["a"]
     assert (root.is_node, between.is_node, between.children["b"].is_node) == (True, False, True)
     assert (between.path, between.children["b"].path) == ("a", "a.b")
 
 
-def test_without_one_name_of_an_object_all_of_them_are_left_out() -> None:
+def test_removing_one_name_of_an_object_removes_all_of_them() -> None:
     tree = Tree({name: Node(name) for name in ("a", "b", "c")}, first={"b": "a"})
     assert tree.without(["a", "b", "c"], ["b"]) == {"c"}
     assert tree.ordered({"c", "a"}) == ["a", "c"]

@@ -19,7 +19,7 @@ def test_an_empty_list_is_refused() -> None:
         parse_selector([])
 
 
-def test_members_that_match_nothing_are_named_by_their_place() -> None:
+def test_members_that_match_nothing_are_named_by_their_index() -> None:
     found = parse_selector(["fc", ["conv", "x"], "y"]).unmatched(TREE)
     assert [(str(each.selector), each.place) for each in found] == [
         ("x", "member 2 of member 2 of the list"),
