@@ -94,7 +94,7 @@ class _Expansion:
         return total
 
     def _targets(self, path: Path, text: str) -> Iterator[Path]:
-        """The paths of the values that a text names, relative names from the mapping that it stands in."""
+        """The paths of the values that a text names, relative names from the mapping that contains it."""
         for found in _NAMES.finditer(text) if "${" in text else ():
             name = found[1]
             dots = len(name) - len(name.lstrip("."))

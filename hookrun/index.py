@@ -86,7 +86,7 @@ def _parts(text: str) -> list[str]:
     while True:
         found = _PARTS.match(text, at)
         if found is None:
-            what = f"found {shown(text)}, which stops making sense at {shown(text[at:])}"
+            what = f"found {shown(text)}, which cannot be read from {shown(text[at:])} on"
             raise ValueError(f"{what}: a list is written as [1, 5, 6]")
         parts.append(found.group(1))
         at = found.end()

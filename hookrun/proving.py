@@ -15,7 +15,7 @@ from hookrun.actions.base import Action
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import OwnCodeError, only_without_data
 from hookrun.containers import describe, rebuild, tensors
-from hookrun.errors import CompileError, HookError, Problem, SpecError, listed, reason
+from hookrun.errors import CompileError, HookError, Problem, SpecError, at_module, listed, reason
 from hookrun.hook_types import SAVED_TENSORS
 from hookrun.plan.model_tree import ModelNames, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
@@ -161,7 +161,7 @@ def prove(
             copied = fake_copy(model, example)
             _run_bare(copied, training)
         except Exception as error:  # if the model fails without hooks, they cannot be checked
-            return replace(plan, unchecked=reason(error))
+            return replace(plan, unchecked=reason(error) + at_module(error))
         return _hooked(plan, copied, backward)
 
 
@@ -224,7 +224,7 @@ def _run_hooked(plan: ResolvedPlan, copied: TrialCopy, backward: bool | Score) -
         except SpecError:
             raise
         except Exception as error:
-            unchecked = reason(error)
+            unchecked = reason(error) + at_module(error)
     if findings.problems:
         raise CompileError(_problems(findings))
     if unchecked is not None:
@@ -306,7 +306,7 @@ def _problems(findings: Findings) -> list[Problem]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch's log, which has a long traceback for each shape error with fake tensors."""
+    """Turn off torch's log, which has a long traceback for each shape error with fake tensors."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
     logger.disabled = True

@@ -268,7 +268,7 @@ class Recording(Installation):
     def _require_open(self, what: str) -> None:
         if not self._is_open:
             raise HookrunError(
-                f"{what}: the run in {self.path} is not under way: call it inside the `with` block"
+                f"{what}: the run in {self.path} has not begun or has ended: call it inside the `with` block"
             )
 
 

@@ -1,4 +1,4 @@
-"""``python -m hookrun.verify RUN``: is every file of a run there, whole and unchanged?"""
+"""``python -m hookrun.verify RUN``: checks that every file of a run exists and is unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hookrun.errors import HookrunError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if all files are unchanged, 1 if not (one line for each), 2 if there is no such run."""
+    """Print a line for each changed file. Returns 0 if there are none, 1 if there are some, 2 without such a run."""
     parser = argparse.ArgumentParser(prog="python -m hookrun.verify", description=__doc__)
     parser.add_argument("run", type=Path, nargs="+", help="a run directory")
     code = 0
@@ -34,7 +34,7 @@ def _verify(path: Path) -> int:
         print(f"BAD: {_printable(line)}")
     verdict = f"{len(found.bad)} bad" if found.bad else "all well"
     if found.status == "running":
-        verdict += " so far: the run has not come to its end"
+        verdict += " so far: the run has not ended"
     print(_printable(f"{path}: {found.shards} shards, {found.bytes:,} bytes, {verdict}"))
     return 1 if found.bad else 0
 

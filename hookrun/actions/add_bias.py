@@ -38,7 +38,7 @@ class AddBias(Action):
 
     @property
     def pointwise(self) -> bool:
-        """A number."""
+        """Whether the value is a number and not trained."""
         return isinstance(self.value, float) and not self.trainable
 
     def build(self, site: Site) -> Callable[[Any], Any]:
@@ -51,7 +51,7 @@ class AddBias(Action):
         return _adding(site.constant("value"))
 
     def build_into(self, site: Site) -> Callable[[Tensor, Tensor], object]:
-        """A number."""
+        """A function (x, out) that writes x + value into out; the value is a number."""
         return AddNumber(cast(float, self.value))
 
 

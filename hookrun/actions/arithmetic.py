@@ -1,4 +1,4 @@
-"""Edits of every element by numbers: what an action writes for any part of a tensor, and which operation that is."""
+"""Elementwise edits by numbers (scale, add, clamp), which write the result for a part of a tensor into another one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Operation(IntEnum):
-    """In the order of `Operation` in kernels/edits.c."""
+    """An operation; its number is that of `Operation` in kernels/edits.c."""
 
     MULTIPLY = 0
     ADD = 1
@@ -25,14 +25,14 @@ class Operation(IntEnum):
 class Arithmetic(ABC):
     """A function (x, out) that writes the result for x into out, which may be x.
 
-    operation: which one it is
+    operation: what it computes
     """
 
     operation: ClassVar[Operation]
 
     @abstractmethod
     def __call__(self, x: Tensor, out: Tensor) -> object:
-        """Write it."""
+        """Write the result for x into out, of the same shape and dtype."""
 
     @abstractmethod
     def numbers(self, kind: dtype) -> tuple[float, float]:
@@ -40,17 +40,17 @@ class Arithmetic(ABC):
 
 
 class _ByNumber(Arithmetic):
-    """By one number, which is rounded to the dtype of the tensor."""
+    """An operation with one number, which is rounded to the dtype of the tensor."""
 
     def __init__(self, number: float) -> None:
         self._number, self._tensors = number, scalars(number)
 
     def operand(self, kind: dtype) -> Tensor | float:
-        """The number as torch is given it for a tensor of this dtype."""
+        """The number in the form in which it is passed to torch, for a tensor of this dtype."""
         return self._tensors.get(kind, self._number)
 
     def numbers(self, kind: dtype) -> tuple[float, float]:
-        """The number."""
+        """The number as rounded to that dtype, and 0."""
         return self._tensors[kind].item(), 0.0
 
 
@@ -60,7 +60,7 @@ class MultiplyBy(_ByNumber):
     operation = Operation.MULTIPLY
 
     def __call__(self, x: Tensor, out: Tensor) -> object:
-        """Write it."""
+        """Write x * number into out."""
         import torch
 
         return torch.mul(x, self.operand(x.dtype), out=out)
@@ -72,7 +72,7 @@ class AddNumber(_ByNumber):
     operation = Operation.ADD
 
     def __call__(self, x: Tensor, out: Tensor) -> object:
-        """Write it."""
+        """Write x + number into out."""
         import torch
 
         return torch.add(x, self.operand(x.dtype), out=out)
@@ -88,7 +88,7 @@ class ClampBetween(Arithmetic):
         self._lows, self._highs = in_range(low), in_range(high)
 
     def __call__(self, x: Tensor, out: Tensor) -> object:
-        """Write it."""
+        """Write the clamped x into out."""
         import torch
 
         low, high = self._lows.get(x.dtype, self._low), self._highs.get(x.dtype, self._high)

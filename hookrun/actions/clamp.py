@@ -53,7 +53,7 @@ class Clamp(Action):
 
     @property
     def pointwise(self) -> bool:
-        """Between numbers."""
+        """Whether both bounds are numbers."""
         return isinstance(self.min, float | None) and isinstance(self.max, float | None)
 
     def build(self, site: Site) -> Callable[[Any], Any]:
@@ -71,7 +71,7 @@ class Clamp(Action):
         return lambda x: x.clamp(low, high)
 
     def build_into(self, site: Site) -> Callable[[Tensor, Tensor], object]:
-        """Between numbers."""
+        """A function (x, out) that writes the clamped x into out; both bounds are numbers."""
         return ClampBetween(cast(float | None, self.min), cast(float | None, self.max))
 
     def _by_tensors(self, site: Site) -> Callable[[Any], Any]:

@@ -25,7 +25,7 @@ class Freeze(Action):
         from torch.nn.parameter import is_lazy
 
         if not parameters and next(module.parameters(), None) is None:
-            return "neither the module nor a descendant of it has parameters: there is nothing to freeze"
+            return "neither the module nor a descendant of it has parameters: select modules that have some"
         for name, parameter in module.named_parameters():
             if is_lazy(parameter):
                 return (

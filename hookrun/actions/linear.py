@@ -49,7 +49,10 @@ class Linear(Action):
         def replace(output: Tensor) -> Tensor:
             args = site.args
             if not args:
-                raise ValueError("`linear` multiplies the first positional argument, and there was none")
+                raise ValueError(
+                    "`linear` multiplies the module's first positional argument, and this call passed none: "
+                    "pass the input by position"
+                )
             return linear(args[0], getattr(module, weight), None if bias is None else getattr(module, bias))
 
         return replace

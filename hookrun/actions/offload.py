@@ -75,7 +75,7 @@ class _OnDisk:
             raise OSError(error.errno, error.strerror, error.filename or self.path) from error
         except SafetensorError as error:
             raise HookrunError(
-                f"cannot write {self.path}: {reason(error)}; TMPDIR names another folder"
+                f"cannot write {self.path}: {reason(error)}; set TMPDIR to another folder"
             ) from error
 
     def __call__(self, held: Tensor | None) -> Tensor:

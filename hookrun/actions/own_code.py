@@ -30,13 +30,17 @@ class OwnCodeError(ValueError):
 
 
 def called(hook: str, code: Code, value: Any, call: Callable[[Any], Any]) -> Any:
-    """The result of the user's own code. Raises OwnCodeError from its exceptions, except those that others handle."""
+    """The result of the user's own code.
+
+    Raises OwnCodeError from its exceptions, except HookrunError and the one with which torch's activation
+    checkpointing ends a recomputation.
+    """
     try:
         return call(value)
     except HookrunError:
         raise
     except Exception as error:
-        if type(error).__module__ == "torch.utils.checkpoint":  # how torch ends a repetition early
+        if type(error).__module__ == "torch.utils.checkpoint":  # ends a recomputation early
             raise
         raise OwnCodeError(hook, code, error, value, call) from error
 

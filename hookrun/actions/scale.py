@@ -25,7 +25,7 @@ class Scale(Action):
 
     @property
     def pointwise(self) -> bool:
-        """By a number."""
+        """Whether the factor is a number."""
         return isinstance(self.factor, float)
 
     def build(self, site: Site) -> Callable[[Any], Any]:
@@ -42,7 +42,7 @@ class Scale(Action):
         return scale
 
     def build_into(self, site: Site) -> Callable[[Tensor, Tensor], object]:
-        """By a number."""
+        """A function (x, out) that writes x * factor into out; the factor is a number."""
         return MultiplyBy(cast(float, self.factor))
 
 

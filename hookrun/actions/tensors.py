@@ -1,4 +1,4 @@
-"""Questions that several actions ask about a tensor: does a value broadcast to it, does it hold data."""
+"""Checks that several actions share: whether a value broadcasts to a tensor, whether a tensor holds data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def misfit(shape: Sequence[int], onto: Sequence[int]) -> str:
         return text
     nested = [shape[0], *[1] * (len(onto) - dims[0] - 1)]
     example = "[" * len(nested) + "a" + "]" * (len(nested) - 1) + ", " + "[" * (len(nested) - 1)
-    return f"{text}: for a number for each of dimension {dims[0]} nest the list to the shape {nested}, {example}b…"
+    return f"{text}: to give one number per index of dimension {dims[0]}, nest the list to shape {nested}: {example}b…"
 
 
 def scalars(value: float) -> Mapping[dtype, Tensor]:

@@ -184,7 +184,7 @@ def _value(raw: Any) -> Any:
         return _frozen(raw)
     if isinstance(raw, dict) and not {"run", "file"} & raw.keys():
         raise ValueError(
-            f"found the keys {', '.join(map(str, raw))}, expected `file`, or `run` with what belongs to it"
+            f"found the keys {', '.join(map(str, raw))}, expected `file`, or `run` and `capture`"
         )
     if isinstance(raw, dict):
         return RunValue.model_validate(raw) if "run" in raw else FileValue.model_validate(raw)

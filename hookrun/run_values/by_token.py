@@ -5,8 +5,8 @@ from __future__ import annotations
 from hookrun.store.captures import StoredCapture
 
 BY_TOKEN = (
-    "it has a row for each token: capture one position of each sample, as tokens: -1, or the whole value, of which "
-    "`at: same` takes the tokens"
+    "it has a row for each token: capture one position of each sample, such as tokens: -1, or the whole value, from "
+    "which `at: same` takes the tokens"
 )
 """The hint for a capture with several rows for each sample, where one is needed."""
 

@@ -133,8 +133,8 @@ def _read_run(value: RunValue, names: tuple[str, ...], used_by: UsedBy) -> Found
         return _mean(capture)
     if used_by.settings is not None and used_by.split is None:
         raise HookrunError(
-            f"sample: {value.sample} names samples of one split, and this run meets those of several: "
-            "set task.split to train or val, or take sample: mean"
+            f"sample: {value.sample} names samples of one split, and this run uses several splits: "
+            "set task.split to train or val, or use sample: mean"
         )
     part = _part_of(capture, used_by)
     _require_one_row_each(capture, part, value, module)

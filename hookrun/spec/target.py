@@ -39,7 +39,7 @@ class Target:
 
 
 def parse_target(raw: Any) -> Target:
-    """Parse ``[0].logits``, ``hidden_states[-1]``, ``['a key'][1]``; ValueError says where it stops making sense."""
+    """Parse ``[0].logits``, ``hidden_states[-1]``, ``['a key'][1]``; ValueError says where it cannot be read."""
     if isinstance(raw, Target):
         return raw
     text = f"[{bounded(raw)}]" if isinstance(raw, int) and not isinstance(raw, bool) else raw
@@ -52,7 +52,7 @@ def parse_target(raw: Any) -> Target:
         step = _STEP.match(text, at)
         if step is None or (at == 0 and text.startswith(".")):
             raise ValueError(
-                f"found {text!r}, which stops making sense at {text[at:]!r}; "
+                f"found {text!r}, which cannot be read from {text[at:]!r} on; "
                 "expected a path like [0], logits, hidden_states[-1] or ['a key'][1]"
             )
         number, single, double, name = step.group("number", "single", "double", "name")

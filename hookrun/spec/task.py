@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hookrun.arguments import problems_of, unknown_key
+from hookrun.arguments import not_a_mapping, problems_of, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.spec.experiment import TaskKeys
 from hookrun.spec.remains import validated as remains
@@ -27,8 +27,7 @@ def parse_task(
     """
     known = dict.fromkeys(["name", *(key for task in tasks.values() for key in task.model_fields)])
     if not isinstance(raw, Mapping):
-        keys = f"its keys: {', '.join(known)}"
-        return None, [], [Problem(WHERE, f"found {raw!r}, expected a mapping", keys)]
+        return None, [], [not_a_mapping(WHERE, raw, known)]
     given = dict(raw)
     name = given.pop("name", _default(tasks))
     chosen = tasks.get(name) if isinstance(name, str) else None
