@@ -92,6 +92,8 @@ class Loop:
         self.steps.load_state_dict(state["steps"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
+            # so that torch does not warn of a schedule that starts before the optimizer
+            self.optimizer._opt_called = True  # type: ignore[attr-defined]
         if state["scaler"]:  # a disabled scaler has no state
             self.running.scaler.load_state_dict(state["scaler"])
         if self.average is not None:

@@ -130,6 +130,22 @@ def test_a_run_killed_after_any_batch_ends_as_an_uninterrupted_one(
     assert end_of(said).replace("/run", "/whole") == summary
 
 
+def test_a_run_killed_between_the_last_step_of_an_epoch_and_its_schedule(
+    tmp_path: Path, killed: Callable[..., bool]
+) -> None:
+    """torch would warn of a schedule that starts before the optimizer, whose steps were made before the end."""
+    argv = [
+        *SMALL,
+        "task=train",
+        "train.epochs=2",
+        "train.scheduler={name: StepLR, step_size: 1, gamma: 0.5}",
+    ]
+    assert main([*argv, "hydra.run.dir=whole"]) == 0
+    assert killed(*argv, "hydra.run.dir=run", after=BATCHES, later=0)
+    assert main(["resume=run"]) == 0
+    assert recorded(hookrun.open_run(tmp_path / "run")) == recorded(hookrun.open_run(tmp_path / "whole"))
+
+
 GENERATE = [
     *("model=decoder", "model.args.width=16", "model.args.length=48", "data=names", "data.batch_size=2"),
     *("task=generate", "task.compare=true", "task.max_new_tokens=3", "task.sampling={top_k: 40}"),
