@@ -46,6 +46,8 @@ class TokensPart:
 
     def __init__(self, rule: Rule, now: TokensNow) -> None:
         self._rule, self._now = rule, now
+        # for a cache: a later part may get the id of this one, and this one would keep its model alive
+        self._key = object()
         tokens = rule.tokens
         if tokens.on_pattern:
             axes = ((tokens.query, -2), (tokens.key, -1))
@@ -80,7 +82,7 @@ class TokensPart:
                 "tokens: it is not known which tokens the call computes; call the model with input_ids, or "
                 "hooks.tokens(input_ids, attention_mask) before it; for a value without tokens use `index`"
             )
-        key = (self, tensor.shape)  # cached: a firing needs it several times
+        key = (self._key, tensor.shape)  # cached: a firing needs it several times
         if (chosen := found.chosen.get(key)) is None:
             chosen = found.chosen[key] = self._choose(tensor, found)
         self._now.note(chosen)
