@@ -16,6 +16,10 @@ from quick_hydra import quick_hydra
 from quick_torch import quick_torch
 from warm_processes import WarmProcesses, WarmServer
 
+# Before torch is imported, for this process and those that tests start. The models are small, and threads that compete
+# for cores are many times slower; and loops by hand must round as runs with compute.threads=1 do.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 SERVER = pytest.StashKey[WarmServer]()
 """What forks processes for the tests: one for all workers of xdist."""
 

@@ -132,7 +132,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Done]:
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(commands)],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(checkout)},
         capture_output=True,
         text=True,
     )

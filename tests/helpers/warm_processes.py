@@ -29,11 +29,8 @@ class WarmServer:
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="warm-")
         self.address = str(Path(self._folder, "socket"))
-        variables = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(SERVER), self.address]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, env=variables, start_new_session=True
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def close(self) -> None:
         """End the server."""
@@ -114,7 +111,7 @@ class WarmProcesses:
             "program": program,
             "argv": [str(each) for each in argv],
             "folder": os.path.abspath(cwd),
-            "environment": {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            "environment": {**os.environ, **(env or {})},
             "paths": [str(path) for path in paths],
         }
         data = json.dumps(request).encode()
