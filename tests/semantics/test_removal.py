@@ -14,6 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.utils.checkpoint import checkpoint
 
 import hookrun
+import hookrun.runtime.optimizers  # registers its pair of global hooks, which stays: once in a process
 
 # Some hooks here do nothing; tests/semantics/test_never_fired.py tests the warning about that.
 pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
