@@ -137,13 +137,45 @@ def wrong_call(
     return problems + missing_arguments(given, own, where, owner)
 
 
-def unknown_key(where: str, key: object, keys: Collection[str]) -> Problem:
-    """The problem of a key that its section does not have."""
+def unknown_key(where: str, key: object, keys: Collection[str], deeper: Collection[str] = ()) -> Problem:
+    """The problem of a key that its section does not have.
+
+    deeper: the key paths below the section that end in the key; see `paths_to`
+    """
     if isinstance(key, bool):
         hint = "YAML reads on, off, yes and no as true and false: quote the key"
+    elif deeper:
+        hint = f"did you mean {' or '.join(repr(join(where, each)) for each in deeper)}?"
     else:
         hint = nearest(str(key), keys) if keys else ""
     return Problem(join(where, str(key)), "unknown key", hint)
+
+
+def paths_to(key: str, section: Any) -> list[str]:
+    """Up to three of the shortest key paths below a section of this type that end in `key`: ``optimizer.lr``."""
+    sections: list[tuple[str, Any]] = [("", section)]
+    for _ in range(_DEEPEST):
+        inner = [
+            (f"{path}{name}.", field)
+            for path, annotation in sections
+            for name, field in _fields(annotation).items()
+            if _fields(field.annotation)
+        ]
+        if found := [path + key for path, field in inner if key in _all_keys(field)]:
+            return found[:3]
+        sections = [(path, field.annotation) for path, field in inner]
+    return []
+
+
+_DEEPEST = 3
+"""How many sections below one another are searched for a key."""
+
+
+def _all_keys(section: FieldInfo) -> set[Any]:
+    """The keys of a section: its fields, and what its default has beside them, such as an optimizer's arguments."""
+    default = section.get_default()
+    beside = default.model_extra if isinstance(default, BaseModel) else None
+    return {*_fields(section.annotation), *(beside or ())}
 
 
 def join(*parts: str) -> str:
@@ -222,14 +254,16 @@ def _problem(
     kind = first["type"] if len(first["loc"]) == len(key) else "in a union"
     path = join(where, *map(str, key))
     if kind == "extra_forbidden":
-        return unknown_key(join(where, *map(str, key[:-1])), key[-1], _keys(model, key[:-1]))
+        section = _section(model, key[:-1])
+        deeper = paths_to(str(key[-1]), section)
+        return unknown_key(join(where, *map(str, key[:-1])), key[-1], list(_fields(section)), deeper)
     if kind == "missing":
         return Problem(path, "is missing", f"add `{key[-1]}:`" if isinstance(key[-1], str) else "")
     if kind == "value_error":
         return Problem(path, _message(first))
     found = f"found {first['input']!r}"
     if kind in ("model_type", "dict_type"):
-        return not_a_mapping(path, first["input"], _keys(model, key))
+        return not_a_mapping(path, first["input"], list(_fields(_section(model, key))))
     return Problem(path, f"{found}: {_merged(details)}", _nearest_literal(first) or _unquoted(first))
 
 
@@ -244,12 +278,12 @@ def not_a_mapping(path: str, found: object, keys: Collection[str]) -> Problem:
 _GROUPS = ("task", "model", "data", "train", "compute")
 
 
-def _keys(model: type[BaseModel], key: Sequence[int | str]) -> Collection[str]:
-    """The keys of the section at `key`."""
+def _section(model: type[BaseModel], key: Sequence[int | str]) -> Any:
+    """The type of the section at `key`."""
     annotation: Any = model
     for part in key:
         annotation = _under(annotation, part)
-    return list(_fields(annotation))
+    return annotation
 
 
 def _merged(details: Sequence[ErrorDetails]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hookrun.arguments import Args, missing_arguments, parameters, parse, unknown_arguments
+from hookrun.arguments import Args, missing_arguments, parameters, parse, paths_to, unknown_arguments
 from hookrun.errors import Problem
 
 
@@ -173,3 +173,42 @@ def test_only_a_parameter_without_default_can_be_missing() -> None:
     assert missing_arguments({}, found, "x", "net", why="no {}".format)[1] == Problem(
         "x.b", "is missing: 'net' needs it; no b", "set x.b"
     )
+
+
+class Depth(Args):
+    """A section within a section."""
+
+    rate: float = 0.5
+    depth: int = 1
+
+
+class AnyKeys(BaseModel):
+    """A section with keys that only its default shows."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str = "AdamW"
+
+
+class Trained(Args):
+    """A section that holds others."""
+
+    size: int = 1
+    inner: Depth | None = None
+    optimizer: AnyKeys = AnyKeys.model_validate({"lr": 0.1})
+
+
+class Rooted(Args):
+    """The root."""
+
+    outer: Trained = Trained()
+    depth: Depth = Depth()
+
+
+def test_a_key_of_a_section_further_down_is_told_with_its_path() -> None:
+    assert paths_to("rate", Trained) == ["inner.rate"] and paths_to("lr", Trained) == ["optimizer.lr"]
+    assert paths_to("rate", Rooted) == ["depth.rate"], "the shortest ones"
+    assert paths_to("lr", Rooted) == ["outer.optimizer.lr"] and paths_to("size", Trained) == []
+    _, (found,) = parse(Trained, {"lr": 3}, "train")
+    assert found == Problem("train.lr", "unknown key", "did you mean 'train.optimizer.lr'?")
+    _, (found,) = parse(Trained, {"sise": 3}, "train")
+    assert found.hint == "did you mean 'size'?"

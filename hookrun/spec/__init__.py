@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hookrun.errors import Problem, SpecError, nearest
+from hookrun.arguments import paths_to, unknown_key
+from hookrun.errors import Problem, SpecError
 from hookrun.root_keys import ROOT_KEYS
 from hookrun.spec.boolean_keys import without_boolean_keys
 from hookrun.spec.experiment import Data, Model, Settings, TaskKeys
@@ -169,4 +170,4 @@ def _unknown_root(key: Any) -> Problem:
         )
     if key in TYPED_ONLY:
         return Problem(str(key), "is taken from the command line only, never from a file", TYPED_ONLY[key])
-    return Problem(str(key), "unknown key", nearest(str(key), ROOT_KEYS))
+    return unknown_key("", key, ROOT_KEYS, paths_to(str(key), Settings))
