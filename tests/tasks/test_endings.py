@@ -71,12 +71,16 @@ def test_checks(run, policy: str, code: int, status: str, hook) -> None:
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
-def test_a_hook_that_never_fires_is_a_warning(run, capsys, strict: str, hook) -> None:
+def test_a_hook_that_never_fires_is_a_warning_or_under_strict_an_error(
+    run, capsys, strict: str, hook
+) -> None:
     never = hook(select="fc", hook="output_grad", action="print", when="{step: 1000}")
     found = run(*QUICK, never, f"strict={strict}", code=1 if strict == "true" else 0)
     printed = capsys.readouterr()
-    assert "WARNING: h never fired on fc" in printed.out
+    assert ("WARNING: h never fired on fc" in printed.out) == (strict == "false")
     assert ("h never fired on fc" in found.status["reason"]) == (strict == "true")
+    for what in ("h never fired on fc", "run directory:"):
+        assert (printed.out + printed.err).count(what) == 1, what
 
 
 def test_a_model_without_trainable_parameters_is_refused(refused, hook) -> None:

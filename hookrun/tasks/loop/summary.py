@@ -15,8 +15,8 @@ from hookrun.tasks.loop.running import Running
 
 def summary(running: Running) -> list[str]:
     """The lines of the summary."""
-    end = f"run directory: {running.run_dir.path}"
-    return [*hook_lines(running), *inactive_lines(running.hooks), end]
+    warnings = (f"WARNING: {line}" for line in inactive_lines(running.hooks))
+    return [*hook_lines(running), *warnings, f"run directory: {running.run_dir.path}"]
 
 
 def hook_lines(running: Running) -> Iterator[str]:
@@ -46,5 +46,5 @@ def hook_lines(running: Running) -> Iterator[str]:
 
 
 def inactive_lines(hooks: Installation) -> list[str]:
-    """A warning for each hook that matched modules but did nothing."""
-    return [f"WARNING: {line}" for line in describe_inactive(hooks.inactive, SHOWN)]
+    """A line for each hook that matched modules but did nothing."""
+    return describe_inactive(hooks.inactive, SHOWN)

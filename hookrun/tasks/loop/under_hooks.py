@@ -30,7 +30,7 @@ from hookrun.tasks.loop.running import Running
 from hookrun.tasks.loop.session import session
 from hookrun.tasks.loop.sharding import shard
 from hookrun.tasks.loop.sink import RunSink
-from hookrun.tasks.loop.summary import inactive_lines, summary
+from hookrun.tasks.loop.summary import hook_lines, inactive_lines, summary
 
 
 def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:
@@ -114,11 +114,12 @@ def run_under_hooks(
             if any(each.action.captures for each in hooked):
                 counts_of_all(run_dir.captures.counts, ranks, run_dir.reached)
         stopped = hooks.stopped
+        if (inactive := inactive_lines(hooks)) and settings.strict and stopped is None:
+            for line in hook_lines(running):
+                screen.say(line)
+            raise HookrunError("\n".join(["strict: hooks matched and did nothing", *inactive]))
         for line in summary(running):
             screen.say(line)
-        inactive = inactive_lines(hooks)
-        if inactive and settings.strict and stopped is None:
-            raise HookrunError("strict: hooks matched and did nothing\n" + "\n".join(inactive))
     return stopped
 
 
