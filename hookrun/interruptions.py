@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from hookrun.errors import HookrunError, Refusal
+
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
 )
@@ -101,7 +103,8 @@ def handled() -> Iterator[None]:
         for number in mine:
             signal.signal(number, _handle)
         try:
-            yield
+            with interruption_kept():
+                yield
         finally:
             state.closing = True
     finally:
@@ -109,6 +112,26 @@ def handled() -> Iterator[None]:
         for number in mine:
             signal.signal(number, _default(number))
         _state = _State()
+
+
+@contextmanager
+def interruption_kept() -> Iterator[None]:
+    """Raise the Interrupted that left other code of the block if that code then failed in its own `finally`.
+
+    Libraries clean up state that an interruption left incomplete, and raise an AttributeError or the like in its place.
+    What hookrun itself raises while an interruption ends a run, such as the error of a full disk, is left as it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, HookrunError) and not isinstance(error, Refusal):
+            raise
+        before = error.__context__
+        while before is not None and not isinstance(before, Interrupted):
+            before = before.__context__
+        if before is None:
+            raise
+        raise before from error
 
 
 @contextmanager

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from hookrun import interruptions
+from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interruptions import SIGNALS, Interrupted, code_of, handled, listening, pending, shielded
 
 raised = signal.raise_signal
@@ -75,6 +77,28 @@ def test_a_loop_notes_the_first_signal_and_the_second_is_raised(
         raised(INT)  # the exit code is that of the first
         done.append("another step")
     assert done == ["step"]
+
+
+def test_an_error_in_the_cleanup_of_other_code_does_not_replace_the_signal() -> None:
+    def cleans_up(error: Exception) -> None:
+        try:
+            raised(TERM)
+        finally:
+            raise error
+
+    for error in (AttributeError("no attribute 'save_nargs'"), SpecError([Problem("x", "is wrong")])):
+        with pytest.raises(Interrupted, match="SIGTERM") as caught, handled():
+            cleans_up(error)
+        assert caught.value.__cause__ is error
+    with pytest.raises(HookrunError, match="no space"), handled():
+        cleans_up(HookrunError("no space left to save a state"))
+
+
+def test_an_error_after_a_caught_interruption_is_raised() -> None:
+    with pytest.raises(AttributeError, match="mine"), handled():
+        with suppress(KeyboardInterrupt):
+            raised(TERM)
+        raise AttributeError("mine")
 
 
 def test_a_noted_signal_is_raised_at_the_end_of_the_loop() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.interruptions import code_of, shielded
+from hookrun.interruptions import code_of, interruption_kept, shielded
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.store.files import StoreError
 from hookrun.store.rank_dir import RankDir
@@ -115,7 +115,8 @@ def failure_recorded(run_dir: RunDir) -> Iterator[None]:
     """Write an exception of the block to status.json before it is raised, even if several signals arrive."""
     try:
         try:
-            yield
+            with interruption_kept():
+                yield
         except BaseException as error:
             _record_failure(run_dir, error)
             raise
