@@ -50,6 +50,8 @@ _COMPILED = frozenset({"hooks", "model", "data", "task", "experiment"})
 MOST_REFUSED = 100
 """The number of invalid jobs after which no further job is validated."""
 
+_SHOWN_AMONG_RUNS = Problem("task", "this job only prints, and other jobs are run", "make two sweeps of it")
+
 
 def sweep(
     app: App,
@@ -220,7 +222,10 @@ def _validated(
                 break
             continue
         experiments[number] = experiment
-    return experiments, refused, shown >= experiments.keys()
+    if not (shows := shown >= experiments.keys()):
+        refused |= {number: SpecError([_SHOWN_AMONG_RUNS]) for number in shown}
+        experiments = {number: each for number, each in experiments.items() if number not in shown}
+    return experiments, refused, shows
 
 
 def _why_no_job(app: App, cfg: DictConfig) -> list[Problem]:

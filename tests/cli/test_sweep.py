@@ -125,6 +125,13 @@ def test_a_read_only_sweep_shows_every_job_and_leaves_no_files(cwd: Path, notes,
     assert list(cwd.iterdir()) == []
 
 
+def test_a_job_that_only_prints_is_refused_beside_jobs_that_are_run(cwd: Path, notes, capsys) -> None:
+    for shown in ("plan", "modules"):
+        assert main(["-m", f"task=predict,{shown}"]) == 2
+        assert f"job #1 (task={shown}): task: this job only prints" in capsys.readouterr().err
+    assert notes.ran == notes.shown == [] and list(cwd.iterdir()) == []
+
+
 def test_a_job_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(SweepJob(frozenset({"mypkg"})))) == SweepJob(frozenset({"mypkg"}))
     failed = pickle.loads(pickle.dumps(JobFailed("multirun/0", 3)))
