@@ -23,12 +23,12 @@ from hookrun.cli.job_hash import record_of, without_place, write_job
 from hookrun.cli.known_runs import KnownRuns, keep_found_runs
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
-from hookrun.interruptions import handled, pending, shielded
+from hookrun.interruptions import handled, interruption_kept, pending, shielded
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.report.yaml_files import MULTIRUN
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
-from hookrun.store.format import CHECKPOINTS, JOB, STATUS, State
+from hookrun.store.format import CHECKPOINTS, JOB, REPORT, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.trust import read_once
 
@@ -166,12 +166,13 @@ class SweepJob:
             found, is_own = without_place(cfg, HydraConfig.get())
             write_job(run_dir, record_of(found))
         try:
-            config = found if found is not None and is_own else plain(cfg)
-            experiment = self.runs.of(tasks.parse_experiment(config)).of_a_sweep()
-            if self.goal is not None:
-                require_goal(experiment, self.goal)
-            prepared = tasks.prepare(experiment, trust=self.trust)
-            keep_found_runs(run_dir, cfg, prepared)
+            with interruption_kept():
+                config = found if found is not None and is_own else plain(cfg)
+                experiment = self.runs.of(tasks.parse_experiment(config)).of_a_sweep()
+                if self.goal is not None:
+                    require_goal(experiment, self.goal)
+                prepared = tasks.prepare(experiment, trust=self.trust)
+                keep_found_runs(run_dir, cfg, prepared)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             from hookrun.store.run_dir import RunDir
 
@@ -251,6 +252,13 @@ def make_page(folder: Path) -> None:
         what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
         again = f"python -m hookrun.report {folder}"
         print(f"report: not made: {what}\n  to make it later: {again}", file=sys.stderr, flush=True)
+
+
+def make_missing_page(run_dir: Path) -> None:
+    """Write the report of a finished run that was killed before it wrote the report itself."""
+    page = run_dir / REPORT
+    if not page.exists() or page.stat().st_mtime_ns < (run_dir / STATUS).stat().st_mtime_ns:
+        make_page(run_dir)
 
 
 def renew_page(sweep_dir: Path, run_dir: Path) -> None:

@@ -17,7 +17,7 @@ from hookrun.cli.errors import WrongOverrides, explained
 from hookrun.cli.exit_codes import DONE
 from hookrun.cli.garbage import collect_from_now_on, import_torch
 from hookrun.cli.hydra import conf_dir
-from hookrun.cli.jobs import SingleRun
+from hookrun.cli.jobs import SingleRun, make_missing_page
 from hookrun.cli.logs import sweep_lines
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.origins import origins_told
@@ -97,13 +97,14 @@ def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
     if _is_done(folder):
         if is_main():
             remove_left_states(folder)
+            make_missing_page(folder)
         return DONE
     shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
     if typed := [text for text in asked.overrides if text in shown]:
         what = f"{typed[0]} leaves nothing behind that could go on"
         raise SpecError([Problem("resume", what, "leave one of them out")])
     with composed_again(asked, folder, anyway=resume.anyway) as (again, cfg):
-        return _run_once(again, cfg, trust, resume)
+        return _run_once(again, cfg, trust, resume, folders=asked)
 
 
 def _is_done(folder: Path) -> bool:
@@ -134,8 +135,17 @@ def _is_all(asked: Composition) -> bool:
 
 
 def _run_once(
-    asked: Composition, cfg: DictConfig, trust: frozenset[str], resume: Resume | None = None
+    asked: Composition,
+    cfg: DictConfig,
+    trust: frozenset[str],
+    resume: Resume | None = None,
+    folders: Composition | None = None,
 ) -> int:
+    """Check one run, then show it or run it; returns the exit code.
+
+    folders: what was typed, which names the folders where needs are found; None: `asked`. A stored configuration has
+             no other experiments beside it.
+    """
     config = plain_run(cfg)
     with origins_told(cfg):
         try:
@@ -153,7 +163,8 @@ def _run_once(
         return DONE
     with nullcontext(ALONE) if shows else ranks_of(experiment) as ranks:
         try:
-            return _checked_and_run(asked, cfg, trust, resume, experiment, ranks)
+            needs = NeededRuns(folders or asked, trust)
+            return _checked_and_run(asked, cfg, trust, resume, experiment, ranks, needs)
         except RefusedByMain as refused:
             return refused.exit_code
 
@@ -165,6 +176,7 @@ def _checked_and_run(
     resume: Resume | None,
     experiment: Experiment,
     ranks: Ranks,
+    needs: NeededRuns,
 ) -> int:
     """Check everything, then show it or run it; returns the exit code. Every rank calls this function."""
     config, shows = plain_run(cfg), tasks.task_of(experiment).shows
@@ -182,7 +194,6 @@ def _checked_and_run(
         if resume is not None and (Path(cfg.hydra.runtime.output_dir) / JOB).exists():
             experiment = experiment.of_a_sweep()
         previous = previous_run([experiment], Path(cfg.hydra.runtime.output_dir).parent)
-        needs = NeededRuns(asked, trust)
         needs.find(experiment)
         if ranks.several:
             refuse_needs(missing=needs.missing)

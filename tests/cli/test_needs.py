@@ -217,6 +217,25 @@ def test_forbidden_needs_are_refused(
     assert set(cwd.rglob("*")) == before
 
 
+def test_a_resumed_run_finds_its_needs_in_the_folders_that_are_typed_again(
+    call: Call, cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("the machine is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("hookrun.tasks.predict.PredictTask.perform", fails)
+        assert call("experiment=clean", "hydra.run.dir=clean")[0] == 1
+    assert call("experiment=patch", "hydra.run.dir=whole")[0] == 0
+    with monkeypatch.context() as broken:
+        broken.setattr("hookrun.tasks.predict.PredictTask.perform", fails)
+        assert call("experiment=patch", "hydra.run.dir=one")[0] == 1
+    code, said = call("resume=one")
+    assert code == 0 and "used again" in said, said
+    whole, resumed = hookrun.open_run("whole"), hookrun.open_run("one")
+    assert (resumed.path / "samples.jsonl").read_bytes() == (whole.path / "samples.jsonl").read_bytes()
+
+
 def test_needs_of_needs_run_and_a_circle_is_refused(call: Call, cwd: Path, conf: Callable[..., str]) -> None:
     twice = PATCH.replace("experiment: clean, overrides", "experiment: patch, overrides").replace(
         "capture: seen", "capture: after"

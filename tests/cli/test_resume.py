@@ -227,6 +227,18 @@ def test_states_are_kept_with_keep_done(cwd: Path, say: Say) -> None:
     assert say(["resume=one"])[0] == 0 and Path("one/checkpoints", states[-1]).is_dir()
 
 
+def test_the_page_that_a_killed_process_did_not_write_is_written(cwd: Path, pages, say: Say) -> None:
+    assert say([*SMALL, "hydra.run.dir=one"])[0] == 0
+    page = Path("one/report.html")
+    written = page.read_text()
+    for break_it in (page.unlink, lambda: os.utime(page, (0, 0))):
+        break_it()
+        code, said = say(["resume=one"])
+        assert code == 0 and "nothing to resume" in said and f"report: {page.absolute()}" in said
+        assert page.read_text() == written
+        assert "report:" not in say(["resume=one"])[1]
+
+
 def test_states_that_a_killed_process_left_in_a_run_that_is_done_are_removed(
     cwd: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
