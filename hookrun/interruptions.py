@@ -19,8 +19,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from hookrun.errors import HookrunError, Refusal
-
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
 )
@@ -69,6 +67,7 @@ class _State:
     listening: the number of running loops that call `pending`
     shielded:  the number of `shielded` blocks that are running
     waiting:   whether a signal is still to be raised
+    raised:    what was raised where a signal arrived; None: nothing yet
     closing:   whether the handlers are being removed
     """
 
@@ -80,6 +79,7 @@ class _State:
         self.listening = 0
         self.shielded = 0
         self.waiting = False
+        self.raised: Interrupted | None = None
         self.closing = False
 
 
@@ -91,7 +91,8 @@ _leaving: list[int] = []
 def handled() -> Iterator[None]:
     """Handle the signals during the block, except those that other code handles or ignores; only in the main thread.
 
-    Raises Interrupted in the block.
+    Raises Interrupted in the block, and after it if the block then ended with another error: pydantic reports a model
+    whose construction was interrupted as a wrong one, and other libraries fail while they clean up.
     """
     global _state
     mine = [number for number in SIGNALS if _is_default(number)] if _is_main_thread() else []
@@ -103,8 +104,11 @@ def handled() -> Iterator[None]:
         for number in mine:
             signal.signal(number, _handle)
         try:
-            with interruption_kept():
-                yield
+            yield
+        except Exception as error:
+            if state.raised is None:
+                raise
+            raise state.raised from error
         finally:
             state.closing = True
     finally:
@@ -119,13 +123,10 @@ def interruption_kept() -> Iterator[None]:
     """Raise the Interrupted that left other code of the block if that code then failed in its own `finally`.
 
     Libraries clean up state that an interruption left incomplete, and raise an AttributeError or the like in its place.
-    What hookrun itself raises while an interruption ends a run, such as the error of a full disk, is left as it is.
     """
     try:
         yield
     except Exception as error:
-        if isinstance(error, HookrunError) and not isinstance(error, Refusal):
-            raise
         before = error.__context__
         while before is not None and not isinstance(before, Interrupted):
             before = before.__context__
@@ -265,7 +266,8 @@ def _handle(signum: int, _frame: FrameType | None) -> None:
             )
         return
     state.waiting = False
-    raise Interrupted(state.first)
+    state.raised = Interrupted(state.first)
+    raise state.raised
 
 
 def _raise_waiting(state: _State) -> None:

@@ -15,8 +15,16 @@ from pathlib import Path
 import pytest
 
 from hookrun import interruptions
-from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.interruptions import SIGNALS, Interrupted, code_of, handled, listening, pending, shielded
+from hookrun.interruptions import (
+    SIGNALS,
+    Interrupted,
+    code_of,
+    handled,
+    interruption_kept,
+    listening,
+    pending,
+    shielded,
+)
 
 raised = signal.raise_signal
 TERM, INT, HUP, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
@@ -80,25 +88,29 @@ def test_a_loop_notes_the_first_signal_and_the_second_is_raised(
 
 
 def test_an_error_in_the_cleanup_of_other_code_does_not_replace_the_signal() -> None:
-    def cleans_up(error: Exception) -> None:
-        try:
-            raised(TERM)
-        finally:
-            raise error
-
-    for error in (AttributeError("no attribute 'save_nargs'"), SpecError([Problem("x", "is wrong")])):
-        with pytest.raises(Interrupted, match="SIGTERM") as caught, handled():
-            cleans_up(error)
+    error = AttributeError("no attribute 'save_nargs'")
+    for around in (handled, interruption_kept):
+        with pytest.raises(Interrupted, match="SIGTERM") as caught, handled(), around():
+            try:
+                raised(TERM)
+            finally:
+                raise error
         assert caught.value.__cause__ is error
-    with pytest.raises(HookrunError, match="no space"), handled():
-        cleans_up(HookrunError("no space left to save a state"))
 
 
-def test_an_error_after_a_caught_interruption_is_raised() -> None:
-    with pytest.raises(AttributeError, match="mine"), handled():
+def test_an_error_that_other_code_raises_in_place_of_the_signal_does_not_replace_it() -> None:
+    with pytest.raises(Interrupted, match="SIGTERM"), handled():
         with suppress(KeyboardInterrupt):
             raised(TERM)
-        raise AttributeError("mine")
+        raise ValueError("Error building a validator: interrupted by SIGTERM")
+
+
+def test_without_a_signal_every_error_is_raised_as_it_is() -> None:
+    with pytest.raises(ValueError, match="mine"), handled(), interruption_kept():
+        raise ValueError("mine")
+    with pytest.raises(ValueError, match="mine"), handled(), listening(), interruption_kept():
+        raised(TERM)  # it is only noted
+        raise ValueError("mine")
 
 
 def test_a_noted_signal_is_raised_at_the_end_of_the_loop() -> None:
