@@ -109,7 +109,7 @@ class App(Hydra):
 
     def run_checked(self, cfg: DictConfig, task: TaskFunction) -> JobReturn:
         """Create the run directory of `cfg` and call `task` in it."""
-        with self._checking(cfg):
+        with self._checking(cfg, cfg.hydra.run.dir):
             return self.run(cfg.hydra.job.config_name, task, [])
 
     def sweep_checked(self, cfg: DictConfig, task: TaskFunction, over: Callable[[Launcher], Launcher]) -> Any:
@@ -117,14 +117,26 @@ class App(Hydra):
 
         over: wraps the launcher that `cfg` names; the sweeper gets the result
         """
-        with self._checking(cfg), _launchers(over), _composed_before():
+        with self._checking(cfg, cfg.hydra.sweep.dir), _launchers(over), _composed_before():
             return self.multirun(cfg.hydra.job.config_name, task, [])
 
     @contextmanager
-    def _checking(self, cfg: DictConfig) -> Iterator[None]:
+    def _checking(self, cfg: DictConfig, folder: str) -> Iterator[None]:
+        """Use `cfg` instead of a new composition.
+
+        folder: the directory of the run or sweep
+
+        Raises StoreError if Hydra's files cannot be written there; the system names no file if the disk is full.
+        """
         self._checked = cfg
         try:
             yield
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            from hookrun.store.files import StoreError, os_reason
+
+            raise StoreError(f"cannot write Hydra's files in {folder}: {os_reason(error)}") from error
         finally:
             self._checked = None
 

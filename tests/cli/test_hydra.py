@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import errno
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from hydra.core.singleton import Singleton
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from hookrun.cli import main
 from hookrun.cli.hydra import conf_dir, opened
 from hookrun.errors import SpecError
 
@@ -34,6 +37,20 @@ def test_folders_are_searched_in_the_order_given_and_the_main_one_last(tmp_path:
     second.mkdir()
     with opened(conf_dir(), first, second) as app:
         assert app.folders() == [first, second, conf_dir()]
+
+
+@pytest.mark.parametrize("sweep", [False, True])
+def test_a_full_disk_is_not_a_wrong_configuration_and_its_folder_is_named(
+    cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], notes, sweep: bool
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("hookrun.cli.in_turn._save" if sweep else "hydra.core.utils._save_config", full)
+    typed = ["-m", "seed=5,6", "hydra.sweep.dir=mine"] if sweep else ["seed=5", "hydra.run.dir=mine"]
+    assert main(typed) == 1
+    said = "cannot write Hydra's files in mine: No space left on device"
+    assert said in capsys.readouterr().err
 
 
 def test_a_checked_configuration_is_not_composed_again(tmp_path: Path) -> None:
