@@ -214,7 +214,8 @@ def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
         raise
     except (Exception, SystemExit) as error:
         report(error, run_dir)
-        _tell_how_to_go_on(run_dir)
+        if _status(run_dir) != before:  # otherwise the same command would be refused again
+            _tell_how_to_go_on(run_dir)
         return exit_code(error)
     finally:
         if _status(run_dir) != before:  # otherwise no run was started there

@@ -18,7 +18,7 @@ from hookrun.cli.hydra import BASIC_LAUNCHER, App, numbered
 from hookrun.cli.in_turn import in_turn
 from hookrun.cli.job_directories import JobDirectories, refuse_links
 from hookrun.cli.job_hash import JobHashes
-from hookrun.cli.jobs import NOT_STARTED, JobFailed
+from hookrun.cli.jobs import NOT_STARTED, JobFailed, make_missing_page
 from hookrun.cli.study import Study
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.spec.objective import Goal
@@ -216,6 +216,7 @@ class Launching:
     def _over(self, name: str, code: int) -> JobReturn:
         """The JobReturn of a job that is over."""
         run_dir = self.sweep_dir / name
+        make_missing_page(run_dir)
         hydra = OmegaConf.create({"hydra": {"runtime": {"output_dir": str(run_dir)}}})
         job = JobReturn(hydra_cfg=hydra, status=JobStatus.COMPLETED)
         try:

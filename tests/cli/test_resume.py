@@ -166,6 +166,13 @@ def test_a_run_with_only_damaged_states_is_not_changed(failed: Path, say: Say) -
     assert say([f"resume={failed}", "resume_anyway=true"])[0] == 0
 
 
+def test_a_run_that_cannot_go_on_is_not_told_to_go_on(failed: Path, say: Say) -> None:
+    lines = failed / "metrics.jsonl"
+    lines.write_bytes(lines.read_bytes()[:-9])
+    code, said = say([f"resume={failed}"])
+    assert code == 1 and "metrics.jsonl has" in said and "to go on:" not in said
+
+
 def test_a_damaged_state_is_named_and_an_earlier_one_is_used(failed: Path, say: Say) -> None:
     (failed / "checkpoints" / "state_000005" / "tensors.safetensors").write_bytes(b"torn")
     code, said = say([f"resume={failed}"])

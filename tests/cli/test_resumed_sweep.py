@@ -56,6 +56,17 @@ def test_finished_jobs_are_not_run_again_and_the_rest_continues(pages, notes, ea
     assert main(["-m", "+resume=mine"]) == 3 and notes.ran == [], "alone it is the sweep that is stored"
 
 
+def test_a_finished_job_without_its_page_gets_it(
+    notes, earlier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert swept("seed=5,6") == 0
+    (earlier / "0/report.html").touch()
+    made = list[Path]()
+    monkeypatch.setattr("hookrun.cli.jobs.make_page", made.append)
+    assert main(["-m", "resume=mine"]) == 0
+    assert made == [earlier / "1"]
+
+
 def test_a_larger_sweep_gives_new_numbers_and_a_changed_job_is_a_new_job(
     notes, earlier: Path, capsys
 ) -> None:
