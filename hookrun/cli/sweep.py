@@ -367,7 +367,7 @@ def _best(sweep_dir: Path) -> str:
     best = facts.best
     if best is None or best.value is None or len(facts.jobs) < 2:
         return ""
-    settings = " ".join(f"{key}={best.overrides.get(key, '')}" for key in facts.varied)
+    settings = " ".join(f"{key}={best.overrides[key]}" for key in facts.varied if key in best.overrides)
     name = f"{best.name} ({settings})" if settings else best.name
     found = facts.difference(best)
     baseline = f" (without hooks: {best.value - found.value:.6g})" if found else ""

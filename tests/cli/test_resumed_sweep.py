@@ -67,6 +67,15 @@ def test_a_finished_job_without_its_page_gets_it(
     assert made == [earlier / "1"]
 
 
+def test_the_line_about_the_best_job_names_only_keys_that_were_set_for_it(earlier: Path, capsys) -> None:
+    small = ["compute.device=cpu", "model=mlp", "train.limit_batches=1", "train.epochs=1"]
+    assert swept(*small, "seed=1") == 0
+    rest = [text for text in small if "epochs" not in text]
+    assert main(["-m", *rest, "seed=2", "train.optimizer.lr=0.01", "resume=mine"]) == 0
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("best: job 1 ")]
+    assert line.startswith("best: job 1 (seed=2 train.optimizer.lr=0.01), ")
+
+
 def test_a_larger_sweep_gives_new_numbers_and_a_changed_job_is_a_new_job(
     notes, earlier: Path, capsys
 ) -> None:
