@@ -75,12 +75,13 @@ class Needed:
 class NeededRuns:
     """The runs that the experiments of one command need.
 
-    asked: the command line; only its config folders and `hydra.searchpath` are used
-    trust: packages that a user's own code may come from
+    asked:   the command line; only its config folders and `hydra.searchpath` are used
+    trust:   packages that a user's own code may come from
+    resumes: whether the command resumes a run, which does not store the folders
     """
 
-    def __init__(self, asked: Composition, trust: frozenset[str]) -> None:
-        self._asked, self._trust = asked, trust
+    def __init__(self, asked: Composition, trust: frozenset[str], *, resumes: bool = False) -> None:
+        self._asked, self._trust, self._resumes = asked, trust, resumes
         self._needed = dict[Need, Needed]()
         self._found = dict[Need, str | None]()
         self._waited = False
@@ -153,7 +154,8 @@ class NeededRuns:
         names = options(self._asked.repository, "experiment")
         if need.experiment not in names:
             what = f"there is no experiment {need.experiment!r}"
-            raise SpecError([Problem(f"{where}.experiment", what, nearest(need.experiment, names))])
+            again = "type --config-dir again, if the run had one" if self._resumes else ""
+            raise SpecError([Problem(f"{where}.experiment", what, again or nearest(need.experiment, names))])
         if problems := list(self._wrong_overrides(f"{where}.overrides", need.overrides)):
             raise SpecError(problems)
         search = [text for text in self._asked.overrides if text.lstrip("+").startswith("hydra.searchpath=")]

@@ -163,7 +163,7 @@ def _run_once(
         return DONE
     with nullcontext(ALONE) if shows else ranks_of(experiment) as ranks:
         try:
-            needs = NeededRuns(folders or asked, trust)
+            needs = NeededRuns(folders or asked, trust, resumes=resume is not None)
             return _checked_and_run(asked, cfg, trust, resume, experiment, ranks, needs)
         except RefusedByMain as refused:
             return refused.exit_code

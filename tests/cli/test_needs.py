@@ -218,7 +218,7 @@ def test_forbidden_needs_are_refused(
 
 
 def test_a_resumed_run_finds_its_needs_in_the_folders_that_are_typed_again(
-    call: Call, cwd: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_: Any) -> None:
         raise RuntimeError("the machine is gone")
@@ -230,6 +230,8 @@ def test_a_resumed_run_finds_its_needs_in_the_folders_that_are_typed_again(
     with monkeypatch.context() as broken:
         broken.setattr("hookrun.tasks.predict.PredictTask.perform", fails)
         assert call("experiment=patch", "hydra.run.dir=one")[0] == 1
+    assert main(["resume=one"]) == 2
+    assert "type --config-dir again" in capsys.readouterr().err
     code, said = call("resume=one")
     assert code == 0 and "used again" in said, said
     whole, resumed = hookrun.open_run("whole"), hookrun.open_run("one")
