@@ -172,7 +172,7 @@ class NeededRuns:
             config = plain_run(cfg)
             experiment = tasks.parse_experiment(config)
             if tasks.task_of(experiment).shows:
-                what = f"task={experiment.settings.task.name} leaves no run behind"
+                what = f"task={experiment.settings.task.name} does not make a run directory"
                 raise SpecError([Problem("task", what, "need a task that is run, such as predict")])
         return cfg, config, experiment
 

@@ -101,7 +101,7 @@ def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
         return DONE
     shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
     if typed := [text for text in asked.overrides if text in shown]:
-        what = f"{typed[0]} leaves nothing behind that could go on"
+        what = f"{typed[0]} does not make a run that could be resumed"
         raise SpecError([Problem("resume", what, "leave one of them out")])
     with composed_again(asked, folder, anyway=resume.anyway) as (again, cfg):
         return _run_once(again, cfg, trust, resume, folders=asked)

@@ -56,7 +56,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 _SMALL = 1 << 16
-_BEHIND = 1 << 26
+_MOST_UNHASHED = 1 << 26
 
 
 class Digest(Protocol):
@@ -132,16 +132,16 @@ def write_tensors(
             file.write(data)
             size += data.nbytes
         return digest.hexdigest(), size
-    behind = 0
+    unhashed = 0
     writer = BlockWriter(file)
     # Hashing takes twice as long as writing; both release the GIL.
     with ThreadPoolExecutor(1) as hashing:
         for data in blocks:
             hashed = hashing.submit(digest.update, data)
-            behind += data.nbytes
-            if behind > _BEHIND:  # blocks that wait to be hashed stay in memory
+            unhashed += data.nbytes
+            if unhashed > _MOST_UNHASHED:  # blocks that wait to be hashed stay in memory
                 hashed.result()
-                behind = 0
+                unhashed = 0
             writer.write(data)
             size += data.nbytes
     return digest.hexdigest(), size

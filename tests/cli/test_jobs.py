@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from hookrun.cli import main
 from hookrun.cli.jobs import SweepJob
 from hookrun.interruptions import Interrupted
+from hookrun.store.reader import open_run
 
 
 def only_run(folder: Path) -> Path:
@@ -118,3 +119,27 @@ def test_signals_are_handled_in_the_process_of_any_launcher(monkeypatch, tmp_pat
 
 def test_the_pickled_job_holds_only_what_a_launcher_needs() -> None:
     assert SweepJob(frozenset()) == SweepJob(trust=frozenset(), optimizing=False)
+
+
+def interrupted_and_cleaned_up(*_: object, **__: object) -> None:
+    """Is interrupted in other code, whose cleanup then fails."""
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        raise AttributeError("no attribute '_set'")
+
+
+def test_a_job_that_is_interrupted_while_it_is_prepared_is_interrupted(
+    cwd: Path, notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hookrun.tasks.prepare", interrupted_and_cleaned_up)
+    assert main(["-m", "seed=5,6", "hydra.sweep.dir=mine"]) == 143
+    assert open_run(cwd / "mine/0").status["status"] == "interrupted" and not Path("mine/1").exists()
+
+
+def test_a_run_whose_interruption_another_error_replaced_is_interrupted(
+    cwd: Path, no_pages: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hookrun.tasks.predict.PredictTask.execute", interrupted_and_cleaned_up)
+    assert main(["compute.device=cpu", "model=mlp", "task=predict", "hydra.run.dir=mine"]) == 143
+    assert open_run(cwd / "mine").status["reason"] == "interrupted by SIGTERM"

@@ -196,7 +196,7 @@ def test_errors_of_a_need_are_reported_with_its_key_path(
             "{clean: {experiment: clean, overrides: ['--config-dir=/']}}",
             "is not a key that a file may set in a need",
         ),
-        ("{clean: {experiment: clean, overrides: ['task=plan']}}", "task=plan leaves no run behind"),
+        ("{clean: {experiment: clean, overrides: ['task=plan']}}", "task=plan does not make a run directory"),
         ('{clean: {experiment: clean, overrides: ["seed=${oc.env:HOME}"]}}', "`oc.env` is refused"),
         ("{previous: {experiment: clean}}", "previous is the run before"),
         ("{a/b: {experiment: clean}}", "expected a letter"),

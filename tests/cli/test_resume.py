@@ -103,7 +103,7 @@ def test_a_resumed_run_continues_and_is_then_done(failed: Path, say: Say) -> Non
         ),
         (["train.lr=3"], "train.lr"),
         (["model=cnn"], "model.name: 'mlp' there, 'cnn' now"),
-        (["task=plan"], "task=plan leaves nothing behind"),
+        (["task=plan"], "task=plan does not make a run that could be resumed"),
     ],
 )
 def test_another_configuration_is_refused_with_each_difference(

@@ -108,4 +108,4 @@ def test_a_run_that_is_done_is_not_resumed_and_what_is_only_shown_cannot_be(note
     assert main(["seed=1", "hydra.run.dir=failed"]) == 1
     capsys.readouterr()
     assert main(["resume=failed", "task=plan"]) == 2
-    assert "task=plan leaves nothing behind that could go on" in capsys.readouterr().err
+    assert "task=plan does not make a run that could be resumed" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 
 from hookrun.store import background
 from hookrun.store.background import Background, InTwoSteps
-from hookrun.tasks.loop.behind import BackgroundWriter
+from hookrun.tasks.loop.background_writer import BackgroundWriter
 
 
 def test_where_no_thread_can_be_started_each_piece_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

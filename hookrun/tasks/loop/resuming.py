@@ -31,7 +31,7 @@ from hookrun.store.states import LEAST_KEPT, SavedState, write_state
 from hookrun.store.tree import Flat, NotPlain, flatten
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.average import Average
-from hookrun.tasks.loop.behind import BackgroundWriter
+from hookrun.tasks.loop.background_writer import BackgroundWriter
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.rank_states import RANKS, SUMS, RankState, for_rank, with_sums
@@ -56,14 +56,14 @@ class Resuming:
     """Saves and loads the states of one run.
 
     around: makes a context manager in which the model has the weights to save
-    behind: writes the states of epochs, and the files that must be written before them, in the background
+    writer: writes the states of epochs, and the files that must be written before them, in the background
     """
 
     def __init__(self, ready: Ready, run_dir: RunDir, model: nn.Module, hooks: Installation) -> None:
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._ready, self._run_dir = ready, run_dir
         self._model, self._hooks = model, hooks
-        self.behind = BackgroundWriter(at_once=ready.settings.data.workers > 0)
+        self.writer = BackgroundWriter(at_once=ready.settings.data.workers > 0)
         self._held = dict[str, Callable[[], Any]]()
         self._checkpoint = ready.settings.train.checkpoint
         self._saved = time.monotonic()
@@ -139,7 +139,7 @@ class Resuming:
         due = (due and not may_wait) or waited or late or signal is not None
         number, saves = self._run_dir.ranks.largest([0 if signal is None else signal.signum, due])
         if saves:
-            self.save(behind=may_wait and not number)
+            self.save(in_background=may_wait and not number)
         if number:
             raise signal or Interrupted(number)
         return bool(saves)
@@ -153,10 +153,10 @@ class Resuming:
         """Seconds since the last state, or since the run began."""
         return time.monotonic() - self._saved
 
-    def save(self, *, behind: bool = False) -> None:
+    def save(self, *, in_background: bool = False) -> None:
         """Save a state; every rank calls it, and rank 0 writes. HookrunError if a part cannot be saved.
 
-        behind: write it in the background
+        in_background: write it in another thread
         """
         began = time.monotonic()
         try:
@@ -178,7 +178,7 @@ class Resuming:
                 at = encode({"epoch": clock.epoch, "step": clock.step})
                 write = partial(self._write, f'{self._about[:-1]}, "at": {at}}}')
                 if self._run_dir.ranks.is_main:
-                    self.behind.write(flatten(tree), write, soon=behind)
+                    self.writer.write(flatten(tree), write, soon=in_background)
         except NotPlain as error:
             raise HookrunError(
                 f"a resumable state of the run cannot be saved: {error}; train.checkpoint.every=null saves no states"

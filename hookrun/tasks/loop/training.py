@@ -165,7 +165,7 @@ def _save_last(loop: Loop) -> None:
         if loop.average is not None:
             with loop.average.swapped_in():
                 _save(running, AVERAGED)
-    running.resuming.behind.wait()
+    running.resuming.writer.wait()
     kept = [name for name in (BEST, LAST, AVERAGED) if (running.run_dir.checkpoints / name).exists()]
     why = f"none, as train.checkpoint.save is {checkpoint.save}"
     running.screen.say(f"checkpoints: {', '.join(kept) or why}")
@@ -179,7 +179,7 @@ def _save(running: Running, name: str) -> None:
     if is_main:  # the other ranks have the same weights
         path, applied = running.run_dir.checkpoints / name, running.prepared.plan.applied()
         found = checkpoint.checkpoint_of(running.model, path, applied=applied, state=state)
-        running.resuming.behind.write(found, checkpoint.WeightsFile.write)
+        running.resuming.writer.write(found, checkpoint.WeightsFile.write)
 
 
 def _over(loop: Loop) -> bool:

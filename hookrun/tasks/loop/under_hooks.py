@@ -100,7 +100,7 @@ def run_under_hooks(
         )
         # Records are written after a failure too, since they may explain it.
         last = (
-            resuming.behind.close,
+            resuming.writer.close,
             sink.settle,
             run_dir.flush,
             lambda: run_dir.write_hooks(hook_facts(hooks)),

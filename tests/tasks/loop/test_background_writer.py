@@ -7,15 +7,15 @@ import torch
 
 from hookrun.store.files import StoreError
 from hookrun.store.tree import Flat, flatten
-from hookrun.tasks.loop import behind
-from hookrun.tasks.loop.behind import BackgroundWriter
+from hookrun.tasks.loop import background_writer
+from hookrun.tasks.loop.background_writer import BackgroundWriter
 
 
 @pytest.mark.parametrize("most", [2**26, 0])
 def test_it_is_written_in_order_with_the_content_at_the_call(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(behind, "MOST", most)  # 0: too large to be copied
+    monkeypatch.setattr(background_writer, "MOST", most)  # 0: too large to be copied
     writing, written, weight = BackgroundWriter(), list[float](), torch.zeros(4)
     for _ in range(20):
         weight += 1
