@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from pydantic import Field
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import is_image_file
+from torchvision.datasets.folder import IMG_EXTENSIONS, is_image_file
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from hookrun.arguments import Args
@@ -93,14 +93,16 @@ class _Folders(Source[A]):
             sizes={split: None if split in layout.folders and split != empty else 0 for split in SPLITS},
         )
 
+    def require_images(self, folder: Path, classes: Sequence[str]) -> None:
+        """Raise SpecError if a class has no image, in its folder or below it."""
+        if empty := [name for name in classes if not _has_image(folder / name)]:
+            what = f"{folder}: there are no images in {listed(empty, _SHOWN)}"
+            hint = f"give each class an image ({' '.join(IMG_EXTENSIONS)}), or remove its folder"
+            raise SpecError([Problem("data.root", what, hint)])
+
     def images(self, folder: Path) -> list[tuple[str, int]]:
-        """Path and label of every image, by class and name. Raises SpecError where a class has none."""
-        try:
-            return list(ImageFolder(folder).samples)
-        except FileNotFoundError as error:
-            raise SpecError(
-                [Problem("data.root", f"{folder}: {error}", "give each class an image")]
-            ) from error
+        """Path and label of every image, by class and name."""
+        return list(ImageFolder(folder).samples)
 
 
 class _ImageFolder(_Folders[ImageFolderArgs]):
@@ -125,6 +127,7 @@ class _ImageFolder(_Folders[ImageFolderArgs]):
                 f"none of the images in {root} is for the split '{split}' (val_fraction {args.val_fraction})"
             )
             raise SpecError([Problem("data.args.val_fraction", what, "set it between 0 and 1")])
+        self.require_images(layout.folders[split], layout.classes)
         return self.description(layout, empty)
 
     def open(self, root: Path | None, args: ImageFolderArgs, split: Split, seed: int) -> Samples:
@@ -153,6 +156,7 @@ class _ImageNet(_Folders[ImageNetArgs]):
             what = f"{layout.folders[split]} has {found} class folders, where {args.classes} are expected"
             hint = "complete them, or for a subset with labels of its own set data.args.classes=null"
             raise SpecError([Problem("data.args.classes", what, hint)])
+        self.require_images(layout.folders[split], layout.classes)
         return self.description(layout)
 
     def open(self, root: Path | None, args: ImageNetArgs, split: Split, seed: int) -> Samples:
@@ -193,6 +197,12 @@ class _Images(Samples):
 def _folders_in(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir())
+
+
+def _has_image(folder: Path) -> bool:
+    """Whether ImageFolder would find an image in the folder or below it."""
+    walk = os.walk(folder, followlinks=True)
+    return any(is_image_file(name) for _, _, names in walk for name in names)
 
 
 def _holds_image(folder: Path) -> bool:

@@ -134,12 +134,17 @@ def test_no_class_folders(tmp_path: Path, folder: str) -> None:
     )
 
 
-def test_a_class_without_images_is_named_when_the_data_is_loaded(split_root: Path) -> None:
+def test_a_class_without_images_is_named_before_the_data_is_loaded(
+    split_root: Path, write_images: Any
+) -> None:
     for part in ("train", "val"):
         (split_root / part / "empty").mkdir()
-    with pytest.raises(SpecError, match="Found no valid file for the classes empty") as caught:
-        load(section(split_root), "train", seed=0)
-    assert [p.where for p in caught.value.errors] == ["data.root"]
+    found = problem(section(split_root))
+    assert found.where == "data.root"
+    assert found.what == f"{split_root / 'train'}: there are no images in empty"
+    write_images(split_root / "train" / "empty" / "deeper")
+    assert describe(section(split_root)).num_classes == 3
+    assert problem(section(split_root), "val").what.startswith(f"{split_root / 'val'}: ")
 
 
 def test_images_of_different_sizes_are_refused_with_advice(split_root: Path) -> None:
