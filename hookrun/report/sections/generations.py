@@ -65,6 +65,14 @@ class Generated:
     without: Continuation | None
     next: Sequence[NextToken]
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether the hooks changed the continuation or a probability, or there is nothing to compare it with."""
+        if self.without is None:
+            return True
+        pieces = [*self.now.pieces, *self.without.pieces]
+        return any(each.changed for each in pieces) or any(each.now != each.without for each in self.next)
+
 
 @dataclass(frozen=True)
 class Generations:

@@ -144,4 +144,4 @@ def _rank(text: str) -> tuple[bool, float, str]:
     return number is None, number or 0.0, text
 
 
-SECTION = ReportSection("figures", "Pictures", _figures, "swept.html")
+SECTION = ReportSection("figures", "Metrics by swept key", _figures, "swept.html")

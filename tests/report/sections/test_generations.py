@@ -67,6 +67,13 @@ def test_both_continuations_are_shown_side_by_side_with_the_difference_marked(
     assert "without hooks" not in page(alone) and "one two" in page(alone).replace("\n", "")
 
 
+def test_the_probabilities_are_open_only_where_the_hooks_changed_something(page: Callable[..., str]) -> None:
+    same = {**LINE, "ids_without": LINE["ids"], "text_without": LINE["text"], "next_without": LINE["next"]}
+    assert "<details open><summary>the most probable" in page(LINE)
+    assert "<details><summary>the most probable" in page({**same, "kl_first": 0.0})
+    assert "<details open><summary>the most probable" in page({**same, "next_without": [[3, "one", 0.75]]})
+
+
 def test_the_marked_difference_is_between_the_equal_ends() -> None:
     assert changed_places("abcd", "aXcd") == ([False, True, False, False],) * 2
     assert changed_places("abcd", "ad") == ([False, True, True, False], [False, False])

@@ -27,3 +27,10 @@ def test_the_page_states_the_objective_and_marks_the_best_job(sweep: Path, copie
     old = page(copied)
     assert "Single batches, not means train/accuracy, train/loss" in old.text
     assert f"Best: job {best['job']} with" in old.text
+
+
+def test_the_best_job_is_named_with_the_keys_that_it_was_given(sweep: Path, copied: Path, page) -> None:
+    best = max(table(sweep), key=lambda row: float(row["objective"]))
+    (copied / best["job"] / ".hydra/overrides.yaml").write_text(json.dumps(["seed=7"]))
+    write_report(copied)
+    assert ': <span class="mono">seed=7 </span>' in page(copied).source

@@ -55,3 +55,9 @@ def test_a_job_whose_metric_is_nan_is_counted_and_the_curve_continues(copied: Pa
     assert "left out: 2 jobs whose value is not finite" in section
     assert re.search(r'class="line c0" d="M[\d.]+ [\d.]+L', section)
     assert [row["val/loss"] for row in table(copied)][:2] == ["nan", "nan"]
+
+
+def test_the_navigation_has_the_words_of_the_heading(sweep: Path, page) -> None:
+    source = page(sweep).source
+    assert '<h2 id="figures">Metrics by swept key</h2>' in source
+    assert '<a href="#figures">Metrics by swept key</a>' in source
