@@ -126,7 +126,8 @@ class GenerateTask(TaskOfSplits):
         """One line about the length of the continuations and how tokens are chosen."""
         how = "always the most probable one" if self.sampling is None else f"drawn with {self.sampling}"
         more = "; then once more without the hooks" if self.compare else ""
-        return [f"each prompt is continued by up to {self.max_new_tokens} tokens, {how}{more}"]
+        tokens = f"{self.max_new_tokens} token{'' if self.max_new_tokens == 1 else 's'}"
+        return [f"each prompt is continued by up to {tokens}, {how}{more}"]
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
         """The common notes, and a note if `compare` is set and there are no hooks."""
