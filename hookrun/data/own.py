@@ -95,7 +95,7 @@ class OwnData(Source[OwnArgs]):
                 [Problem(_ARGS, factory.failure(error), "correct it, or its arguments")]
             ) from error
         if data is not None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            what = f"'{factory.text}' returned a {type(data).__qualname__} for the split '{split}'"
+            what = f"'{factory.text}' returned an object of type {type(data).__qualname__} for the split '{split}'"
             hint = "return a data set with __len__ and __getitem__, as a torch.utils.data.Dataset of fixed length has"
             raise SpecError([Problem(_WHERE, what, hint)])
         return data

@@ -56,7 +56,7 @@ def test_samples_are_tensors_and_the_seed_is_the_experiment_s() -> None:
 @pytest.mark.cases(
     ("made", "said"),
     [
-        (lambda split: 3, "returned a int for the split 'train'"),
+        (lambda split: 3, "returned an object of type int for the split 'train'"),
         (lambda split: [], "the split 'val' has no samples"),
         (lambda split: [1], "sample 0 of 'hookrun_test.data:build' is a int"),
         (lambda split: [(object(), 1)], "sample 0 of 'hookrun_test.data:build' holds a object"),

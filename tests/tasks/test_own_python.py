@@ -261,7 +261,7 @@ def test_data_of_the_users_own(run: Callable[..., Run], refused: Callable[..., s
     assert [line["split"] for line in only.metrics] == ["train", "train"]
     for factory, says in (
         ("ownpkg:no_pairs", "sample 0 of 'ownpkg:no_pairs' is a int, expected (input, target)"),
-        ("ownpkg:no_data", "returned a int for the split"),
+        ("ownpkg:no_data", "returned an object of type int for the split"),
         ("ownpkg:train_onyl", "did you mean 'train_only'?"),
     ):
         assert says in refused(*own, f"data.factory={factory}")
