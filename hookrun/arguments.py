@@ -272,6 +272,8 @@ def not_a_mapping(path: str, found: object, keys: Collection[str]) -> Problem:
     hint = f"its keys: {', '.join(keys)}" if keys else ""
     if isinstance(found, str) and path in _GROUPS:
         hint = f"a file chooses from a group in its defaults list: `- override /{path}: {found}`; {hint}"
+    elif isinstance(found, str) and "name" in keys:
+        hint = f"choose by name: {path}.name={found}"
     return Problem(path, f"found {found!r}, expected a mapping", hint)
 
 

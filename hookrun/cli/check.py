@@ -194,8 +194,20 @@ def is_config_name(path: str, asked: Composition) -> bool:
 
 def without_header(file: str) -> Problem:
     """The problem of an experiment file without the header ``# @package _global_``."""
+    if _is_blank(file):
+        hint = "a small one: `# @package _global_`, then `hooks: {NAME: {select: fc, hook: forward, action: print}}`"
+        return Problem(file, "has no keys, and its first line is not `# @package _global_`", hint)
     what = "its keys land under `experiment`, where nothing reads them"
     return Problem(file, what, "make `# @package _global_` its first line")
+
+
+def _is_blank(file: str) -> bool:
+    """Whether the file has only spaces and comments."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines())
 
 
 def lost_keys(cfg: DictConfig) -> list[Problem]:

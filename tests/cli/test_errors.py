@@ -257,6 +257,20 @@ class TestFiles:
         assert f"{folder}/experiment/mine.yaml: its keys land under `experiment`" in printed
         assert "make `# @package _global_` its first line" in printed
 
+    @pytest.mark.parametrize("body", ["", "\n", "# later\n"])
+    def test_an_experiment_file_without_keys_says_how_a_small_one_looks(self, body: str, said_of) -> None:
+        printed = said_of(body)
+        assert "CONF/experiment/mine.yaml: has no keys" in printed
+        assert "`hooks: {NAME: {select: fc, hook: forward, action: print}}`" in printed
+
+    def test_a_key_one_section_too_high_names_the_right_place(self, said_of) -> None:
+        printed = said_of("# @package _global_\ntrain: {lr: 0.1}\n")
+        assert "train.lr: unknown key" in printed and "did you mean 'train.optimizer.lr'?" in printed
+
+    def test_an_optimizer_as_a_name_says_how_to_choose_it(self, said_of) -> None:
+        printed = said_of("# @package _global_\ntrain: {optimizer: sgd}\n")
+        assert "choose by name: train.optimizer.name=sgd" in printed
+
     def test_a_task_that_the_command_line_could_not_change(self, conf: Conf, notes, capsys) -> None:
         folder = conf(**{"experiment/mine": "# @package _global_\ntask: {name: predict}\n"})
         assert main(["--config-dir", folder, "experiment=mine"]) == 0
