@@ -57,7 +57,7 @@ class Refusal(HookrunError):
 
     def __str__(self) -> str:
         count = len(self.errors)
-        title = f"{count} {self.kind}{'' if count == 1 else 's'}"
+        title = counted(count, self.kind)
         lines = (line for each in (*self.errors, *self.notes) for line in str(each).splitlines())
         return "\n".join([title, *(f"  {line}" for line in lines)])
 
@@ -99,6 +99,11 @@ def nearest(name: str, options: Iterable[str], limit: int = 3) -> str:
     if not known:
         return "there are none"
     return f"there are: {listed(map(printable, known), 12)}"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 job``, ``2,000 jobs``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def listed(items: Iterable[str], limit: int) -> str:

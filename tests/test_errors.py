@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookrun.errors import CompileError, Problem, SpecError, at_module, reason
+from hookrun.errors import CompileError, Problem, SpecError, at_module, counted, reason
 
 
 @pytest.mark.parametrize("error", [SpecError, CompileError])
@@ -46,3 +46,7 @@ def test_an_exception_in_a_forward_names_the_innermost_module() -> None:
     with pytest.raises(ZeroDivisionError) as elsewhere:
         _ = 1 / 0
     assert at_module(elsewhere.value) == ""
+
+
+def test_a_count_has_its_noun_in_the_singular_or_plural() -> None:
+    assert [counted(count, "job") for count in (0, 1, 2000)] == ["0 jobs", "1 job", "2,000 jobs"]

@@ -131,7 +131,7 @@ def _on_module(site: Site, code: Code, call: Callable[[Any], Any]) -> Callable[[
         new = called(site.hook_name, code, module, call)
         if new is not None and new is not module:
             raise HookrunError(
-                f"hook {site.hook_name!r} on {site.path or '(root)'}: '{code.name}' returned a "
+                f"hook {site.hook_name!r} on {site.path or '(root)'}: '{code.name}' returned an object of type "
                 f"{type(new).__name__}: on {APPLY.name!r} it changes the module that it is given, and returns None"
             )
 
@@ -144,7 +144,9 @@ def _returning_tensors(code: Code, call: Callable[[Tensor], Any]) -> Callable[[T
     def returning_tensors(x: Tensor) -> Any:
         new = call(x)
         if new is not None and not isinstance(new, Tensor):
-            raise ValueError(f"'{code.name}' returned a {type(new).__name__}, expected a tensor or None")
+            raise ValueError(
+                f"'{code.name}' returned an object of type {type(new).__name__}, expected a tensor or None"
+            )
         return new
 
     return returning_tensors

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hookrun import tasks
 from hookrun.cli.garbage import release_memory
-from hookrun.errors import CompileError, Problem, SpecError, listed
+from hookrun.errors import CompileError, Problem, SpecError, counted, listed
 from hookrun.spec import Experiment
 
 SECONDS = 60
@@ -38,8 +38,8 @@ def check(
     if all_refused := dict(sorted({**refused, **checked.refused}.items())):
         is_spec = any(isinstance(error, SpecError) for error in all_refused.values())
         raise (SpecError if is_spec else CompileError)(_grouped(all_refused, overrides))
-    jobs = f"{len(experiments)} job{'s' if len(experiments) > 1 else ''}"
-    runs = f"{checked.proven} fake run{'s' if checked.proven != 1 else ''}"
+    jobs = counted(len(experiments), "job")
+    runs = counted(checked.proven, "fake run")
     said = f"sweep: {jobs} checked, with {runs}"
     if checked.unproven:
         said += f"; the shapes of {checked.unproven} were not checked within {SECONDS} seconds: "
@@ -66,7 +66,7 @@ def _grouped(refused: Refused, overrides: Sequence[Sequence[str]]) -> list[Probl
         )
     if (beyond := len(jobs) - MOST_PROBLEMS) > 0:
         of_all = f"{len(refused)} of {len(overrides)} jobs are refused"
-        problems.append(Problem("", f"{beyond} more problem{'s' if beyond > 1 else ''}; {of_all}"))
+        problems.append(Problem("", f"{counted(beyond, 'more problem')}; {of_all}"))
     return problems
 
 

@@ -10,10 +10,11 @@ import numpy as np
 from markupsafe import Markup
 from torch import Tensor
 
+from hookrun.errors import counted
 from hookrun.report.draw.attention import Query, head_picture, strongest
 from hookrun.report.draw.charts import Figure, Table
 from hookrun.report.draw.pictures import Array
-from hookrun.report.draw.text import counted, number
+from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
 from hookrun.report.sample_rows import RowsOfSample, rows_of_samples
 from hookrun.report.sampling import Stream

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from hookrun.data.info import SPLITS
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, counted
 from hookrun.report.attention import HeadPictures, attention_of
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines
 from hookrun.report.draw.pictures import heat, mosaic
-from hookrun.report.draw.text import counted, number
+from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import DrawnRows, Figures, Stream, draw, summed
 from hookrun.report.token_strips import strips_of_capture, strips_of_predictions

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from hookrun.errors import counted
 from hookrun.report.draw import text
 from hookrun.report.section import ReportSection
 from hookrun.store.files import replacing
@@ -78,7 +79,7 @@ def _environment() -> Environment:
         "number": text.number,
         "moment": text.moment,
         "duration": text.duration,
-        "counted": text.counted,
+        "counted": counted,
     }
     return environment
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from hookrun.actions.base import ABOUT
-from hookrun.errors import listed
+from hookrun.errors import counted, listed
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
 from hookrun.report.draw.pictures import heat
-from hookrun.report.draw.text import counted, module_name, number, one_line
+from hookrun.report.draw.text import module_name, number, one_line
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
 

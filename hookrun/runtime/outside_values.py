@@ -160,7 +160,8 @@ class OutsideValues:
                 found = call(like.detach())
             if not isinstance(found, Tensor | int | float):
                 raise HookError(
-                    f"{self._where}: '{function}' returned a {type(found).__name__}, expected a tensor or a number"
+                    f"{self._where}: '{function}' returned an object of type {type(found).__name__}, "
+                    "expected a tensor or a number"
                 )
             return torch.as_tensor(found).detach().to(device=like.device, dtype=like.dtype)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, counted
 from hookrun.store.format import decode, encode
 from hookrun.store.inside import is_there, open_inside, read_inside
 
@@ -196,7 +196,7 @@ class Lines:
                     os.ftruncate(file, end)
                 raise
         except OSError as error:
-            kept = f"its first {self.count} lines are kept" if self.count else "no line of it was written"
+            kept = f"{counted(self.count, 'line')} kept" if self.count else "no line was written"
             raise StoreError(f"cannot append to {self.path}: {os_reason(error)}; {kept}") from error
         self.count += len(records)
 

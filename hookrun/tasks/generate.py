@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from hookrun.errors import HookrunError, Problem, listed
+from hookrun.errors import HookrunError, Problem, counted, listed
 from hookrun.spec import HookSpec, Settings
 from hookrun.spec.objective import Direction
 from hookrun.spec.sampling import Sampling
@@ -126,7 +126,7 @@ class GenerateTask(TaskOfSplits):
         """One line about the length of the continuations and how tokens are chosen."""
         how = "always the most probable one" if self.sampling is None else f"drawn with {self.sampling}"
         more = "; then once more without the hooks" if self.compare else ""
-        tokens = f"{self.max_new_tokens} token{'' if self.max_new_tokens == 1 else 's'}"
+        tokens = counted(self.max_new_tokens, "token")
         return [f"each prompt is continued by up to {tokens}, {how}{more}"]
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:

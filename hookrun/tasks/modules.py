@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from hookrun.errors import CompileError, Problem, SpecError, nearest
+from hookrun.errors import CompileError, Problem, SpecError, counted, nearest
 from hookrun.spec import Experiment, parse_spec
 from hookrun.spec.selector import Selector, parse_selector
 from hookrun.tasks.base import Task
@@ -70,13 +70,13 @@ class ModulesTask(Task):
         rows = module_rows(listed, picked, depth=depth, width=width, plain=not screen.draws_lines)
         for row in rows.lines:
             screen.say(row)
-        screen.say(f"{len(matches)} modules, {matches[''].parameters:,} parameters")
+        screen.say(f"{counted(len(matches), 'module')}, {counted(matches[''].parameters, 'parameter')}")
         if selector is not None:
             names = ", ".join(path or "(root)" for path in _in_order(picked, matches))
             screen.say(f"* {str(selector)!r} matches {len(picked)}: {names}")
         if rows.hidden:
             more = f"task.depth={(depth or 0) + 1} shows one more level, task.full=true everything"
-            screen.say(f"{rows.hidden} modules are further down: {more}")
+            screen.say(f"{counted(rows.hidden, 'module')} further down: {more}")
         if prepared.plan.unchecked:
             screen.say(f"shapes unknown: {prepared.plan.unchecked}")
         screen.note(prepared.notes)

@@ -141,8 +141,8 @@ def returns(result: Any) -> Callable[[Tensor], Any]:
     [
         (returns(lambda x: x.sum(0)), r"changes the shape from \[2, 3\] to \[3\]"),
         (returns(lambda x: x.double()), "changes the dtype"),
-        (returns(lambda x: [x]), "returned a list, expected a tensor or None"),
-        (returns(lambda x: 3), "returned a int, expected a tensor or None"),
+        (returns(lambda x: [x]), "returned an object of type list, expected a tensor or None"),
+        (returns(lambda x: 3), "returned an object of type int, expected a tensor or None"),
         (returns(lambda x: x.mul_(2)), "changes its value in place"),
         (returns(lambda x: x.fill_(0) and None), "changes its value in place|cannot|failed"),
         (returns(lambda x: x.nothing), "failed: AttributeError"),
@@ -235,7 +235,7 @@ def test_on_apply_it_gets_the_module() -> None:
     with hookrun.hooked(model, spec(ones, hook="apply", args={"gain": 3})):
         assert (model[0].weight == 3).all()
     for function, says in (
-        (lambda module: 3, "returned a int"),
+        (lambda module: 3, "returned an object of type int"),
         (lambda module: module.requires_grad_(False), "freezes"),
         (lambda module: module.nothing, "failed: AttributeError"),
     ):
@@ -284,7 +284,7 @@ def test_a_function_gives_a_constant_for_the_tensor_at_hand() -> None:
         output = model(x)
     assert torch.equal(output, expected) and not output.requires_grad
     for function, says in (
-        (lambda x: "a", "returned a str, expected a tensor or a number"),
+        (lambda x: "a", "returned an object of type str, expected a tensor or a number"),
         (lambda x: x.nothing, "failed: AttributeError"),
         (lambda x: x.mul_(2), "changes its value in place"),
     ):

@@ -101,7 +101,7 @@ def test_an_index_that_cannot_grow_has_no_partial_line(tmp_path: Path) -> None:
     writer.add("f", "m" * 2 * size, torch.ones(1), sample_ids=None, **AT)  # a line longer than the shard
     with (
         files_limited_to(size + 100),
-        pytest.raises(StoreError, match=r"index\.jsonl: File too large; its first 1"),
+        pytest.raises(StoreError, match=r"index\.jsonl: File too large; 1"),
     ):
         writer.flush()
     assert (tmp_path / "index.jsonl").stat().st_size == size
@@ -132,7 +132,7 @@ def test_a_partly_written_line_is_removed(tmp_path: Path) -> None:
     with files_limited_to(20), pytest.raises(StoreError) as caught:
         run.log_metrics(step=1, loss=0.5)
     path = tmp_path / "metrics.jsonl"
-    assert str(caught.value) == f"cannot append to {path}: File too large; its first 1 lines are kept"
+    assert str(caught.value) == f"cannot append to {path}: File too large; 1 line kept"
     run.log_metrics(step=2)
     run.close()
     assert read_lines(path) == ([{"step": 0}, {"step": 2}], "")
@@ -145,7 +145,7 @@ def test_no_space_left_is_reported_in_the_system_s_words() -> None:
     with pytest.raises(StoreError) as caught:
         lines.append({"step": 0})
     lines.close()
-    assert str(caught.value) == f"cannot append to {path}: No space left on device; no line of it was written"
+    assert str(caught.value) == f"cannot append to {path}: No space left on device; no line was written"
 
 
 def test_a_read_only_folder_is_named(read_only: Path) -> None:

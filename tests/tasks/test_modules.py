@@ -55,7 +55,7 @@ def test_a_model_that_is_a_single_layer_is_its_root(shown, tmp_path, monkeypatch
     )
     printed = shown("model=python", "model.factory=single_layer:build", "+trust=[single_layer]")
     assert "(root)  Flatten  0  [2, 64]" in printed
-    assert "1 modules, 0 parameters" in printed
+    assert "1 module, 0 parameters" in printed
 
 
 def test_a_module_with_two_names_is_shown_once_with_both(shown, own_model) -> None:
@@ -117,7 +117,7 @@ def test_columns_are_aligned_levels_can_be_limited_and_the_width_is_set_by_COLUM
     assert len(set(starts)) == 1, "classes stand below each other"
     top = shown("model=mlp", "task.depth=1")
     assert "layers.0" not in top and "(+4 below)" in top
-    assert "4 modules are further down: task.depth=2 shows one more level" in top
+    assert "4 modules further down: task.depth=2 shows one more level" in top
     deep = shown("model=mlp", "task.depth=1", "task.select=layers.0")
     assert "* 0" in deep and "matches 1: layers.0" in deep, "what is asked for is shown"
     monkeypatch.setenv("COLUMNS", "30")

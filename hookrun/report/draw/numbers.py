@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookrun.report.draw.text import counted, number, one_line
+from hookrun.errors import counted
+from hookrun.report.draw.text import number, one_line
 
 Array = NDArray[np.floating[Any]]
 

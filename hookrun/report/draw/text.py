@@ -95,8 +95,3 @@ def moment(text: Any) -> str:
         return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except (TypeError, ValueError, OverflowError):
         return "–"
-
-
-def counted(count: int, noun: str) -> str:
-    """``1 job``, ``2,000 jobs``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hookrun.errors import counted
 from hookrun.report.captures import CaptureView, view_capture
 from hookrun.report.draw.charts import Figure
-from hookrun.report.draw.text import counted, shortened
+from hookrun.report.draw.text import shortened
 from hookrun.report.facts import MOST_HOOKS, Facts
 from hookrun.report.records import as_lines, over_steps, statistics
 from hookrun.report.sampling import Stream

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hookrun.report.draw.text import counted, duration, moment, number, seconds_between
+from hookrun.errors import counted
+from hookrun.report.draw.text import duration, moment, number, seconds_between
 from hookrun.report.facts import Facts
 from hookrun.report.jobs import tags_of
 from hookrun.report.section import ReportSection

@@ -10,10 +10,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from hookrun.errors import counted
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.pictures import heat
-from hookrun.report.draw.text import counted, number
+from hookrun.report.draw.text import number
 from hookrun.report.jobs import JobFacts
 from hookrun.report.section import ReportSection
 from hookrun.report.sweep_facts import SweepFacts

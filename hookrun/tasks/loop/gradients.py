@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookrun.containers import rebuild
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import Problem, SpecError, counted
 from hookrun.spec.backward import BackwardPass
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.losses import main_tensor
@@ -54,7 +54,8 @@ def _total(backward: BackwardPass, loss: TrainLoss, output: Any, target: Tensor)
     if backward.score == "output":
         return scores.sum()
     if scores.dim() == 0 or scores.shape[0] != samples:
-        text = f"the model returned shape {list(scores.shape)} for {samples} samples, expected a row for each sample"
+        found = f"the model returned shape {list(scores.shape)} for {counted(samples, 'sample')}"
+        text = f"{found}, expected a row for each sample"
         raise _refused("score", text, "score: output takes any shape")
     if backward.score == "loss":
         return _losses(loss, output, target)

@@ -35,7 +35,7 @@ def main_tensor(output: Any) -> Tensor:
         if isinstance(member, Tensor):
             return member
     raise HookrunError(
-        f"the model returned a {type(output).__name__} without tensors, so a loss cannot be computed"
+        f"the model returned an object of type {type(output).__name__} without tensors, so a loss cannot be computed"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from hookrun.errors import listed
+from hookrun.errors import counted, listed
 from hookrun.plan.table import SHOWN, size
 from hookrun.runtime import Installation
 from hookrun.runtime.counts import describe_inactive
@@ -40,9 +40,9 @@ def hook_lines(running: Running) -> Iterator[str]:
                 count for key, count in running.run_dir.captures.counts.items() if key[0] == planned.spec.name
             ]
             tensors, count = sum(each.tensors for each in kept), sum(each.bytes for each in kept)
-            yield f"    captured {tensors:,} tensor{'s' if tensors != 1 else ''}, {size(count)}"
-        if counted := running.sink.bytes[planned.spec.name]:
-            yield f"    counted {size(counted)}"
+            yield f"    captured {counted(tensors, 'tensor')}, {size(count)}"
+        if of_hook := running.sink.bytes[planned.spec.name]:
+            yield f"    counted {size(of_hook)}"
 
 
 def inactive_lines(hooks: Installation) -> list[str]:

@@ -38,7 +38,6 @@ def test_names_are_shortened_and_have_no_control_characters() -> None:
     assert text.visible("a\x1b\n\tb") == "a\\x1b\n\tb"
     assert text.shortened("a" * 50 + "b" * 50, 20) == "a" * 10 + "…" + "b" * 10
     assert (text.module_name(""), text.module_name("a.b")) == ("(root)", "a.b")
-    assert (text.counted(1, "job"), text.counted(2000, "job")) == ("1 job", "2,000 jobs")
 
 
 def test_tokens_show_the_space_before_them() -> None:

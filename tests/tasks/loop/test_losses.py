@@ -37,7 +37,7 @@ def test_the_main_tensor_is_the_output_or_its_logits_or_out_or_its_first(output:
 
 
 def test_an_output_without_a_tensor_is_an_error() -> None:
-    with pytest.raises(HookrunError, match="returned a str"):
+    with pytest.raises(HookrunError, match="returned an object of type str"):
         main_tensor("nothing")
 
 
