@@ -101,7 +101,7 @@ def main(rank: int, port: str, rounds: int) -> dict[str, Any]:
             for _ in range(COMPARED):
                 way.step()
         pairs = zip(ways[BY_HAND].model.parameters(), ways[OURS].model.parameters(), strict=True)
-        apart = max(float((one.detach() - other).abs().max()) for one, other in pairs)
+        apart = max(float((one - other).detach().abs().max()) for one, other in pairs)
         times: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(rounds):
             for name in ways if number % 2 else reversed(ways):
