@@ -201,6 +201,11 @@ def _folders_in(folder: Path) -> list[str]:
 
 def _has_image(folder: Path) -> bool:
     """Whether ImageFolder would find an image in the folder or below it."""
+    with os.scandir(folder) as entries:
+        if any(
+            is_image_file(entry.name) and entry.is_file() for entry in entries
+        ):  # without reading the whole folder
+            return True
     walk = os.walk(folder, followlinks=True)
     return any(is_image_file(name) for _, _, names in walk for name in names)
 
