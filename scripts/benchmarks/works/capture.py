@@ -150,16 +150,20 @@ def behind_compute(settings: Settings) -> Result:
     from hookrun.store.writer import CaptureWriter
 
     batch, batches, matrix = torch.randn(64, 256, 8, 8), 256, torch.randn(512, 512)
+
+    def multiply(times: int) -> None:
+        for _ in range(times):
+            torch.mm(matrix, matrix)
+
+    multiply(200)  # the first ones are several times slower
     start = time.perf_counter()
-    for _ in range(20):
-        torch.mm(matrix, matrix)
-    steps = max(1, int(0.015 / ((time.perf_counter() - start) / 20)))
+    multiply(500)
+    steps = max(1, round(0.015 * 500 / (time.perf_counter() - start)))
 
     def computed(after: Callable[[int], object]) -> float:
         start = time.perf_counter()
         for number in range(batches):
-            for _ in range(steps):
-                torch.mm(matrix, matrix)
+            multiply(steps)
             after(number)
         return time.perf_counter() - start
 
