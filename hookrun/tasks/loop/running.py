@@ -37,6 +37,7 @@ from hookrun.tasks.loop.rank_rows import share
 from hookrun.tasks.loop.rank_sums import agreed_stop, draws_of_main, summed
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.sample_names import SampleNames
+from hookrun.tasks.loop.session import leave_new_memory
 from hookrun.tasks.loop.sharding import reshard
 from hookrun.tasks.loop.sink import RunSink
 
@@ -53,6 +54,7 @@ class Running:
     resuming: saves and loads resumable states
     reduced:  runs the hooks on parameter gradients, if several ranks sum these
     _others:  the output for the current batch without the hooks, if a metric compares with it
+    _begun:   the first batch has been set
     """
 
     prepared: Prepared
@@ -64,6 +66,7 @@ class Running:
     resuming: Resuming
     reduced: ReducedGradients = field(default_factory=ReducedGradients)
     _others: Any = None
+    _begun: bool = False
 
     @cached_property
     def ranks(self) -> Ranks:
@@ -104,7 +107,14 @@ class Running:
             return self._call(*args, **kwargs)
 
     def set_batch(self, batch: Batch) -> None:
-        """Tell the hooks that the next calls of the model are for the samples of this batch."""
+        """Tell the hooks that the next calls of the model are for the samples of this batch.
+
+        Only in the first batch does torch fill new memory with NaN, so that it shows whether the model reads memory
+        that it has not written.
+        """
+        if self._begun:
+            leave_new_memory()
+        self._begun = True
         clock = self.hooks.clock
         clock.samples, clock.population = batch.ids, batch.population
         self.sink.split = batch.split

@@ -63,6 +63,26 @@ def test_the_code_of_a_module_is_named(overrides, named, run, own_model, capsys)
     assert "norm (BatchNorm1d)" not in said, "it only passes on what is not finite"
 
 
+UNWRITTEN = """
+def __init__(self):
+    super().__init__()
+    self.flat, self.last = nn.Flatten(), nn.Linear(64, 10)
+
+def forward(self, x):
+    rows = torch.empty(len(x) + 1, 64)
+    rows[: len(x)] = self.flat(x)
+    return self.last(rows[1:])
+"""
+
+
+def test_memory_that_the_model_reads_before_it_has_written_it_is_found_in_the_first_step(
+    run, own_model, capsys
+) -> None:
+    run(*own_model(UNWRITTEN), *FOUR_STEPS, code=1)
+    said = capsys.readouterr().err
+    assert "epoch 0, step 0: the loss is nan: first made by the forward of (root) (Net)" in said, said
+
+
 @pytest.mark.parametrize(
     ("hook", "named"),
     [

@@ -53,6 +53,21 @@ def test_a_pass_gives_the_mean_over_all_samples_and_the_clock_and_the_mode_as_th
     assert (line["split"], line["epoch"], line["step"], line["of"]) == ("val", 0, 40, "epoch")
 
 
+def test_new_memory_is_filled_with_nan_in_the_first_batch_only(performed: Performed) -> None:
+    """So that a model that reads memory it has not written shows it; later batches do not pay for that."""
+    found = list[bool]()
+
+    def perform(running: Running) -> None:
+        running.model.register_forward_pre_hook(
+            lambda module, args: found.append(bool(torch.empty(100).isnan().all()))
+        )
+        running.evaluate(Batches(running.prepared, "val"), "val", "validation")
+
+    performed(perform, data={"batch_size": 150})
+    assert found == [True, False, False]
+    assert torch.utils.deterministic.fill_uninitialized_memory, "the setting of the process"
+
+
 def test_a_pass_that_fails_leaves_clock_mode_and_gradients_as_they_were(
     performed: Performed, tmp_path: Path
 ) -> None:

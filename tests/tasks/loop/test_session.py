@@ -12,7 +12,7 @@ import torch
 
 from hookrun.errors import SpecError
 from hookrun.spec.experiment import Compute
-from hookrun.tasks.loop.session import device_named, session
+from hookrun.tasks.loop.session import device_named, leave_new_memory, session
 
 ONE = Compute(threads=1)
 
@@ -26,6 +26,7 @@ def state() -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.backends.cudnn.benchmark,
+        torch.utils.deterministic.fill_uninitialized_memory,
     )
 
 
@@ -58,6 +59,7 @@ def test_the_process_is_restored_after_any_end_of_the_session(
             assert torch.get_num_threads() == 1
             assert torch.are_deterministic_algorithms_enabled() == deterministic
             assert torch.backends.cudnn.benchmark != deterministic
+            leave_new_memory()
             if error is not None:
                 raise error
 
