@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -61,7 +60,6 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # Earlier in the order, and still not allowed to be imported: a report is made from the run directory alone.
 APART = {"report": {"runtime", "plan", "proving", "tasks"}}
 
-MAX_LINES = 400
 HEAVY = {"torch", "torchvision"}
 PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 
@@ -227,10 +225,8 @@ def test_nothing_runs_foreign_code() -> None:
     assert broken(foreign_code) == []
 
 
-def test_a_file_says_what_it_is_and_stays_short() -> None:
+def test_a_file_says_what_it_is() -> None:
     assert [file for file in FILES if not ast.get_docstring(parse(file))] == []
-    long = {file: len((PACKAGE / file).read_text(encoding="utf-8").splitlines()) for file in FILES}
-    assert {file: lines for file, lines in long.items() if lines > MAX_LINES} == {}
 
 
 def modules() -> dict[str, str]:
@@ -278,17 +274,6 @@ def test_a_circle_is_found() -> None:
         "spec/b.py",
     }
     assert circle(imported_files(known, {"spec/a.py": one, "spec/b.py": ast.parse("")})) == []
-
-
-def test_no_class_name_is_used_in_two_files() -> None:
-    names = Counter(
-        node.name
-        for file in FILES
-        for node in nodes(parse(file))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
-    # Each integration is for another library, and uses that library's name.
-    assert [name for name, count in names.items() if count > 1] == ["Callback"]
 
 
 def test_no_module_is_named_like_a_public_function() -> None:
