@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interpolations import guarded, resolved
-from hookrun.proving import Example, Plan, compile_plan, misfits
+from hookrun.proving import Example, Plan, compile_plan
 from hookrun.recording import Recording, run_folder
 from hookrun.runtime import Installation
-from hookrun.spec import Spec, in_file_order, parse_spec, read_spec, whole_of
+from hookrun.spec import Spec, parse_spec
 from hookrun.store.reader import Run
 from hookrun.store.reader import open_run as _open_run
 from hookrun.tasks import parse_experiment
@@ -76,17 +76,13 @@ def compile(
     example:  ``(args, kwargs)`` of one call: shapes, dtypes, targets and indexes are then checked on a fake copy
     training: the mode to check in; None: the model's own
 
-    Raises CompileError that lists every hook that does not fit. If `spec` is a dict with other mistakes, raises
-    SpecError that lists these and the valid hooks that do not fit.
+    Raises SpecError that lists every mistake in `spec`, if it is a dict; CompileError that lists every hook that does
+    not fit the model.
     """
     if example is not None and not _is_call(example):
         raise HookrunError("example: expected (args, kwargs), for one tensor ((x,), {})")
-    if not isinstance(spec, Spec):
-        given, (spec, wrong, problems) = spec, read_spec(spec)
-        if problems:
-            unfit, notes = misfits(spec, wrong, model, example=example, training=training)
-            raise SpecError(in_file_order([*problems, *unfit], whole_of(given)), notes)
-    return compile_plan(spec, model, example=example, training=training)
+    whole = spec if isinstance(spec, Spec) else parse_spec(spec)
+    return compile_plan(whole, model, example=example, training=training)
 
 
 def _is_call(example: object) -> bool:

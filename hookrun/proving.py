@@ -11,21 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookrun.actions.base import Action
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import OwnCodeError, only_without_data
 from hookrun.containers import describe, rebuild, tensors
 from hookrun.errors import CompileError, HookError, Problem, SpecError, at_module, listed, reason
 from hookrun.hook_types import SAVED_TENSORS
-from hookrun.plan.model_tree import ModelNames, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
-from hookrun.plan.resolve import resolve, select
+from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
 from hookrun.run_values import UsedBy, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.plain_optimizers import without_compiler
-from hookrun.spec import Spec, WrongHooks
-from hookrun.spec.hook import HookSelection, HookSpec
+from hookrun.spec import Spec
 from hookrun.tensor_copies import differentiable
 from hookrun.trial_copies import Example as Example
 from hookrun.trial_copies import TrialCopy, fake_copy, quick_copy
@@ -92,48 +89,6 @@ def compile_plan(
     if problems:
         raise CompileError(with_origins(problems, spec, used_by.runs))
     return Plan(**{each.name: getattr(plan, each.name) for each in fields(ResolvedPlan)})
-
-
-def misfits(
-    spec: Spec,
-    wrong: WrongHooks,
-    model: nn.Module,
-    *,
-    used_by: UsedBy | None = None,
-    example: Example | None = None,
-    training: bool | None = None,
-    backward: bool | Score = True,
-) -> tuple[list[Problem], list[str]]:
-    """Problems of valid hooks with the model when other hooks are not valid, and notes on what was not checked.
-
-    spec:  the valid hooks; the other arguments are those of `compile_plan`
-    wrong: the valid parts of the other hooks, whose selectors are checked
-    """
-    unsure = [hook for hook in (*spec.hooks, *wrong.selections) if wrong.may_add and _needs_parameters(hook)]
-    names_unsure = {hook.name for hook in unsure}
-    sure = replace(spec, hooks=tuple(hook for hook in spec.hooks if hook.name not in names_unsure))
-    notes = []
-    if unsure:
-        named = listed([hook.name for hook in unsure], 8)
-        notes.append(f"not checked: {named}, which may need parameters that a hook with mistakes adds")
-    try:
-        compile_plan(sure, model, used_by=used_by, example=example, training=training, backward=backward)
-        problems = []
-    except CompileError as error:
-        problems = error.errors
-        if unhookable(model) is not None:
-            return problems, notes
-    names = ModelNames(model)
-    for hook in wrong.selections:
-        if hook.name not in names_unsure:
-            problems += select(hook, names)[1]
-    return problems, notes
-
-
-def _needs_parameters(hook: HookSelection) -> bool:
-    """Whether it may need parameters that another hook adds."""
-    action = hook.action if isinstance(hook, HookSpec) else None
-    return hook.on_parameters or (action is not None and type(action).unfit is not Action.unfit)
 
 
 def prove(

@@ -56,45 +56,27 @@ class Composition:
         return self.app.repository(self.config_name, search)
 
 
-@dataclass(frozen=True)
-class Mistakes:
-    """What is wrong with the overrides of a composition.
-
-    problems: every mistake that can be found before the others are fixed
-    right:    the correct overrides, where they compose without the wrong ones; else None
-    """
-
-    problems: list[Problem]
-    right: list[str] | None = None
-
-
-def wrong_overrides(asked: Composition) -> Mistakes:
+def wrong_overrides(asked: Composition) -> list[Problem]:
     """The problems of the overrides: syntax errors, or if there are none, wrong choices and keys.
 
     Empty where every override is correct. Raises what Hydra raises where the config files do not compose.
     """
     parsed, problems = _parsed(asked)
     if problems:
-        return Mistakes(problems)
+        return problems
     single = [each for each in parsed if not each.is_sweep_override()]
     choices = [each for each in single if _is_choice(each, asked)]
-    chosen_wrong = {id(each): found for each in choices if (found := list(_wrong_choices(each, asked)))}
-    groups = {each.key_or_group for each in choices if id(each) in chosen_wrong}
-    problems = [problem for found in chosen_wrong.values() for problem in found]
+    wrong = {id(each): found for each in choices if (found := list(_wrong_choices(each, asked)))}
+    groups = {each.key_or_group for each in choices if id(each) in wrong}
+    problems = [problem for found in wrong.values() for problem in found]
     if not groups <= _ONE_SECTION_GROUPS:  # the keys cannot be checked without the right choice
-        return Mistakes(problems)
-    skipped = [each for each in single if each.key_or_group.partition(".")[0] in groups]
-    keys = [
-        each
-        for each in single
-        if each not in choices and each not in skipped and each.key_or_group != _SEARCH_PATH
+        return problems
+    single = [each for each in single if each.key_or_group.partition(".")[0] not in groups]
+    keys = [each for each in single if each not in choices and each.key_or_group != _SEARCH_PATH]
+    others = [
+        each for each in parsed if each not in keys and each.key_or_group.partition(".")[0] not in groups
     ]
-    others = [each for each in parsed if each not in keys and each not in skipped]
-    wrong = _wrong_keys(keys, others, asked)
-    right = [each for each in parsed if each in others or (each in keys and id(each) not in wrong)]
-    problems += wrong.values()
-    is_sure = not any(isinstance(key, str) for key in wrong)
-    return Mistakes(problems, [str(each.input_line) for each in right] if is_sure else None)
+    return problems + _wrong_keys(keys, others, asked)
 
 
 _ONE_SECTION_GROUPS = {"model", "data", "train", "compute", "hooks"}
@@ -223,19 +205,19 @@ def experiment_file(cfg: DictConfig) -> str:
     return next((str(folder / name) for folder in folders if (folder / name).is_file()), name)
 
 
-def _wrong_keys(keys: list[Override], others: list[Override], asked: Composition) -> dict[int | str, Problem]:
-    """The problems of the overrides `keys`, by the `id` of each, in the configuration that the `others` compose.
+def _wrong_keys(keys: list[Override], others: list[Override], asked: Composition) -> list[Problem]:
+    """The problems of the overrides `keys` in the configuration that the `others` compose.
 
-    An experiment file without its header is the only problem, by the file's name: its keys are in the wrong place.
+    An experiment file without its header is the only problem: its keys are in the wrong place.
     """
     texts = [str(each.input_line) for each in others]
     cfg = asked.app.compose_config(asked.config_name, texts, asked.mode, validate_sweep_overrides=False)
     if problems := lost_keys(cfg):
-        return {each.where: each for each in problems}
+        return problems
     is_swept = any(each.is_sweep_override() and _is_choice(each, asked) for each in others)
     dropped = asked.app.dropped_hooks(asked.config_name, texts)
-    wrong = {id(each): _wrong_key(each, cfg, asked, is_swept, dropped) for each in keys}
-    return {key: each for key, each in wrong.items() if each is not None}
+    wrong = (_wrong_key(each, cfg, asked, is_swept, dropped) for each in keys)
+    return [problem for problem in wrong if problem is not None]
 
 
 def _wrong_key(

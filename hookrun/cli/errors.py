@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from omegaconf.errors import (
 
 from hookrun.cli.check import (
     Composition,
-    Mistakes,
     is_config_name,
     no_such_config,
     without_header,
@@ -46,31 +45,19 @@ def explained(asked: Composition | None = None) -> Iterator[None]:
     except (HookrunError, BrokenPipeError):
         raise
     except Exception as error:
-        mistakes = _mistakes(error, asked)
-        if mistakes.right is None:
-            raise SpecError(mistakes.problems) from error
-        raise WrongOverrides(mistakes.problems, mistakes.right) from error
+        raise SpecError(_mistakes(error, asked)) from error
 
 
-class WrongOverrides(SpecError):
-    """Some overrides are wrong; the correct ones, `right`, compose by themselves and can be checked further."""
-
-    def __init__(self, errors: Sequence[Problem], right: Sequence[str]) -> None:
-        super().__init__(errors)
-        self.right = list(right)
-        self.args = (self.errors, self.right)
-
-
-def _mistakes(error: Exception, asked: Composition | None) -> Mistakes:
+def _mistakes(error: Exception, asked: Composition | None) -> list[Problem]:
     if asked is None or not isinstance(error, HydraException | ValueError | TypeError):
-        return Mistakes([_problem(error, asked)])
+        return [_problem(error, asked)]
     try:
-        mistakes = wrong_overrides(asked)
+        problems = wrong_overrides(asked)
     except HookrunError:
         raise
     except Exception as of_files:  # the files do not compose, even without the overrides
-        return Mistakes([_problem(of_files, asked)])
-    return mistakes if mistakes.problems else Mistakes([_problem(error, asked)])
+        return [_problem(of_files, asked)]
+    return problems or [_problem(error, asked)]
 
 
 def _problem(error: Exception, asked: Composition | None) -> Problem:

@@ -13,10 +13,9 @@ from omegaconf import DictConfig
 from hookrun import tasks
 from hookrun.cli.check import Composition
 from hookrun.cli.compose import claimed, over_shown_task, plain_run, planned, unused_run_dir
-from hookrun.cli.errors import WrongOverrides, explained
+from hookrun.cli.errors import explained
 from hookrun.cli.exit_codes import DONE
 from hookrun.cli.garbage import collect_from_now_on, import_torch
-from hookrun.cli.hydra import conf_dir
 from hookrun.cli.jobs import SingleRun, make_missing_page
 from hookrun.cli.logs import sweep_lines
 from hookrun.cli.needs import NeededRuns, previous_run
@@ -56,7 +55,7 @@ def one_run() -> SpecError:
 def run(asked: Composition, trust: frozenset[str], typed: RunMode | None, of_sweep: SweepMode) -> int:
     """Compose and check, then show, run or sweep."""
     asked = replace(asked, overrides=over_shown_task(asked.overrides))
-    asked, cfg = _composed(asked, trust, typed)
+    asked, cfg = _composed(asked, typed)
     app, mode = asked.app, asked.mode
     if mode is RunMode.RUN:
         if of_sweep.fail_fast:
@@ -70,9 +69,7 @@ def run(asked: Composition, trust: frozenset[str], typed: RunMode | None, of_swe
         return sweep(app, cfg, trust, **vars(of_sweep))
 
 
-def _composed(
-    asked: Composition, trust: frozenset[str], typed: RunMode | None
-) -> tuple[Composition, DictConfig]:
+def _composed(asked: Composition, typed: RunMode | None) -> tuple[Composition, DictConfig]:
     """The configuration, and the composition that gave it, with its mode. Most often one composition is enough."""
     app, name = asked.app, asked.config_name
     if (found := app.composed(name, asked.overrides, typed)) is not None:
@@ -82,13 +79,8 @@ def _composed(
     mode = typed or configured or RunMode.RUN
     overrides = asked.overrides if mode == configured else [*asked.overrides, f"hydra.mode={mode.name}"]
     asked = Composition(app, name, overrides, mode)
-    try:
-        with explained(asked):
-            return asked, app.compose_config(name, overrides, mode)
-    except WrongOverrides as error:
-        if mode is RunMode.RUN and not _is_all(asked):
-            _refuse_with_the_rest(asked, error, trust)
-        raise
+    with explained(asked):
+        return asked, app.compose_config(name, overrides, mode)
 
 
 def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
@@ -114,26 +106,6 @@ def _is_done(folder: Path) -> bool:
     return is_done
 
 
-def _refuse_with_the_rest(asked: Composition, error: WrongOverrides, trust: frozenset[str]) -> None:
-    """Raise `error` together with the problems of what the correct overrides compose; return if they do not compose."""
-    try:
-        with explained():
-            cfg = asked.app.compose_config(asked.config_name, error.right, asked.mode)
-        config = plain_run(cfg)
-    except SpecError:  # the correct overrides do not compose by themselves
-        return
-    import_torch()
-    waiting_for("looking for other mistakes")
-    with origins_told(cfg):
-        raise tasks.refusal(config, known=error.errors, trust=trust)
-
-
-def _is_all(asked: Composition) -> bool:
-    """Whether at most one value was typed and only hookrun's own files are read: no other mistake is possible then."""
-    typed = [text for text in asked.overrides if not text.startswith("hydra.mode=")]
-    return len(typed) < 2 and "{" not in "".join(typed) and asked.app.folders() == [conf_dir()]
-
-
 def _run_once(
     asked: Composition,
     cfg: DictConfig,
@@ -148,14 +120,7 @@ def _run_once(
     """
     config = plain_run(cfg)
     with origins_told(cfg):
-        try:
-            experiment = tasks.parse_experiment(config)
-        except SpecError as error:
-            if _is_all(asked):
-                raise
-            import_torch()
-            waiting_for("looking for other mistakes")
-            raise tasks.refusal(config, trust=trust) from error
+        experiment = tasks.parse_experiment(config)
     shows = tasks.task_of(experiment).shows
     if experiment.settings.baseline and not shows and is_main():
         print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")

@@ -42,7 +42,7 @@ from hookrun.ranks.started import is_main, size_of_world
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
 from hookrun.store.outputs import outputs_folder
-from hookrun.tasks import check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
+from hookrun.tasks import JobCache, check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
 
 _COMPILED = frozenset({"hooks", "model", "data", "task", "experiment"})
 """The root keys that may make the jobs of a sweep compile differently."""
@@ -172,7 +172,7 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, asked: SweepJob, needs
     goal = required_goal(experiment)
     said = tell_sweeper(cfg, goal)
     if not _compile_differently(app, cfg):  # else the jobs' own values decide whether they compile
-        for error in check_jobs({0: experiment}, SECONDS, trust=trust).refused.values():
+        for error in check_jobs({0: experiment}, JobCache(SECONDS), trust=trust).values():
             raise error
     print(said, flush=True)
     with claimed(sweep_dir, KEY if asked.go_on else "hydra.sweep.dir"):

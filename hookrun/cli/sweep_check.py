@@ -33,16 +33,17 @@ def check(
 
     Raises SpecError, or CompileError where nothing else is wrong, with the problems of all jobs.
     """
-    checked = tasks.check_jobs(experiments, SECONDS, trust=trust) if experiments else tasks.Checked({}, 0, 0)
+    cache = tasks.JobCache(SECONDS)
+    wrong = tasks.check_jobs(experiments, cache, trust=trust)
     release_memory()
-    if all_refused := dict(sorted({**refused, **checked.refused}.items())):
+    if all_refused := dict(sorted({**refused, **wrong}.items())):
         is_spec = any(isinstance(error, SpecError) for error in all_refused.values())
         raise (SpecError if is_spec else CompileError)(_grouped(all_refused, overrides))
     jobs = counted(len(experiments), "job")
-    runs = counted(checked.proven, "fake run")
+    runs = counted(cache.proven, "fake run")
     said = f"sweep: {jobs} checked, with {runs}"
-    if checked.unproven:
-        said += f"; the shapes of {checked.unproven} were not checked within {SECONDS} seconds: "
+    if cache.unproven:
+        said += f"; the shapes of {cache.unproven} were not checked within {SECONDS} seconds: "
         said += "those jobs check them first"
     return said
 

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from hookrun.direct_calls import is_called_directly
 from hookrun.plan.plan import Match
-from hookrun.spec.hook import HookSelection, HookSpec
+from hookrun.spec.hook import HookSpec
 from hookrun.spec.selector import Names, Node, Selector, Tree, Unmatched
 
 
@@ -116,7 +116,7 @@ class ModelNames:
     def _added_names(self) -> list[str]:
         return [f"{path}.{name}" if path else name for path, names in self.added.items() for name in names]
 
-    def select(self, spec: HookSelection) -> list[str]:
+    def select(self, spec: HookSpec) -> list[str]:
         """The modules or parameters that the hook's selector matches: first names, once per object, in order."""
         selector = spec.keys.select
         if not spec.on_parameters:
@@ -136,7 +136,7 @@ class ModelNames:
     def _once(self, names: Iterable[str]) -> list[str]:
         return list(dict.fromkeys(map(self._first_parameter_name, names)))
 
-    def unmatched(self, spec: HookSelection) -> list[Unmatched]:
+    def unmatched(self, spec: HookSpec) -> list[Unmatched]:
         """The members of the selector's lists that match no module, or no parameter of a parameter hook."""
         parameters = self.parameter_tree() if spec.on_parameters else None
         return list(spec.keys.select.unmatched(self.tree, parameters))

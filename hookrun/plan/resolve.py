@@ -15,7 +15,7 @@ from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.texts import Tokenizer, texts_of, tokenizer_of, unknown_spans
 from hookrun.run_values import Source, UsedBy, padded_otherwise, read_value, used_runs
-from hookrun.spec.hook import HookSelection, HookSpec, Spec
+from hookrun.spec.hook import HookSpec, Spec
 from hookrun.spec.selector import Unmatched
 from hookrun.trusted import ACTIONS, Trusted, load
 
@@ -142,7 +142,7 @@ def _heads(
     return found, problems
 
 
-def select(hook: HookSelection, names: ModelNames) -> tuple[list[str], list[Problem]]:
+def select(hook: HookSpec, names: ModelNames) -> tuple[list[str], list[Problem]]:
     """The paths that the hook's selector matches, and problems with them or their number."""
     paths = names.select(hook)
     unmatched = [] if 0 in hook.keys.expect else names.unmatched(hook)
@@ -202,7 +202,7 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         yield Problem(f"{spec.where}.when.rank", text, hint)
 
 
-def _count_problem(spec: HookSelection, paths: list[str], names: ModelNames) -> Problem:
+def _count_problem(spec: HookSpec, paths: list[str], names: ModelNames) -> Problem:
     kind = "parameter" if spec.on_parameters else "module"
     if not paths:
         where = f"{spec.where}.select"
@@ -217,7 +217,7 @@ def _count_problem(spec: HookSelection, paths: list[str], names: ModelNames) -> 
     return Problem(f"{spec.where}.expect", text, "narrow `select`, or change `expect`")
 
 
-def _unmatched_problem(spec: HookSelection, member: Unmatched, names: ModelNames) -> Problem:
+def _unmatched_problem(spec: HookSpec, member: Unmatched, names: ModelNames) -> Problem:
     kind = "parameter" if spec.on_parameters else "module"
     text = f"{str(member.selector)!r} ({member.place}) matches no {kind}"
     hint = names.nearest(member.selector, spec.on_parameters)

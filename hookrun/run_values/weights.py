@@ -7,8 +7,7 @@ from dataclasses import replace
 from hookrun.errors import HookrunError, Problem, SpecError, listed
 from hookrun.run_values.runs import FoundRuns, UsedRun, used_run
 from hookrun.spec import Experiment
-from hookrun.spec.experiment import RunWeights
-from hookrun.spec.named_runs import runs_of
+from hookrun.spec.experiment import RunWeights, runs_of
 from hookrun.store.format import CHECKPOINTS
 from hookrun.store.reader import Run
 

@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hookrun.arguments import paths_to, unknown_key
+from hookrun.arguments import parse, paths_to, unknown_key
 from hookrun.errors import Problem, SpecError
 from hookrun.root_keys import ROOT_KEYS
-from hookrun.spec.boolean_keys import without_boolean_keys
-from hookrun.spec.experiment import Data, Model, Settings, TaskKeys
-from hookrun.spec.hook import HookSpec, Spec, WrongHooks, parse_hooks, wrong_hooks
-from hookrun.spec.limits import beyond_limits
-from hookrun.spec.remains import in_file_order, validated
+from hookrun.spec.checks import beyond_limits, in_file_order, without_boolean_keys
+from hookrun.spec.experiment import Settings, TaskKeys
+from hookrun.spec.hook import HookSpec, Spec, parse_hooks
 from hookrun.spec.selector.base import shown
-from hookrun.spec.task import parse_task, remaining_task
+from hookrun.spec.task import parse_task
 
 __all__ = [
     "Experiment",
@@ -23,13 +21,9 @@ __all__ = [
     "Settings",
     "Spec",
     "TaskKeys",
-    "WrongHooks",
     "in_file_order",
-    "parse_experiment",
     "parse_spec",
     "read_experiment",
-    "read_spec",
-    "whole_of",
 ]
 
 
@@ -37,19 +31,15 @@ __all__ = [
 class Experiment:
     """A whole experiment: its settings and its hooks.
 
-    notes:    notes that are shown beside the plan
-    runs:     name -> directory of each run of its `needs`, and of `previous`; None: the run does not exist yet
-    mistakes: problems of parts of the configuration that were left out; empty for an experiment that is run
-    wrong:    the valid parts of hooks that were left out
-    takes:    key path -> name of the run that was given there and has been replaced by its file
+    notes: notes that are shown beside the plan
+    runs:  name -> directory of each run of its `needs`, and of `previous`; None: the run does not exist yet
+    takes: key path -> name of the run that was given there and has been replaced by its file
     """
 
     settings: Settings
     hooks: Spec
     notes: tuple[str, ...] = ()
     runs: Mapping[str, str | None] = field(default_factory=dict)
-    mistakes: tuple[Problem, ...] = ()
-    wrong: WrongHooks = field(default_factory=WrongHooks)
     takes: Mapping[str, str] = field(default_factory=dict)
 
     def of_a_sweep(self) -> Experiment:
@@ -62,83 +52,44 @@ class Experiment:
         return replace(self, settings=self.settings.model_copy(update=changed))
 
 
-def parse_experiment(config: Mapping[str, Any], tasks: Mapping[str, type[TaskKeys]]) -> Experiment:
-    """Validate the root mapping of a composed configuration.
-
-    tasks: every task by name
-
-    Raises SpecError with every mistake in it.
-    """
-    experiment, problems = read_experiment(config, tasks)
-    if problems or experiment is None:
-        raise SpecError(problems)
-    return experiment
-
-
 def read_experiment(
     config: Mapping[str, Any], tasks: Mapping[str, type[TaskKeys]]
 ) -> tuple[Experiment | None, list[Problem]]:
-    """The experiment from the valid parts of the configuration, and every mistake in it, in the order of the file.
+    """Validate the root mapping of a composed configuration: the experiment, or None and every mistake.
 
     tasks: every task by name
 
-    The experiment is None if too little is valid to check any further. Raises SpecError for a configuration that is
-    too large to be checked.
+    Raises SpecError for a configuration that is too large to be checked.
     """
     _refuse_beyond_limits(config)
-    written = config
-    config, problems = without_boolean_keys(written)
+    config, problems = without_boolean_keys(config)
     problems += [_unknown_root(key) for key in config if key not in ROOT_KEYS]
-    raw = config.get("task", {})
-    task, notes, wrong_in_task = parse_task(raw, tasks)
+    task, notes, wrong_in_task = parse_task(config.get("task", {}), tasks)
     hooks, wrong_in_hooks = parse_hooks(config.get("hooks"))
     given = {key: config[key] for key in config if key in Settings.model_fields}
-    given["task"] = task or remaining_task(raw, tasks) or TaskKeys()
-    settings, wrong = validated(Settings, given, "", _STAND_INS)
-    problems = in_file_order([*problems, *wrong_in_task, *wrong, *wrong_in_hooks], written)
-    if settings is None or type(settings.task) is TaskKeys:
+    settings, wrong = parse(Settings, given | {"task": task or TaskKeys()}, "")
+    problems += [*wrong_in_task, *wrong, *wrong_in_hooks]
+    if problems or settings is None:
         return None, problems
-    spec = Spec(tuple(hooks), settings.seed)
-    wrong_ones = wrong_hooks(config.get("hooks"), hooks)
-    read = Experiment(settings, spec, tuple(notes), mistakes=tuple(problems), wrong=wrong_ones)
-    return read, problems
-
-
-_STAND_INS = {"model": Model.model_construct(name=""), "data": Data.model_construct(name="")}
-"""Replaces invalid sections that the other checks need; not the name of any model or data set."""
+    return Experiment(settings, Spec(tuple(hooks), settings.seed), tuple(notes)), []
 
 
 def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
     """Validate ``{"hooks": {...}}`` or the hooks mapping itself.
 
-    Raises SpecError with every mistake in it.
-    """
-    spec, _, problems = read_spec(config, seed)
-    if problems:
-        raise SpecError(problems)
-    return spec
-
-
-def read_spec(config: Mapping[str, Any], seed: int = 0) -> tuple[Spec, WrongHooks, list[Problem]]:
-    """The valid hooks, the valid parts of the others, and every mistake, in the order of the file.
-
-    Raises SpecError for a value that is not a mapping, or is too large to be checked.
+    Raises SpecError with every mistake in it, in the order of the file.
     """
     if not isinstance(config, Mapping):
         raise SpecError([Problem("hooks", f"found {shown(config)}, expected a mapping from name to hook")])
-    written = whole_of(config)
+    written = config if "hooks" in config and not _is_hook(config["hooks"]) else {"hooks": config}
     _refuse_beyond_limits(config, "" if written is config else "hooks")
     whole, problems = without_boolean_keys(written)
     problems += [_unknown_root(key) for key in whole if key not in ROOT_KEYS]
-    raw = whole["hooks"]
-    hooks, wrong = parse_hooks(raw)
-    problems = in_file_order([*problems, *wrong], written)
-    return Spec(tuple(hooks), seed=seed), wrong_hooks(raw, hooks), problems
-
-
-def whole_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``{"hooks": {...}}``, from that mapping or from the hooks mapping itself."""
-    return config if "hooks" in config and not _is_hook(config["hooks"]) else {"hooks": config}
+    hooks, wrong = parse_hooks(whole["hooks"])
+    problems += wrong
+    if problems:
+        raise SpecError(in_file_order(problems, written))
+    return Spec(tuple(hooks), seed=seed)
 
 
 def _refuse_beyond_limits(config: Mapping[str, Any], where: str = "") -> None:

@@ -15,10 +15,10 @@ from pydantic import (
 )
 from pydantic import Tag as Kind
 
+from hookrun.arguments import Section as Section
 from hookrun.spec.needs import Needs
 from hookrun.spec.objective import Objective
 from hookrun.spec.parameters import AnyChoice
-from hookrun.spec.section import Section as Section
 from hookrun.spec.selector import AnySelector
 
 MOST = 10**12
@@ -129,7 +129,7 @@ class Data(Section):
 class Named(Section):
     """A class or function by name; the other keys are its arguments."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
+    model_config = ConfigDict(extra="allow")
     name: str
 
     @property
@@ -141,7 +141,7 @@ class Named(Section):
 class Group(Section):
     """A parameter group of the optimizer; the keys beside `select` are arguments that differ for it."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
+    model_config = ConfigDict(extra="allow")
     select: AnyChoice
 
     @property
@@ -322,3 +322,14 @@ class Settings(Section):
     vars: dict[str, Any] = {}
     needs: Needs = {}
     tags: Annotated[tuple[Tag, ...], Field(max_length=MOST_TAGS)] = ()
+
+
+def runs_of(settings: Settings) -> Mapping[str, str]:
+    """Key path -> name of each run that `model.weights` and `task.metrics` name."""
+    found = dict[str, str]()
+    if isinstance(settings.model.weights, RunWeights):
+        found["model.weights.run"] = settings.model.weights.run
+    for place, metric in enumerate(getattr(settings.task, "metrics", None) or ()):
+        if metric.against is not None:
+            found[f"task.metrics.{place}.against.run"] = metric.against.run
+    return found

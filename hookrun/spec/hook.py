@@ -5,38 +5,35 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from hookrun.actions import Action, actions
 from hookrun.actions.python import Python
 from hookrun.actions.values import OutsideValue, RunValue
-from hookrun.arguments import join, problems_of, unknown_key
+from hookrun.arguments import Section, join, parse, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
 from hookrun.index import Index
 from hookrun.spec.heads import HeadsClause
-from hookrun.spec.remains import validated
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.selector.base import shown
 from hookrun.spec.target import Target
 from hookrun.spec.tokens import TokensClause
 from hookrun.spec.when import Expect, When, parse_expect
 
-M = TypeVar("M", bound=BaseModel)
 MOST_PRIORITY = 10**9
 
 
-class HookKeys(BaseModel):
+class HookKeys(Section):
     """The keys that a hook may have beside `action` and the action's own parameters.
 
     parameters: `saved_tensors` hooks see parameters as well
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     select: AnySelector
     hook: Annotated[str, WithJsonSchema({"enum": list(HOOK_TYPES)})]
     target: Annotated[Target | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
@@ -51,11 +48,12 @@ class HookKeys(BaseModel):
 
 
 @dataclass(frozen=True)
-class HookSelection:
-    """The name, selector and hook type of a hook, without its action."""
+class HookSpec:
+    """A validated hook; its action is the frozen params model."""
 
     name: str
     keys: HookKeys
+    action: Action
 
     @property
     def hook_type(self) -> HookType:
@@ -71,13 +69,6 @@ class HookSelection:
     def where(self) -> str:
         """The key path."""
         return f"hooks.{self.name}"
-
-
-@dataclass(frozen=True)
-class HookSpec(HookSelection):
-    """A validated hook; its action is the frozen params model."""
-
-    action: Action
 
     @property
     def takes_part(self) -> bool:
@@ -136,43 +127,6 @@ class Spec:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class WrongHooks:
-    """The valid parts of hooks with mistakes.
-
-    selections: the selections of those hooks that have a valid one
-    may_add:    one of them may add parameters, which other hooks may then need
-    """
-
-    selections: tuple[HookSelection, ...] = ()
-    may_add: bool = False
-
-
-def wrong_hooks(raw: Any, right: Collection[HookSpec]) -> WrongHooks:
-    """The valid parts of the hooks in a mapping that are not among `right`, the valid hooks of `parse_hooks`."""
-    names = {hook.name for hook in right}
-    wrong = raw if isinstance(raw, Mapping) else {}
-    bodies = {name: body for name, body in wrong.items() if name not in names and isinstance(body, Mapping)}
-    keys = {name: _remaining_keys(body) for name, body in bodies.items()}
-    selections = tuple(
-        HookSelection(str(name), each) for name, each in keys.items() if each is not None and each.enabled
-    )
-    return WrongHooks(selections, any(map(_may_add, bodies.values())))
-
-
-def _remaining_keys(body: Mapping[str, Any]) -> HookKeys | None:
-    known = {key: body[key] for key in body if key in hook_keys(body.get("hook"))}
-    keys, _ = validated(HookKeys, known, "")
-    return keys if keys is not None and keys.hook in HOOK_TYPES else None
-
-
-def _may_add(body: Mapping[str, Any]) -> bool:
-    """Whether a hook with mistakes may be meant to add parameters."""
-    action = actions().get(str(body.get("action")))
-    kind = HOOK_TYPES.get(str(body.get("hook")))
-    return action.adds is not Action.adds if action else kind is None or kind.phase == "installation"
-
-
 def parse_hooks(raw: Any, where: str = "hooks") -> tuple[list[HookSpec], list[Problem]]:
     """The hooks of a mapping from name to hook, and every mistake in it."""
     if raw is None:
@@ -207,29 +161,33 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
             return [Problem(join(where, "function"), text, "leave `function` out, or write action: python")]
         given["function"], action_name = action_name, Python.action_name
     action = actions().get(action_name) if isinstance(action_name, str) else None
-    own = set(action.model_fields) if action else set()
-    common = hook_keys(given.get("hook"))
-    known = own | common | {"action"}
+    hook_type = given["hook"] if isinstance(given.get("hook"), str) else None
+    common = hook_keys(hook_type)
+    own = set(action.model_fields) if action else _keys_of_any_action()
     problems = [] if action else [_unknown_action(action_name, where)]
-    if action:  # without an action it is unknown which keys are its parameters
-        problems += [unknown_key(where, key, known) for key in given if key not in known]
-    keys = _validate(HookKeys, {key: given[key] for key in given if key in common}, where, problems)
-    if keys is not None and keys.hook not in HOOK_TYPES:
-        text = f"found {keys.hook!r}, which is not a hook type"
-        problems.append(Problem(join(where, "hook"), text, nearest(keys.hook, HOOK_TYPES)))
-    params = (
-        _validate(action, {key: given[key] for key in given if key in own}, where, problems)
-        if action
-        else None
-    )
-    if problems or keys is None or params is None:
+    known = own | common | {"action"}
+    allowed = known if hook_type in HOOK_TYPES else known | OWN_KEYS
+    problems += [unknown_key(where, key, known) for key in given if key not in allowed]
+    if hook_type is not None and hook_type not in HOOK_TYPES:
+        text = f"found {hook_type!r}, which is not a hook type"
+        problems.append(Problem(join(where, "hook"), text, nearest(hook_type, HOOK_TYPES)))
+    keys, wrong = parse(HookKeys, {key: given[key] for key in given if key in common}, where)
+    problems += wrong
+    if action is None:
         return problems
-    return HookSpec(name, keys, params)
+    params, wrong = parse(action, {key: given[key] for key in given if key in own}, where)
+    problems += wrong
+    return problems if problems or keys is None or params is None else HookSpec(name, keys, params)
 
 
-def hook_keys(hook_type: object) -> set[str]:
+def _keys_of_any_action() -> set[str]:
+    """What may be a parameter where the action is not known."""
+    return {key for action in actions().values() for key in action.model_fields}
+
+
+def hook_keys(hook_type: str | None) -> set[str]:
     """The keys of a hook of that type; keys of other hook types only may be parameters of the action."""
-    known = HOOK_TYPES.get(hook_type) if isinstance(hook_type, str) else None
+    known = HOOK_TYPES.get(hook_type) if hook_type is not None else None
     return set(HookKeys.model_fields) - (OWN_KEYS - (known.takes if known else frozenset()))
 
 
@@ -239,11 +197,3 @@ def _unknown_action(name: Any, where: str) -> Problem:
     return Problem(
         join(where, "action"), f"found {shown(name)}, which is not an action", nearest(str(name), actions())
     )
-
-
-def _validate(model: type[M], given: dict[str, Any], where: str, problems: list[Problem]) -> M | None:
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        problems += problems_of(error, where, model)
-        return None

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from hookrun.arguments import Section
 from hookrun.errors import shown
-from hookrun.spec.section import Section
 
 MOST_NEEDS = 16
 MOST_OVERRIDES = 100

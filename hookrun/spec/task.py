@@ -1,16 +1,15 @@
-"""The section `task`: which task, and its own keys. Keys of other tasks are checked and ignored, with a note."""
+"""The section `task`: which task, its own keys, and the sections inside it that several modules read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, model_validator
 
-from hookrun.arguments import not_a_mapping, problems_of, unknown_key
+from hookrun.arguments import Section, not_a_mapping, parse, unknown_key
 from hookrun.errors import Problem, nearest
-from hookrun.spec.experiment import TaskKeys
-from hookrun.spec.remains import validated as remains
+from hookrun.spec.experiment import MOST, TaskKeys
 
 WHERE = "task"
 
@@ -38,11 +37,11 @@ def parse_task(
     problems += [unknown_key(WHERE, key, known) for key in given if key not in known]
     own = {key: given[key] for key in given if chosen is not None and key in chosen.model_fields}
     ignored = {key: given[key] for key in given if key in known and key not in own}
-    task, wrong = (None, []) if chosen is None else _validated(chosen, own)
+    task, wrong = (None, []) if chosen is None else parse(chosen, own, WHERE)
     problems += wrong
     for key, value in ignored.items():
         owner = next(each for each in tasks.values() if key in each.model_fields)
-        _, wrong = _validated(owner, {key: value})
+        _, wrong = parse(owner, {key: value}, WHERE)
         problems += [each for each in wrong if f"{each.where}.".startswith(f"{WHERE}.{key}.")]
     refused = chosen.refuses if chosen is not None else {}
     problems += [
@@ -54,23 +53,54 @@ def parse_task(
     return (None, [], problems) if problems else (task, notes, [])
 
 
-def remaining_task(raw: Any, tasks: Mapping[str, type[TaskKeys]]) -> TaskKeys | None:
-    """The task of a section with mistakes, without its wrong keys; the default task if its name is wrong."""
-    given = dict(raw) if isinstance(raw, Mapping) else {}
-    name = given.get("name")
-    chosen = tasks.get(name) if isinstance(name, str) else None
-    task = chosen or tasks.get(_default(tasks) or "")
-    own = {key: given[key] for key in given if chosen is not None and key in chosen.model_fields}
-    return None if task is None else remains(task, own, WHERE)[0]
-
-
 def _default(tasks: Mapping[str, type[TaskKeys]]) -> str | None:
     """The task of an experiment that names none."""
     return next((name for name, task in tasks.items() if vars(task).get("is_default", False)), None)
 
 
-def _validated(task: type[TaskKeys], given: Mapping[str, Any]) -> tuple[TaskKeys | None, list[Problem]]:
-    try:
-        return task.model_validate(dict(given)), []
-    except ValidationError as error:
-        return None, problems_of(error, WHERE, task)
+class Sampling(Section):
+    """`task.sampling`: the distribution from which each token is drawn; the keys apply in this order.
+
+    temperature: divides the logits; below 1 the most probable tokens become more probable
+    top_k:       draw from this many of the most probable tokens; null: all
+    top_p:       draw from the most probable tokens that together have this probability, at least one; null: all
+    """
+
+    temperature: Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)] = 1.0
+    top_k: Annotated[int, Field(ge=1, le=MOST, strict=True)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+
+    def __str__(self) -> str:
+        parts = [f"temperature {self.temperature:g}"]
+        parts += [f"top_k {self.top_k}"] if self.top_k is not None else []
+        parts += [f"top_p {self.top_p:g}"] if self.top_p is not None else []
+        return ", ".join(parts)
+
+
+class BackwardPass(Section):
+    """`task.backward`: the score whose gradients are computed.
+
+    It is a sum over samples, so each row of a gradient depends on one sample.
+
+    score: label: the logit of the sample's label; top: the logit of the predicted class; class: the logit of `class`;
+           output: the sum of the sample's outputs; loss: `train.loss` of the sample, as in a batch of one
+    class: the number of the class, for `score: class`
+    """
+
+    score: Literal["label", "top", "class", "output", "loss"]
+    class_: int | None = Field(default=None, alias="class", strict=True, ge=0, le=MOST)
+
+    @model_validator(mode="after")
+    def _class_goes_with_it(self) -> BackwardPass:
+        if (self.score == "class") != (self.class_ is not None):
+            raise ValueError("`class: NUMBER` goes with `score: class`, and only with it")
+        return self
+
+    def __str__(self) -> str:
+        return {
+            "label": "the logit of the label",
+            "top": "the logit of the predicted class",
+            "class": f"the logit of class {self.class_}",
+            "output": "the output",
+            "loss": "the loss",
+        }[self.score]

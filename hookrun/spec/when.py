@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     GetCoreSchemaHandler,
     PlainSerializer,
@@ -17,16 +15,16 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from hookrun.arguments import Section
 from hookrun.spec.selector.base import shown
 
 MOST = 10**15
 """The largest count of steps, epochs, calls or modules."""
 
 
-class Range(BaseModel):
+class Range(Section):
     """`start` included, `end` excluded, `every` counted from `start`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     start: int = Field(default=0, ge=0, le=MOST)
     end: int | None = Field(default=None, ge=0, le=MOST)
     every: int = Field(default=1, ge=1, le=MOST)
@@ -88,7 +86,7 @@ Ranks = Annotated[frozenset[int], BeforeValidator(_ranks), PlainSerializer(sorte
 Counts = Annotated[frozenset[int] | Range, BeforeValidator(_counts), PlainSerializer(_plain)]
 
 
-class When(BaseModel):
+class When(Section):
     """The schedule; every given key must hold. Steps, epochs and calls count from 0.
 
     mode:        the model is in training or in evaluation mode
@@ -98,7 +96,6 @@ class When(BaseModel):
     probability: of each firing, drawn from a generator of its own (`seed`)
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     mode: Literal["train", "eval", "any"] = "any"
     step: Counts | None = None
     epoch: Counts | None = None

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,14 @@ from hookrun.discovery import discovered
 from hookrun.errors import CompileError, HookrunError, Problem, Refusal, SpecError, listed
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.spec import Experiment
-from hookrun.spec.experiment import RunWeights
-from hookrun.spec.needs import PREVIOUS
-from hookrun.spec.remains import beyond, in_file_order
-from hookrun.tasks.base import Ready, Task, task_of
+from hookrun.spec.checks import in_file_order
+from hookrun.tasks.base import JobCache, Ready, Task, model_key, task_of
 from hookrun.tasks.goals import check_objective, goal_of, required_goal
+from hookrun.tasks.names import unknown_names
 from hookrun.trust import of_environment, read_once
 
 __all__ = [
-    "Checked",
+    "JobCache",
     "Ready",
     "Task",
     "check_jobs",
@@ -37,27 +36,12 @@ __all__ = [
     "objective",
     "parse_experiment",
     "prepare",
-    "refusal",
     "required_goal",
     "run",
     "show",
     "task_of",
     "tasks",
 ]
-
-
-@dataclass(frozen=True)
-class Checked:
-    """The result of checking the jobs of a sweep.
-
-    refused:  job number -> the error that its run would raise
-    proven:   number of trial runs that were made
-    unproven: number of jobs whose shapes were not checked, because the time was up
-    """
-
-    refused: Mapping[int, SpecError | CompileError]
-    proven: int
-    unproven: int
 
 
 @cache
@@ -71,7 +55,10 @@ def parse_experiment(config: Mapping[str, Any]) -> Experiment:
 
     The notes of the returned experiment name the settings that its task does not use.
     """
-    experiment = spec.parse_experiment(config, tasks())
+    experiment, problems = spec.read_experiment(config, tasks())
+    problems += unknown_names(config)
+    if experiment is None or problems:
+        raise SpecError(in_file_order(problems, config))
     task = task_of(experiment)
     if not (unused := task.unused(experiment)):
         return experiment
@@ -80,95 +67,52 @@ def parse_experiment(config: Mapping[str, Any]) -> Experiment:
     return replace(experiment, notes=(*experiment.notes, note))
 
 
-def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> Ready:
+def prepare(
+    experiment: Experiment, *, trust: frozenset[str] = frozenset(), cache: JobCache | None = None
+) -> Ready:
     """Check everything that can be checked before the run directory is created.
 
     trust: names of the packages whose code the experiment may use
+    cache: models and trial runs of the sweep's jobs that were checked before
 
-    Raises SpecError or CompileError.
+    Raises SpecError, or CompileError where only hooks do not fit the model, with every mistake.
     """
     trust = trust | of_environment()
+    problems, notes = list[Problem](), tuple[str, ...]()
     with read_once(trust):
         try:
-            experiment = _with_found_weights(experiment)
             check_objective(experiment, [*SPLITS, *tasks()])
         except SpecError as error:
-            mistakes = (*experiment.mistakes, *error.errors)
-            experiment = _without_run_weights(replace(experiment, mistakes=mistakes))
-            task_of(experiment).prepare(experiment, trust=trust)
-            raise
-        return task_of(experiment).prepare(experiment, trust=trust)
+            problems += error.errors
+        try:
+            ready = task_of(experiment).prepare(experiment, trust=trust, cache=cache)
+        except Refusal as error:
+            if not problems:
+                raise
+            problems += error.errors
+            notes = error.notes
+    if problems:
+        raise SpecError(list(dict.fromkeys(problems)), notes)
+    return ready
 
 
 def check_jobs(
-    jobs: Mapping[int, Experiment], seconds: float, *, trust: frozenset[str] = frozenset()
-) -> Checked:
+    jobs: Mapping[int, Experiment], cache: JobCache, *, trust: frozenset[str] = frozenset()
+) -> dict[int, SpecError | CompileError]:
     """Check the jobs of a sweep as far as possible before the first of them runs; writes nothing.
 
-    jobs:    job number -> experiment
-    seconds: time limit, after which the remaining jobs check the shapes of their hooks when they run
+    jobs:  job number -> experiment
+    cache: what jobs have in common; it counts the trial runs, and after its time limit makes no more of them
+
+    Returns job number -> the error that its run would raise.
     """
-    from hookrun.tasks.loop.shared import SharedMaker, model_key
-
-    shared, refused = SharedMaker(seconds), dict[int, SpecError | CompileError]()
-    trust = trust | of_environment()
-    with read_once(trust):
-        for number in sorted(jobs, key=lambda number: model_key(jobs[number].settings)):
-            try:
-                experiment = _with_found_weights(jobs[number])
-                check_objective(experiment, [*SPLITS, *tasks()])
-                task_of(experiment).check(experiment, trust=trust, shared=shared)
-            except (SpecError, CompileError) as error:
-                refused[number] = error
-    return Checked(refused, shared.proven, shared.unproven)
-
-
-def _with_found_weights(experiment: Experiment) -> Experiment:
-    """The experiment, with `model.weights` of another run replaced by its checkpoint. SpecError if there is none."""
-    if not isinstance(experiment.settings.model.weights, RunWeights):
-        return experiment  # the import below needs torch, which tasks that analyse captures may not need
-    from hookrun.run_values import with_found_weights
-
-    return with_found_weights(experiment)
-
-
-def _without_run_weights(experiment: Experiment) -> Experiment:
-    """The experiment without weights of another run, to find further mistakes in an experiment that is refused."""
-    settings = experiment.settings
-    if not isinstance(settings.model.weights, RunWeights):
-        return experiment
-    model = settings.model.model_copy(update={"weights": None})
-    return replace(experiment, settings=settings.model_copy(update={"model": model}))
-
-
-def refusal(
-    config: Mapping[str, Any], *, known: Sequence[Problem] = (), trust: frozenset[str] = frozenset()
-) -> SpecError:
-    """All mistakes in a configuration that is refused, in the order of the file.
-
-    They include the mistakes that `prepare` finds in the valid rest of the configuration.
-
-    known: mistakes in the command line, which are not part of the configuration
-    """
-    experiment, found = spec.read_experiment(config, tasks())
-    problems = [*known, *beyond(found, known)]
-    notes: tuple[str, ...] = ()
-    if experiment is not None:
+    refused = dict[int, SpecError | CompileError]()
+    for number in sorted(jobs, key=lambda number: model_key(jobs[number].settings)):
         try:
-            runs = {**_pending_runs(config), **experiment.runs}
-            prepare(replace(experiment, mistakes=tuple(problems), runs=runs), trust=trust)
-        except Refusal as more:
-            problems += beyond(more.errors, problems)
-            notes = more.notes
-        except HookrunError:  # a file or run cannot be read: reported when the configuration is valid
-            pass
-    return SpecError(in_file_order(problems, config), notes)
-
-
-def _pending_runs(config: Mapping[str, Any]) -> dict[str, None]:
-    """The names of the runs in `needs`, valid or not, and of the previous run, each with None: not run yet."""
-    needs = config.get("needs")
-    return dict.fromkeys([PREVIOUS, *(map(str, needs) if isinstance(needs, Mapping) else ())])
+            prepare(jobs[number], trust=trust, cache=cache)
+        except (SpecError, CompileError) as error:
+            refused[number] = error
+    return refused
 
 
 @contextmanager
@@ -204,10 +148,11 @@ def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset
     task = task_of(experiment)
     if not isinstance(task, TaskUnderHooks):
         raise error
-    from hookrun.tasks.loop.prepared import compiled_without_data
+    from hookrun.run_values import with_found_weights
+    from hookrun.tasks.loop.prepared import without_data
 
-    split, experiment = task.only_split(), _with_found_weights(experiment)
-    task.show(compiled_without_data(experiment, experiment.hooks, split, error, trust))
+    experiment = with_found_weights(experiment)
+    task.show(without_data(experiment, experiment.hooks, task.only_split(), error, trust))
 
 
 def run(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, ranks: Ranks = ALONE) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import Problem
 from hookrun.spec import HookSpec, Settings
-from hookrun.spec.backward import BackwardPass
+from hookrun.spec.task import BackwardPass
 from hookrun.tasks.under_hooks import TaskOfSplits
 
 if TYPE_CHECKING:

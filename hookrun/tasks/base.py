@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from hookrun.errors import HookrunError
+from hookrun.errors import CompileError, HookrunError
 from hookrun.spec import Experiment, Settings, TaskKeys
 from hookrun.spec.experiment import Section
 from hookrun.spec.metric import MetricKeys
@@ -39,10 +41,13 @@ class Task(TaskKeys):
     takes_place: ClassVar[bool] = False
 
     @abstractmethod
-    def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Ready:
+    def prepare(
+        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
+    ) -> Ready:
         """Check everything that can be checked before the run directory is created. Writes nothing.
 
         trust: names of the packages whose code the experiment may use
+        cache: models and trial runs of the sweep's jobs that were checked before
 
         Raises SpecError or CompileError with all mistakes found.
         """
@@ -57,13 +62,6 @@ class Task(TaskKeys):
         Raises SpecError if the data cannot be described.
         """
         return {}
-
-    def check(self, experiment: Experiment, *, trust: frozenset[str], shared: Any) -> None:
-        """The checks of `prepare`, for one job of a sweep, with the same exceptions.
-
-        shared: a SharedMaker, which reuses models and plans of the jobs that were checked before
-        """
-        self.prepare(experiment, trust=trust)
 
     def show(self, prepared: Any) -> None:
         """Print the result of `prepare`. Raises HookrunError if the task is run, not shown."""
@@ -128,3 +126,34 @@ class Ready:
 def task_of(experiment: Experiment) -> Task:
     """The task of an experiment that `hookrun.tasks.parse_experiment` validated."""
     return cast(Task, experiment.settings.task)
+
+
+class JobCache:
+    """What the jobs of a sweep have in common while they are checked: the last model, and results of trial runs.
+
+    Only the last model is kept, so jobs with the same model should be checked one after another. One trial run is made
+    for all hooks of the same structure (`hookrun.tasks.loop.prepared.compiled`), until `seconds` have passed.
+
+    proven:   the number of trial runs that were made
+    unproven: the number of jobs whose shapes were not checked, because the time was up
+    model:    `model_key` of the last model -> the model with its weights, or the error of building it
+    tried:    structure of hooks -> the error of their trial run; None: they fit
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.proven = self.unproven = 0
+        self.model = dict[str, Any]()
+        self.tried = dict[str, CompileError | None]()
+        self._end = monotonic() + seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time for trial runs is up."""
+        return monotonic() >= self._end
+
+
+def model_key(settings: Settings) -> str:
+    """A key that is equal for jobs with the same model, data, task, `compute` and frozen parameters."""
+    sections = [settings.model, settings.data, settings.task, settings.compute]
+    dumped = [each.model_dump(mode="json") for each in sections]
+    return json.dumps([settings.task.name, str(settings.train.parameters), *dumped])

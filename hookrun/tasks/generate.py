@@ -9,7 +9,7 @@ from pydantic import Field
 from hookrun.errors import HookrunError, Problem, counted, listed
 from hookrun.spec import HookSpec, Settings
 from hookrun.spec.objective import Direction
-from hookrun.spec.sampling import Sampling
+from hookrun.spec.task import Sampling
 from hookrun.tasks.under_hooks import TaskOfSplits
 
 if TYPE_CHECKING:

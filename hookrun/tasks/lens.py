@@ -14,7 +14,7 @@ from hookrun.tasks.under_hooks import TaskOfOneSplit
 
 if TYPE_CHECKING:
     from hookrun.plan.plan import ResolvedPlan
-    from hookrun.tasks.loop.built import Maker
+    from hookrun.tasks.base import JobCache
     from hookrun.tasks.loop.lens.running import LensSetup
     from hookrun.tasks.loop.prepared import Prepared
     from hookrun.tasks.loop.running import Running
@@ -79,12 +79,15 @@ class LensTask(TaskOfOneSplit):
         what = "task=lens observes every block, which is not possible in a compiled model"
         return [Problem("compute.compile", what, "set it to false")]
 
-    def _prepared(self, experiment: Experiment, trust: frozenset[str], maker: Maker) -> Prepared:
+    def prepare(
+        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
+    ) -> Prepared:
+        """As for other tasks; also finds what the lens reads. Raises SpecError or CompileError."""
         from hookrun.tasks.loop.lens.running import with_lines
         from hookrun.tasks.loop.spans import missing_spans
 
-        prepared = super()._prepared(experiment, trust, maker)
-        settings = experiment.settings
+        prepared = super().prepare(experiment, trust=trust, cache=cache)
+        settings = prepared.settings
         reach = self.samples_in_reach(settings, prepared.data.sizes)
         if problems := list(missing_spans([(self.tokens, "task")], settings, self.split, reach)):
             raise CompileError(problems)

@@ -10,7 +10,7 @@ from pydantic import Field
 from hookrun.errors import CompileError, Problem, SpecError, counted, nearest
 from hookrun.spec import Experiment, parse_spec
 from hookrun.spec.selector import Selector, parse_selector
-from hookrun.tasks.base import Task
+from hookrun.tasks.base import JobCache, Task
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -38,18 +38,18 @@ class ModulesTask(Task):
     depth: int | None = Field(default=None, ge=1, le=MOST_LEVELS)
     full: bool = False
 
-    def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Prepared:
+    def prepare(
+        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
+    ) -> Prepared:
         """Build the model, and run it once with a hook on every module to find the output shapes."""
-        from hookrun.tasks.loop.built import build
-        from hookrun.tasks.loop.prepared import compiled, compiled_without_data
+        from hookrun.run_values import with_found_weights
+        from hookrun.tasks.loop.prepared import prepare_alone, without_data
 
         every = parse_spec({"every": {"select": "**", "hook": "forward", "action": "capture"}})
-        settings = experiment.settings
         try:
-            built = build(settings, "train", trust)
+            return prepare_alone(experiment, every, "train", trust)
         except SpecError as error:
-            return compiled_without_data(experiment, every, "train", error, trust)
-        return compiled(experiment, every, built, "train", training=True)
+            return without_data(with_found_weights(experiment), every, "train", error, trust)
 
     def show(self, prepared: Prepared) -> None:
         """Print the tree.

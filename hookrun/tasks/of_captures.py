@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment
-from hookrun.tasks.base import Task, changed
+from hookrun.tasks.base import JobCache, Task, changed
 
 if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
@@ -48,7 +48,9 @@ class TaskOfCaptures(Task):
         """Why the run cannot be analysed, or None."""
         return None
 
-    def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Analysis:
+    def prepare(
+        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
+    ) -> Analysis:
         """Find the run and its captures. Raises SpecError if something is missing or does not fit."""
         from hookrun.tasks.loop.analysis import find
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import field_validator
 
 from hookrun.data.info import ALL, SPLITS
-from hookrun.errors import CompileError, Problem, nearest
+from hookrun.errors import Problem, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.metric import asked
-from hookrun.tasks.base import Task, changed, metrics_of
+from hookrun.tasks.base import JobCache, Task, changed, metrics_of
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
     from hookrun.data import DataInfo, Split
     from hookrun.plan.plan import ResolvedPlan
-    from hookrun.proving import Example
+    from hookrun.proving import Example, Plan
     from hookrun.store.run_dir import RunDir
-    from hookrun.tasks.loop.built import Attempt, Maker
+    from hookrun.tasks.loop.built import Components, Mistakes
     from hookrun.tasks.loop.gradients import Score
     from hookrun.tasks.loop.own_losses import TrainLoss
     from hookrun.tasks.loop.prepared import Prepared
@@ -110,104 +111,125 @@ class TaskUnderHooks(Task):
 
         return uncompilable(plan) if settings.compute.compile else []
 
-    def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Prepared:
+    def prepare(
+        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
+    ) -> Prepared:
         """Build the model, compile the hooks for it and check them by a trial run; the data is not read.
 
-        Raises SpecError or CompileError.
+        Raises SpecError, or CompileError where only hooks do not fit the model, with every mistake.
         """
-        from hookrun.tasks.loop.built import Maker
+        from hookrun.run_values import FoundRuns, UsedBy, differences, with_found_weights
+        from hookrun.tasks.loop.built import Mistakes, components
+        from hookrun.tasks.loop.prepared import check_leftover, check_selectors, compiled, whole
 
-        return self._prepared(experiment, trust, Maker())
+        mistakes, split, hooks = Mistakes(), self.first_split(), experiment.hooks
+        experiment = mistakes.collected(lambda: with_found_weights(experiment)) or experiment
+        settings = experiment.settings
+        parts = components(settings, split, trust, mistakes, cache)
+        info, model, loss = parts.data, parts.model, parts.loss
+        mistakes.add(self.problems(settings, info))
+        trained = self._trained(experiment, model, mistakes)
+        notes = self._idle_hooks(experiment, mistakes)
+        plan, differing = None, list[str]()
+        if info is None or model is None:
+            check_selectors(hooks, model, UsedBy(settings, split, FoundRuns(experiment.runs)), mistakes)
+        else:
+            mistakes.add(self._compared(experiment, info))
+            mistakes.add(self.model_problems(settings, info, model))
+            plan = mistakes.collected(
+                lambda: compiled(
+                    experiment,
+                    model,
+                    info,
+                    self.only_split(),
+                    example=self.example(info, model),
+                    training=self.trains,
+                    score=None if loss is None else self.score(loss),
+                    cache=cache,
+                )
+            )
+        if plan is not None and info is not None:
+            plan = replace(plan, samples=self.samples_in_all(settings, info.sizes))
+            mistakes.collected(partial(check_leftover, plan, parts.leftover))
+            differing = self._check_plan(plan, experiment, parts, mistakes)
+        mistakes.refuse()
+        notes += [
+            *self.remarks(settings, hooks.hooks),
+            *differences(hooks, settings, FoundRuns(experiment.runs)),
+        ]
+        prepared = whole(parts, experiment, plan, [*notes, *differing], trains=self.trains)
+        return replace(prepared, trained=trained, lines=tuple(self.lines(settings, trained)))
 
-    def check(self, experiment: Experiment, *, trust: frozenset[str], shared: Any) -> None:
-        """The same for a job of a sweep, with models and trial runs of the jobs before."""
-        self._prepared(experiment, trust, shared)
-
-    def _prepared(self, experiment: Experiment, trust: frozenset[str], maker: Maker) -> Prepared:
-        from hookrun.tasks.loop import built as checks
-        from hookrun.tasks.loop.prepared import check_leftover, check_rows, compiled
-        from hookrun.tasks.loop.spans import check_spans
-
-        settings, split = experiment.settings, self.first_split()
-        if experiment.mistakes:
-            settings = checks.without_download(settings)
-        tried = checks.attempt(settings, split, trust, lambda info: self.problems(settings, info), maker)
-        trained, wrong = self._trained(experiment, tried)
-        notes, idle = self._idle_hooks(experiment)
-        tried.problems.extend([*wrong, *idle, *self._compared(experiment, tried)])
-        if tried.info is not None and tried.model is not None:
-            tried.problems.extend(self.model_problems(settings, tried.info, tried.model))
-        if tried.problems or experiment.mistakes:
-            score = None if tried.loss is None else self.score(tried.loss)
-            example = None
-            if tried.info is not None and tried.model is not None:
-                example = self.example(tried.info, tried.model)
-            raise checks.refused(experiment, split, tried, example=example, training=self.trains, score=score)
-        built = tried.built(settings)
-        if trained is not None:
-            trained.freeze_rest(built.model)
-        prepared = compiled(
-            experiment,
-            experiment.hooks,
-            built,
-            self.only_split(),
-            example=self.example(built.data, built.model),
-            training=self.trains,
-            score=self.score(built.loss),
-            notes=[*notes, *self.remarks(settings, experiment.hooks.hooks)],
-            maker=maker,
-        )
-        plan, sizes = prepared.plan, built.data.sizes
-        check_leftover(prepared)
-        reach = self.samples_in_reach(settings, sizes)
-        check_rows(plan, reach, trains=self.trains)
-        met = [hook for hook in experiment.hooks.hooks if self.idle(hook) is None]
-        cut_short = self.trains and (settings.train.steps or settings.train.limit_batches) is not None
-        check_spans(met, settings, self.first_split(), None if cut_short else reach)
-        if problems := self.plan_problems(plan, settings):
-            raise CompileError(problems)
-        if settings.compute.strategy != "none":
-            from hookrun.tasks.loop.rank_fit import check_ranks
-
-            differs = check_ranks(plan, built.model, built.loss, settings, trains=self.trains)
-            prepared = replace(prepared, notes=(*prepared.notes, *differs))
-        plan = replace(plan, samples=self.samples_in_all(settings, sizes))
-        return replace(prepared, plan=plan, trained=trained, lines=tuple(self.lines(settings, trained)))
-
-    def _compared(self, experiment: Experiment, tried: Attempt) -> list[Problem]:
-        """Problems of the runs with which the task's metrics compare."""
-        from hookrun.tasks.loop.metric_problems import compared_problems
-
-        info = tried.info
-        if info is None or all(each.against is None for each in metrics_of(self) or ()):
-            return []
-        reach, met = self.samples_in_reach(experiment.settings, info.sizes), self.only_split()
-        seen = [met] if met is not None and not self.trains else [each for each in SPLITS if info.sizes[each]]
-        return compared_problems(
-            experiment,
-            {split: reach if split == met and not self.trains else None for split in seen},
-            info,
-        )
-
-    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
-        """Lines about the task that are shown with the plan."""
-        return list(trained.lines(settings.train.optimizer)) if trained is not None else []
-
-    def _trained(self, experiment: Experiment, tried: Attempt) -> tuple[Trained | None, list[Problem]]:
-        """The parameters that the task trains (None if it does not train), and the mistakes in their settings."""
+    def _trained(self, experiment: Experiment, model: Module | None, mistakes: Mistakes) -> Trained | None:
+        """The parameters that the task trains, with all others frozen; None if it does not train, or cannot."""
         from hookrun.plan.model_tree import unhookable
         from hookrun.tasks.loop.optimizers import OPTIMIZER, SCHEDULER, check_arguments
         from hookrun.tasks.loop.trained import chosen
 
-        model = tried.model
-        unsure = model is None or experiment.wrong.may_add
         # Compiling the hooks reports an unhookable model.
-        if not self.trains or model is None or unsure or unhookable(model) is not None:
-            return None, []
+        if not self.trains or model is None or unhookable(model) is not None:
+            return None
         train = experiment.settings.train
         trained, problems = chosen(train, experiment.hooks, model)
-        misnamed = any(each.where.startswith((OPTIMIZER, SCHEDULER)) for each in tried.problems)
-        return trained, problems or ([] if misnamed else check_arguments(train, model, trained.groups))
+        misnamed = any(problem.where.startswith((OPTIMIZER, SCHEDULER)) for problem in mistakes.problems)
+        if not problems and not misnamed:
+            problems = check_arguments(train, model, trained.groups)
+        mistakes.add(problems)
+        if not mistakes.problems:
+            trained.freeze_rest(model)
+        return trained
+
+    def _idle_hooks(self, experiment: Experiment, mistakes: Mistakes) -> list[str]:
+        """A note on each hook that never fires in this task; under `strict` it is a mistake instead."""
+        enabled = [hook for hook in experiment.hooks.hooks if hook.keys.enabled]
+        idle = [(hook, *why) for hook in enabled if (why := self.idle(hook)) is not None]
+        if experiment.settings.strict:
+            mistakes.add(
+                Problem(f"{hook.where}.hook", f"{hook.hook_type} {why}", hint) for hook, why, hint in idle
+            )
+            return []
+        return [
+            f"{hook.name}: {hook.hook_type} {why}: it will never fire; {hint}" for hook, why, hint in idle
+        ]
+
+    def _compared(self, experiment: Experiment, info: DataInfo) -> list[Problem]:
+        """Problems of the runs with which the task's metrics compare."""
+        from hookrun.tasks.loop.metric_problems import compared_problems
+
+        if all(metric.against is None for metric in metrics_of(self) or ()):
+            return []
+        reach, only = self.samples_in_reach(experiment.settings, info.sizes), self.only_split()
+        seen = (
+            [only] if only is not None and not self.trains else [each for each in SPLITS if info.sizes[each]]
+        )
+        known = {split: reach if split == only and not self.trains else None for split in seen}
+        return compared_problems(experiment, known, info)
+
+    def _check_plan(
+        self, plan: Plan, experiment: Experiment, parts: Components, mistakes: Mistakes
+    ) -> list[str]:
+        """Check that samples, task and ranks have what the plan needs; returns notes on how ranks differ."""
+        from hookrun.tasks.loop.prepared import check_rows
+        from hookrun.tasks.loop.spans import check_spans
+
+        settings, model, loss = experiment.settings, parts.model, parts.loss
+        reach = None if parts.data is None else self.samples_in_reach(settings, parts.data.sizes)
+        mistakes.collected(lambda: check_rows(plan, reach, trains=self.trains))
+        met = [hook for hook in experiment.hooks.hooks if self.idle(hook) is None]
+        cut_short = self.trains and (settings.train.steps or settings.train.limit_batches) is not None
+        mistakes.collected(
+            lambda: check_spans(met, settings, self.first_split(), None if cut_short else reach)
+        )
+        mistakes.add(self.plan_problems(plan, settings), of_hooks=True)
+        if settings.compute.strategy == "none" or model is None or loss is None:
+            return []
+        from hookrun.tasks.loop.rank_fit import check_ranks
+
+        return mistakes.collected(lambda: check_ranks(plan, model, loss, settings, trains=self.trains)) or []
+
+    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+        """Lines about the task that are shown with the plan."""
+        return list(trained.lines(settings.train.optimizer)) if trained is not None else []
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
         """Notes on what a user may not expect of these settings."""
@@ -220,19 +242,6 @@ class TaskUnderHooks(Task):
     def only_split(self) -> Split | None:
         """The split of all samples; None if the task uses several splits without training."""
         return self.first_split()
-
-    def _idle_hooks(self, experiment: Experiment) -> tuple[list[str], list[Problem]]:
-        """A note on each hook that never fires in this task; under `strict`, a problem instead."""
-        enabled = [hook for hook in experiment.hooks.hooks if hook.keys.enabled]
-        idle = [(hook, *needs) for hook in enabled if (needs := self.idle(hook)) is not None]
-        if idle and experiment.settings.strict:
-            return [], [
-                Problem(f"{hook.where}.hook", f"{hook.hook_type} {what}", hint) for hook, what, hint in idle
-            ]
-        notes = [
-            f"{hook.name}: {hook.hook_type} {what}: it will never fire; {hint}" for hook, what, hint in idle
-        ]
-        return notes, []
 
     def show(self, prepared: Prepared) -> None:
         """Print the whole plan, with lines and notes."""

@@ -17,7 +17,6 @@ from hookrun.cli import main
 from hookrun.spec import Experiment
 from hookrun.store.files import make_folder, write_json
 from hookrun.store.lock import sole_writer
-from hookrun.tasks import Checked
 
 Conf = Callable[..., str]
 
@@ -26,7 +25,7 @@ Conf = Callable[..., str]
 def earlier(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the sweeps of these tests are; their jobs are not checked beforehand and have no pages."""
     monkeypatch.setattr("hookrun.cli.jobs.make_page", lambda _: None)
-    monkeypatch.setattr("hookrun.tasks.check_jobs", lambda *_, **__: Checked({}, 0, 0))
+    monkeypatch.setattr("hookrun.tasks.check_jobs", lambda *_, **__: {})
     return cwd / "mine"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hookrun.cli import main, running
+from hookrun.cli import main
 from hookrun.cli.hydra import App
 
 SMALL = ["experiment=clip_fc", "train.epochs=1", "train.limit_batches=2", "compute=cpu"]
@@ -77,25 +77,15 @@ def test_settings_of_sweeps_are_refused_or_noted_where_there_is_one_run(notes, c
     assert "NOTE" not in capsys.readouterr().out
 
 
-def test_other_mistakes_are_sought_only_where_there_can_be_some(
-    notes, conf, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    sought = list[str]()
-    monkeypatch.setattr(running, "waiting_for", lambda text: sought.append(text))
-    for alone in (["seed=x"], ["sed=1"]):
-        assert main(alone) == 2
-    assert sought == []
-    capsys.readouterr()
-    folder = conf(**{"experiment/mine": "# @package _global_\nseed: x\n"})
-    for typed, said in (
-        (["sed=1", "train.epochs=x"], ("train.epochs", "sed")),
-        (["seed=x", "strict=maybe"], ("seed", "strict")),
-        (["--config-dir", folder, "experiment=mine"], ("seed",)),
-    ):
-        assert main(typed) == 2
-        printed = capsys.readouterr().err
-        assert all(each in printed for each in said), printed
-    assert sought == ["looking for other mistakes"] * 3 and len(notes.prepared) == 3
+def test_a_mistake_on_the_command_line_is_told_before_those_in_files(notes, conf, capsys) -> None:
+    folder = conf(**{"experiment/mine": "# @package _global_\ntrain: {epochs: x}\n"})
+    assert main(["--config-dir", folder, "experiment=mine", "sed=1", "strickt=true"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("2 configuration errors\n") and "train.epochs" not in printed
+    assert main(["--config-dir", folder, "experiment=mine", "seed=y"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("2 configuration errors\n") and "train.epochs" in printed
+    assert notes.prepared == []
 
 
 def test_a_run_that_is_done_is_not_resumed_and_what_is_only_shown_cannot_be(notes, cwd: Path, capsys) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from hookrun.errors import SpecError
 from hookrun.spec import parse_spec
+from hookrun.spec.experiment import runs_of
 from hookrun.tasks import parse_experiment
 
 CLAMP = {"select": "fc", "hook": "grad", "action": "clamp", "max": 0.1}
@@ -65,3 +66,21 @@ def test_the_report_is_the_text_of_the_error() -> None:
     with pytest.raises(SpecError) as caught:
         parse_spec({"h": CLAMP | {"mx": 1}})
     assert str(caught.value) == "1 configuration error\n  hooks.h.mx: unknown key\n      did you mean 'max'?"
+
+
+def named(**sections: Any) -> dict[str, str]:
+    return dict(runs_of(parse_experiment(ROOT | sections).settings))
+
+
+def test_each_run_has_the_key_path_that_names_it() -> None:
+    metrics = ["loss", {"name": "kl", "against": {"run": "base"}}]
+    model = {"name": "cnn", "weights": {"run": "trained"}}
+    assert named(model=model, task={"name": "predict", "metrics": metrics}) == {
+        "model.weights.run": "trained",
+        "task.metrics.1.against.run": "base",
+    }
+
+
+def test_weights_by_path_and_metrics_by_name_are_not_runs() -> None:
+    assert named(model={"name": "cnn", "weights": "w.pt"}, task={"name": "predict", "metrics": "loss"}) == {}
+    assert named(model={"name": "cnn"}, task={"name": "modules"}) == {}

@@ -1,4 +1,4 @@
-"""One hook: its keys, its identity, and its valid parts if others are wrong."""
+"""One hook: its keys, its identity, and every mistake in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from hookrun.errors import SpecError
 from hookrun.spec import parse_spec
-from hookrun.spec.hook import HookSpec, hook_keys, parse_hooks, wrong_hooks
+from hookrun.spec.hook import HookSpec, hook_keys, parse_hooks
 
 CLAMP = {"select": "fc", "hook": "grad", "action": "clamp", "max": 0.1}
 
@@ -25,7 +25,7 @@ def hook(**changes: Any) -> HookSpec:
     return found
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("changes", "where", "what"),
     [
         ({"action": "clmap"}, "hooks.h.action", "did you mean 'clamp'"),
@@ -50,7 +50,7 @@ def test_mistakes_in_a_hook(changes: dict[Any, Any], where: str, what: str) -> N
     assert what in found[where]
 
 
-@pytest.mark.cases("hooks", [["a"], "fc", {"h": "clamp"}, {"h": ["clamp"]}, {3: CLAMP}, {"a b": CLAMP}])
+@pytest.mark.parametrize("hooks", [["a"], "fc", {"h": "clamp"}, {"h": ["clamp"]}, {3: CLAMP}, {"a b": CLAMP}])
 def test_hooks_are_a_mapping_from_names_to_mappings(hooks: Any) -> None:
     assert "expected" in next(iter(problems(hooks).values()))
 
@@ -86,18 +86,20 @@ def test_runs_are_found_also_under_minus() -> None:
     ]
 
 
-def test_a_hook_with_mistakes_keeps_its_selection() -> None:
-    raw = {
-        "good": CLAMP,
-        "wrong": CLAMP | {"mx": 1},
-        "typeless": {"select": "fc", "hook": "gard", "action": "clmap"},
-        "off": CLAMP | {"mx": 1, "enabled": False},
-    }
-    hooks, _ = parse_hooks(raw)
-    left = wrong_hooks(raw, hooks)
-    assert [(each.name, str(each.keys.select)) for each in left.selections] == [("wrong", "fc")]
-    assert left.may_add, "an unknown action of an unknown hook type may add parameters"
-    assert not wrong_hooks({"wrong": CLAMP | {"mx": 1}}, []).may_add
+def test_wrong_words_for_select_hook_and_action_are_all_named() -> None:
+    found = problems({"a": {"selct": "fc", "hook": "forwad", "action": "captur"}})
+    assert set(found) == {"hooks.a.selct", "hooks.a.hook", "hooks.a.action", "hooks.a.select"}
+    assert "did you mean 'select'?" in found["hooks.a.selct"] and "is missing" in found["hooks.a.select"]
+    assert "'forward'" in found["hooks.a.hook"] and "'capture'" in found["hooks.a.action"]
+
+
+def test_a_parameter_of_some_action_is_not_a_mistake_where_the_action_is_one() -> None:
+    assert set(problems({"a": CLAMP | {"action": "clmap", "mx": 1}})) == {"hooks.a.action", "hooks.a.mx"}
+
+
+def test_a_key_of_a_hook_type_is_not_a_mistake_where_the_type_is_one() -> None:
+    saved = {"select": "fc", "hook": "saved_tensor", "action": "stats", "parameters": True}
+    assert set(problems({"a": saved})) == {"hooks.a.hook"}
 
 
 def test_keys_of_other_hook_types_may_be_parameters_of_the_action() -> None:

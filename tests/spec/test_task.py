@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import pytest
+from pydantic import ValidationError
 
-from hookrun.errors import SpecError
-from hookrun.spec import Experiment, TaskKeys, parse_experiment
+from hookrun.spec import Experiment, TaskKeys, read_experiment
+from hookrun.spec.task import BackwardPass, Sampling
 
 ROOT: dict[str, Any] = {"model": {"name": "cnn"}, "data": {"name": "digits"}}
 
@@ -32,13 +33,15 @@ TASKS = {task.task_name: task for task in (Bake, Fry, Cook)}
 
 
 def parsed(task: Any) -> Experiment:
-    return parse_experiment(ROOT | {"task": task}, TASKS)
+    experiment, problems = read_experiment(ROOT | {"task": task}, TASKS)
+    assert experiment is not None and not problems
+    return experiment
 
 
 def problems(task: Any, **more: Any) -> dict[str, str]:
-    with pytest.raises(SpecError) as caught:
-        parse_experiment(ROOT | {"task": task} | more, TASKS)
-    return {problem.where: f"{problem.what} {problem.hint}".strip() for problem in caught.value.errors}
+    experiment, found = read_experiment(ROOT | {"task": task} | more, TASKS)
+    assert experiment is None
+    return {problem.where: f"{problem.what} {problem.hint}".strip() for problem in found}
 
 
 def test_a_task_has_its_own_keys_and_its_name() -> None:
@@ -48,7 +51,7 @@ def test_a_task_has_its_own_keys_and_its_name() -> None:
 
 
 def test_without_a_name_it_is_the_default_which_is_not_inherited() -> None:
-    assert parse_experiment(ROOT, TASKS).settings.task == Cook()
+    assert read_experiment(ROOT, TASKS)[0].settings.task == Cook()
     assert parsed({"minutes": 3}).settings.task == Cook(minutes=3)
 
 
@@ -68,7 +71,7 @@ def test_a_key_of_no_task_is_an_error_with_the_nearest_names() -> None:
     assert "YAML reads on, off" in problems({True: 1})["task.True"]
 
 
-@pytest.mark.cases("name", ["bak", None, 3, ["bake"]])
+@pytest.mark.parametrize("name", ["bak", None, 3, ["bake"]])
 def test_an_unknown_task_is_an_error(name: Any) -> None:
     found = problems({"name": name, "heat": "hot"})
     assert set(found) == {"task.name", "task.heat"}
@@ -78,7 +81,7 @@ def test_an_unknown_task_is_an_error(name: Any) -> None:
     ]
 
 
-@pytest.mark.cases("raw", [None, ["bake"]])
+@pytest.mark.parametrize("raw", [None, ["bake"]])
 def test_the_section_is_a_mapping(raw: Any) -> None:
     assert problems(raw) == {"task": f"found {raw!r}, expected a mapping its keys: name, heat, minutes"}
 
@@ -90,3 +93,50 @@ def test_a_name_in_the_place_of_the_section_is_a_choice_of_the_defaults_list() -
 def test_mistakes_of_all_sections_are_reported_with_those_of_the_task() -> None:
     found = problems({"name": "bake", "minutes": "x"}, seed=-1, hooks={"h": {}}, modl={})
     assert {"task.minutes", "seed", "modl", "hooks.h.select"} <= set(found)
+
+
+def test_the_text_of_sampling_has_the_given_keys() -> None:
+    assert str(Sampling()) == "temperature 1"
+    assert str(Sampling(temperature=0.5, top_k=3, top_p=0.9)) == "temperature 0.5, top_k 3, top_p 0.9"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"temperature": 0},
+        {"temperature": float("nan")},
+        {"temperature": 1001},
+        {"top_k": 0},
+        {"top_k": True},
+        {"top_k": 1.0},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"topk": 3},
+    ],
+)
+def test_wrong_samplings_are_refused(raw: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Sampling.model_validate(raw)
+
+
+def test_a_score_selects_what_the_gradients_are_of() -> None:
+    texts = {"label": "the logit of the label", "output": "the output", "loss": "the loss"}
+    for score, text in texts.items():
+        assert str(BackwardPass.model_validate({"score": score})) == text
+    assert str(BackwardPass.model_validate({"score": "class", "class": 0})) == "the logit of class 0"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"score": "class"},
+        {"score": "top", "class": 0},
+        {"score": "class", "class": -1},
+        {"score": "class", "class": True},
+        {"score": "clas"},
+        {},
+    ],
+)
+def test_class_without_score_class_or_the_reverse_is_refused(raw: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        BackwardPass.model_validate(raw)

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 
 import hookrun
-from hookrun.spec.sampling import Sampling
+from hookrun.spec.task import Sampling
 from hookrun.store.reader import Run
 from hookrun.tasks import parse_experiment
 from hookrun.tasks.generate import GenerateTask

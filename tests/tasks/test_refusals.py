@@ -76,8 +76,8 @@ def test_all_mistakes_are_reported_together(refused) -> None:
     assert "hooks.a.select" in said and "hooks.b.select" in said
 
 
-def test_loss_and_device_are_reported_together(refused) -> None:
-    said = refused("train.loss=x", "compute.device=y", "model.name=z")
+def test_optimizer_device_and_model_are_reported_together(refused) -> None:
+    said = refused("train.optimizer.name=x", "compute.device=y", "model.name=z")
     assert "3 configuration errors" in said
 
 

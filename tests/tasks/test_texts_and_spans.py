@@ -51,7 +51,7 @@ def test_with_another_mistake_the_tokenizer_is_not_reported(refused: Refused) ->
     for mistake in ("train.epoch=2", "data.batch_size=0", "data.args.form=cleen"):
         said = refused(*DECODER, "data=names", mistake, right)
         assert "tokenizer" not in said and said.startswith("1 "), said
-    assert "did you mean 'Mary'" in refused(*NAMES, "train.epoch=2", capture("{text: Mery}"))
+    assert "did you mean 'Mary'" in refused(*NAMES, capture("{text: Mery}"))
 
 
 def test_a_sample_without_the_span_is_named_before_the_run(
@@ -77,7 +77,7 @@ def test_a_span_that_the_data_does_not_have_is_refused_before_the_run(refused: R
     ):
         said = refused(*NAMES, capture(tokens))
         assert "hooks.c.tokens.span: the data 'names' has no span 'subjet2'; did you mean 'subject2'" in said
-    images = ("data=digits", "model=mlp", "train.epoch=2")
+    images = ("data=digits", "model=mlp")
     said = refused(*images, capture("{span: subject2}").replace("blocks.0", "'**'"))
     assert "hooks.c.tokens.span: there is no span 'subject2': the samples of" in said
 

@@ -12,7 +12,7 @@ from hookrun.data import DataInfo
 from hookrun.data.tokenizer import FromFolder, Tokenizer
 from hookrun.plan.texts import tokenizer_of
 from hookrun.runtime.rng import derived_seed
-from hookrun.spec.sampling import Sampling
+from hookrun.spec.task import Sampling
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.continuing import ContinuationOptions, continuer_of, groups, prompts_of
 from hookrun.tasks.loop.generated import Texts, records_of

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookrun.containers import rebuild
 from hookrun.errors import Problem, SpecError, counted
-from hookrun.spec.backward import BackwardPass
+from hookrun.spec.task import BackwardPass
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.losses import main_tensor
 from hookrun.tasks.loop.own_losses import TrainLoss

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hookrun.errors import HookrunError
 from hookrun.runtime.rng import derived_seed
-from hookrun.spec.sampling import Sampling
+from hookrun.spec.task import Sampling
 
 
 class NextTokens:

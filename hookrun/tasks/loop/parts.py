@@ -7,11 +7,10 @@ import warnings
 from torch import nn
 
 from hookrun.errors import HookrunWarning, Problem, SpecError, listed
-from hookrun.run_values import with_found_weights
-from hookrun.spec import Experiment
+from hookrun.spec import Experiment, Spec
 from hookrun.spec.experiment import RunWeights
 from hookrun.tasks.base import task_of
-from hookrun.tasks.loop.built import build
+from hookrun.tasks.loop.prepared import prepare_alone
 from hookrun.tasks.loop.splits import ExperimentData
 from hookrun.tasks.under_hooks import TaskUnderHooks
 from hookrun.trust import read_once
@@ -28,11 +27,10 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
     if isinstance(named, RunWeights) and experiment.runs.get(named.run, "") is None:
         what = f"it needs the run of {experiment.settings.needs[named.run]}, which has not been made"
         raise SpecError([Problem("model.weights.run", what, "run the experiment once on the command line")])
-    experiment = with_found_weights(experiment)
-    settings, task = experiment.settings, task_of(experiment)
+    task = task_of(experiment)
     split = task.first_split() if isinstance(task, TaskUnderHooks) else "train"
     with read_once(trust):
-        built = build(settings, split, trust)
+        built = prepare_alone(experiment, Spec(()), split, trust, tries=False)
     if built.leftover:
         names = listed(sorted(built.leftover), 8)
         text = f"the file holds {len(built.leftover)} tensors that the model does not have: {names}"
@@ -44,4 +42,4 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
         warnings.warn(
             f"model.weights: {text}: installed again, they change it again", HookrunWarning, stacklevel=3
         )
-    return built.model.to(built.device), ExperimentData(settings, built.data, built.device)
+    return built.model.to(built.device), ExperimentData(built.settings, built.data, built.device)

@@ -1,12 +1,14 @@
-"""Prepares an experiment: compiles its hooks into a plan, and checks rows of other runs and weights files."""
+"""Prepares an experiment: builds what it names, compiles its hooks into a plan, and checks both before any file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookrun import models
 from hookrun.actions.given import GivenFunction
@@ -14,26 +16,46 @@ from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError, listed
 from hookrun.plan.plan import PlannedHook
 from hookrun.proving import Example, Plan, compile_plan
-from hookrun.run_values import FoundRuns, NotYetRun, Source, UsedBy, UsedRun, differences, other_runs
-from hookrun.spec import Experiment, Spec
-from hookrun.tasks.base import Ready, metrics_of, task_of
-from hookrun.tasks.loop.built import EXAMPLE_BATCH, Built, Maker, Score, as_call, model_for
-from hookrun.tasks.loop.metrics import load_metrics
+from hookrun.run_values import (
+    FoundRuns,
+    NotYetRun,
+    Source,
+    UsedBy,
+    UsedRun,
+    other_runs,
+    with_found_weights,
+)
+from hookrun.spec import Experiment, HookSpec, Spec
+from hookrun.tasks.base import JobCache, Ready, metrics_of, model_key
+from hookrun.tasks.loop.built import EXAMPLE_BATCH, Components, Mistakes, as_call, components, model_for
+from hookrun.tasks.loop.metrics import Metric, load_metrics
 from hookrun.tasks.loop.own_code import own_code
-from hookrun.tasks.loop.own_losses import load_loss
+from hookrun.tasks.loop.own_losses import TrainLoss, load_loss
 from hookrun.tasks.loop.session import device_named, session
 from hookrun.tasks.loop.trained import Trained
 
+Score = Callable[[Any, Tensor], Tensor]
+"""(output, targets) -> the score from which a backward pass without training starts."""
+
 
 @dataclass(frozen=True)
-class Prepared(Ready, Built):
-    """An experiment with its compiled plan.
+class Prepared(Ready):
+    """An experiment with everything that it names (see `Components`) and its compiled plan.
 
     notes:   notes that are shown with the plan
     trained: the parameters that the task trains; None if it does not train
     lines:   lines about the task that are shown with the plan
     """
 
+    data: DataInfo
+    model: nn.Module
+    device: torch.device
+    weights: str
+    leftover: Mapping[str, Tensor]
+    applied: frozenset[str]
+    loss: TrainLoss
+    metrics: tuple[Metric, ...]
+    trust: frozenset[str]
     plan: Plan
     notes: tuple[str, ...]
     trained: Trained | None = None
@@ -45,43 +67,132 @@ class Prepared(Ready, Built):
         return self.plan.runs
 
 
+def whole(
+    parts: Components, experiment: Experiment, plan: Plan | None, notes: list[str], *, trains: bool
+) -> Prepared:
+    """The whole, after every mistake was refused, with the code and the other runs that the plan names."""
+    assert (
+        plan is not None and parts.loss is not None and parts.metrics is not None
+    )  # else there is a mistake
+    code = own_code(experiment.settings, parts.loss, parts.metrics, trains=trains)
+    plan = replace(plan, code=code, runs=(*plan.runs, *other_runs(experiment)))
+    return Prepared(**vars(parts), experiment=experiment, plan=plan, notes=(*experiment.notes, *notes))
+
+
+def check_selectors(hooks: Spec, model: nn.Module | None, used_by: UsedBy, mistakes: Mistakes) -> None:
+    """Check the selectors alone where data or model are not valid; the notes say what was not checked.
+
+    model: None if it is not valid
+    """
+    if not hooks.hooks:
+        return
+    if model is None:
+        mistakes.notes.append("the hooks were not checked, because the model is not valid")
+        return
+    mistakes.notes.append("shapes were not checked, because the data is not valid")
+    mistakes.collected(lambda: compile_plan(hooks, model, used_by=used_by))
+
+
 def compiled(
     experiment: Experiment,
-    hooks: Spec,
-    built: Built,
+    model: nn.Module,
+    info: DataInfo,
     split: Split | None,
     *,
-    example: Example | None = None,
+    example: Example,
     training: bool,
-    score: Score | None = None,
-    notes: Sequence[str] = (),
-    maker: Maker = Maker(),  # noqa: B008 - it has no state
-) -> Prepared:
+    score: Score | None,
+    cache: JobCache | None = None,
+) -> Plan:
     """Compile the hooks for the model, and check them by a trial run with an example.
 
     split:    the split whose samples the hooks see first; None if they see several splits without training
-    example:  the arguments of a model call; None: an example of the data
+    example:  the arguments of a model call
     training: whether the model is trained; otherwise a backward pass follows the forward only if there is a score
     score:    (output, targets) -> the score from which a backward pass without training starts
-    notes:    further notes for the plan
+    cache:    of a sweep, for one trial run for all jobs with the same structure of hooks
+
+    Two jobs have the same structure of hooks if model, data, task and `compute` are the same, and the hooks differ only
+    in floating-point parameters of actions, which change values but not shapes. Integers, strings, flags, lengths of
+    lists, `select`, `target`, `index`, `when` and the arguments of functions must be equal.
 
     Raises CompileError, and SpecError if the score cannot be computed from the model's output.
     """
-    settings, runs = experiment.settings, FoundRuns(experiment.runs)
-    example = example or as_call(built.data.example(EXAMPLE_BATCH), built.model)
-    target = built.data.example_target(EXAMPLE_BATCH)
-    used_by = UsedBy(settings, split, runs, built.data)
-    whole = None if score is None else lambda output: score(output, target)
-    plan = maker.plan(hooks, built.model, used_by=used_by, example=example, training=training, score=whole)
-    plan = replace(
-        plan, code=own_code(settings, built.loss, built.metrics, trains=task_of(experiment).trains)
-    )
-    plan = replace(plan, runs=(*plan.runs, *other_runs(experiment)))
-    notes = (*experiment.notes, *notes, *differences(hooks, settings, runs))
-    return Prepared(**vars(built), experiment=experiment, plan=plan, notes=notes)
+    settings, hooks = experiment.settings, experiment.hooks
+    target = info.example_target(EXAMPLE_BATCH)
+    used_by = UsedBy(settings, split, FoundRuns(experiment.runs), info)
+    backward = training if score is None else lambda output: score(output, target)
+
+    def tried() -> Plan:
+        return compile_plan(
+            hooks, model, used_by=used_by, example=example, training=training, backward=backward
+        )
+
+    if cache is None:
+        return tried()
+    loss = None if score is None else settings.train.loss.model_dump(mode="json")
+    key = json.dumps([model_key(settings), training, loss, structure(hooks)])
+    if key not in cache.tried and not cache.is_over:
+        cache.proven += 1
+        try:
+            plan = tried()
+        except CompileError as error:
+            cache.tried[key] = error
+            raise
+        cache.tried[key] = None
+        return plan
+    if (refusal := cache.tried.get(key)) is not None:
+        raise refusal
+    cache.unproven += key not in cache.tried
+    return compile_plan(hooks, model, used_by=used_by, training=training, backward=training)
 
 
-def compiled_without_data(
+ARGS = "args"
+"""A key whose mapping is passed to a user's code, which may use any number in it as a size."""
+
+
+def structure(hooks: Spec) -> list[Any]:
+    """A value that is equal for hooks of the same structure; see `compiled`."""
+    return [_of_hook(hook) for hook in hooks.hooks if hook.keys.enabled]
+
+
+def _of_hook(hook: HookSpec) -> Any:
+    plain = hook.to_dict()
+    return [hook.name, {**plain, "params": _without_fractions(plain["params"])}]
+
+
+def _without_fractions(value: Any) -> Any:
+    if isinstance(value, float):
+        return "a fraction"
+    if isinstance(value, Mapping):
+        return {key: each if key == ARGS else _without_fractions(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_fractions(each) for each in value]
+    return value
+
+
+def prepare_alone(
+    experiment: Experiment, hooks: Spec, split: Split, trust: frozenset[str], *, tries: bool = True
+) -> Prepared:
+    """The experiment with these hooks instead of its own, and without the checks of its task.
+
+    tries: check the hooks by a trial run in training mode
+
+    Raises SpecError or CompileError with every mistake.
+    """
+    mistakes = Mistakes()
+    experiment = mistakes.collected(lambda: with_found_weights(experiment)) or experiment
+    parts = components(experiment.settings, split, trust, mistakes)
+    mistakes.refuse()
+    info, model = parts.data, parts.model
+    assert info is not None and model is not None  # else there is a mistake
+    used_by = UsedBy(experiment.settings, split, FoundRuns(experiment.runs), info)
+    example = as_call(info.example(EXAMPLE_BATCH), model) if tries else None
+    plan = compile_plan(hooks, model, used_by=used_by, example=example, training=True)
+    return whole(parts, experiment, plan, [], trains=False)
+
+
+def without_data(
     experiment: Experiment, hooks: Spec, split: Split | None, error: SpecError, trust: frozenset[str]
 ) -> Prepared:
     """Compile the hooks for a model that does not depend on the data, which is missing, as `error` says.
@@ -91,7 +202,7 @@ def compiled_without_data(
     Raises `error` if something else is invalid too, or if the model needs the data; CompileError for the hooks.
     """
     settings = experiment.settings
-    if not all(each.where.startswith("data.") for each in error.errors):
+    if not all(problem.where.startswith("data.") for problem in error.errors):
         raise error
     try:
         with session(settings.compute, settings.seed):
@@ -100,15 +211,21 @@ def compiled_without_data(
         raise error from None
     leftover = models.load_weights(model, settings.model)
     nothing = DataInfo(settings.data.name, {}, None, None, {"train": 0, "val": 0})
-    device = device_named(settings.compute.device)
-    origin, applied = models.origin(settings.model), models.applied_hooks(settings.model)
-    loss = load_loss(settings.train.loss)
-    metrics = load_metrics(metrics_of(settings.task))
-    built = Built(nothing, model, device, origin, leftover, applied, loss, metrics, trust)
     plan = compile_plan(hooks, model, used_by=UsedBy(settings, split, FoundRuns(experiment.runs)))
-    why = "; ".join(f"{each.where}: {each.what}" for each in error.errors)
-    plan = replace(plan, unchecked=why)
-    return Prepared(**vars(built), experiment=experiment, plan=plan, notes=tuple(experiment.notes))
+    return Prepared(
+        experiment=experiment,
+        data=nothing,
+        model=model,
+        device=device_named(settings.compute.device),
+        weights=models.origin(settings.model),
+        leftover=leftover,
+        applied=models.applied_hooks(settings.model),
+        loss=load_loss(settings.train.loss),
+        metrics=load_metrics(metrics_of(settings.task)),
+        trust=trust,
+        plan=replace(plan, unchecked="; ".join(f"{each.where}: {each.what}" for each in error.errors)),
+        notes=tuple(experiment.notes),
+    )
 
 
 def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:
@@ -141,9 +258,9 @@ def _different_values(hook: PlannedHook) -> Iterator[tuple[str, Source]]:
         yield from ((field, value) for value in {id(value): value for value in values.values()}.values())
 
 
-def check_leftover(prepared: Prepared) -> None:
+def check_leftover(plan: Plan, leftover: Mapping[str, Tensor]) -> None:
     """Check that hooks add all tensors of the weights file that the model does not have. Raises SpecError."""
-    unknown = sorted(set(prepared.leftover) - set(added_names(prepared.plan)))
+    unknown = sorted(set(leftover) - set(added_names(plan)))
     if unknown:
         names = listed(unknown, 8)
         text = f"the file holds {len(unknown)} tensors that neither the model nor its hooks have: {names}"

@@ -1,4 +1,4 @@
-"""An experiment's model, data and settings are built, or all mistakes are reported together."""
+"""What an experiment names is built, or all mistakes in it are collected."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.spec import Settings
 from hookrun.tasks import parse_experiment
-from hookrun.tasks.loop.built import as_call, attempt, build, without_download
+from hookrun.tasks.loop.built import Components, Mistakes, as_call, components
 
 
 def settings(**sections: Any) -> Settings:
     usual = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "compute": {"device": "cpu"}}
     return parse_experiment(usual | sections).settings
+
+
+def built(mistakes: Mistakes, **sections: Any) -> Components:
+    return components(settings(**sections), "val", frozenset(), mistakes)
 
 
 def test_named_inputs_are_keyword_arguments() -> None:
@@ -26,33 +30,38 @@ def test_named_inputs_are_keyword_arguments() -> None:
 
 def test_a_seed_determines_the_weights_and_the_data_their_shapes() -> None:
     before = torch.get_rng_state()
-    first, second, other = (build(settings(seed=seed), "val", frozenset()) for seed in (1, 1, 2))
+    every = [built(Mistakes(), seed=seed) for seed in (1, 1, 2)]
     assert torch.equal(torch.get_rng_state(), before)
-    states = [each.model.state_dict() for each in (first, second, other)]
+    states = [each.model.state_dict() for each in every if each.model is not None]
     assert all(map(torch.equal, states[0].values(), states[1].values()))
     assert not all(map(torch.equal, states[0].values(), states[2].values()))
-    assert states[0]["fc.bias"].shape == (10,) and (first.weights, first.leftover) == ("random", {})
+    assert states[0]["fc.bias"].shape == (10,) and (every[0].weights, every[0].leftover) == ("random", {})
 
 
-def test_mistakes_in_data_loss_metrics_and_device_are_raised_together() -> None:
-    wrong = settings(
-        data={"name": "digit"},
-        train={"loss": "mes"},
+def test_mistakes_in_data_loss_and_device_are_collected() -> None:
+    mistakes = Mistakes()
+    parts = built(
+        mistakes,
+        data={"name": "tensors", "args": {"file": "nowhere.npz"}},
+        train={"loss": {"name": "mse", "labels": 3}},
         compute={"device": "cuda:77"},
-        task={"name": "evaluate", "metrics": ["acuracy"]},
     )
-    more = [Problem("task.split", "a mistake of the task")]
-    tried = attempt(wrong, "val", frozenset(), lambda info: more if info is None else [])
-    assert tried.info is tried.loss is tried.metrics is tried.device is None
-    assert tried.model is not None, "it does not depend on what is wrong"
+    assert parts.data is parts.loss is parts.device is None
+    assert parts.model is not None, "it does not depend on what is wrong"
     with pytest.raises(SpecError) as error:
-        tried.built(wrong)
-    for said in ("'digits'", "'mse'", "'accuracy'", "cuda:77", "a mistake of the task"):
+        mistakes.refuse()
+    for said in ("data.args.file", "'labels'", "cuda:77"):
         assert said in str(error.value)
 
 
-def test_with_mistakes_published_weights_are_not_downloaded() -> None:
-    published = settings(model={"name": "resnet18", "weights": "DEFAULT"})
-    assert without_download(published).model.own_weights is None
-    file = settings(model={"name": "mlp", "weights": "./w.safetensors"})
-    assert without_download(file) is file
+def test_only_mistakes_of_hooks_are_a_compile_error() -> None:
+    mistakes = Mistakes()
+    mistakes.refuse()
+    mistakes.add([Problem("hooks.a", "x"), Problem("hooks.a", "x")], of_hooks=True)
+    mistakes.add([])
+    with pytest.raises(CompileError) as refusal:
+        mistakes.refuse()
+    assert len(refusal.value.errors) == 1, "each once"
+    mistakes.add([Problem("seed", "y")])
+    with pytest.raises(SpecError):
+        mistakes.refuse()

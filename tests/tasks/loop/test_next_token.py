@@ -8,7 +8,7 @@ from draws import normal
 from torch import Tensor
 
 from hookrun.errors import HookrunError
-from hookrun.spec.sampling import Sampling
+from hookrun.spec.task import Sampling
 from hookrun.tasks.loop.next_token import NextTokens, divergences, most_probable, restricted
 
 

@@ -15,13 +15,7 @@ from torch import Tensor
 from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.run_values import NotYetRun
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.prepared import (
-    Prepared,
-    added_names,
-    check_leftover,
-    check_rows,
-    compiled_without_data,
-)
+from hookrun.tasks.loop.prepared import Prepared, added_names, check_leftover, check_rows, without_data
 
 BIAS = {"select": "fc", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}
 MISSING = SpecError([Problem("data.root", "there is no folder /nowhere")])
@@ -89,7 +83,7 @@ def test_extra_tensors_of_a_weights_file_must_be_parameters_that_hooks_add(tmp_p
     model = {"name": "mlp", "weights": str(file)}
     added = found({"h": BIAS}, model=model)
     assert added_names(added.plan) == ["fc.h_bias"] and list(added.leftover) == ["fc.h_bias"]
-    check_leftover(added)
+    check_leftover(added.plan, added.leftover)
     for hooks in ({"other": BIAS}, {"h": BIAS | {"enabled": False}}):
         with pytest.raises(
             SpecError, match=r"model\.weights: .* neither the model nor its hooks have: fc\.h_bias"
@@ -101,7 +95,7 @@ def test_extra_tensors_of_a_weights_file_must_be_parameters_that_hooks_add(tmp_p
 def test_without_the_data_the_plan_of_a_model_that_does_not_need_it_has_no_shapes() -> None:
     def compiled(error: SpecError = MISSING, model: str = "resnet18") -> Prepared:
         experiment = parse_experiment(sections({"h": BIAS}, model={"name": model}))
-        return compiled_without_data(experiment, experiment.hooks, "train", error, frozenset())
+        return without_data(experiment, experiment.hooks, "train", error, frozenset())
 
     before = torch.get_rng_state()
     shown = compiled().plan

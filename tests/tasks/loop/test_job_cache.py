@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from torch import nn
 import hookrun
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment
-from hookrun.tasks import check_jobs, parse_experiment, prepare
-from hookrun.tasks.loop.built import LoadedModel, Maker
-from hookrun.tasks.loop.shared import SharedMaker, model_key, structure
+from hookrun.tasks import JobCache, check_jobs, parse_experiment, prepare
+from hookrun.tasks.base import model_key
+from hookrun.tasks.loop import built
+from hookrun.tasks.loop.built import Mistakes, components
+from hookrun.tasks.loop.prepared import structure
 
 PLAIN = {"task": {"name": "evaluate"}, "model": {"name": "mlp"}, "data": {"name": "digits"}}
 BIAS = {"select": "fc", "hook": "forward", "action": "add_bias", "value": 1.5}
@@ -26,27 +29,31 @@ def jobs(**changes: list[Any]) -> dict[int, Experiment]:
     return {number: parse_experiment(each) for number, each in enumerate(made)}
 
 
+def checked(jobs: dict[int, Experiment], seconds: float) -> SimpleNamespace:
+    cache = JobCache(seconds)
+    refused = check_jobs(jobs, cache)
+    return SimpleNamespace(refused=refused, proven=cache.proven, unproven=cache.unproven)
+
+
 def test_shapes_are_checked_once_for_hooks_that_differ_in_floating_point_numbers() -> None:
-    found = check_jobs(jobs(value=[n / 7 for n in range(100)]), 60)
-    assert (found.proven, found.unproven, dict(found.refused)) == (1, 0, {})
-    found = check_jobs(jobs(value=[0.5, [0.5] * 10, [0.25] * 10, [0.5] * 3, [0.25] * 3]), 60)
+    found = checked(jobs(value=[n / 7 for n in range(100)]), 60)
+    assert (found.proven, found.unproven, found.refused) == (1, 0, {})
+    found = checked(jobs(value=[0.5, [0.5] * 10, [0.25] * 10, [0.5] * 3, [0.25] * 3]), 60)
     assert found.proven == 3 and list(found.refused) == [3, 4]
     assert "the value has shape [3]" in str(found.refused[4])
-    found = check_jobs(jobs(index=["..., 3", "..., 9", "..., 30"]), 60)
+    found = checked(jobs(index=["..., 3", "..., 9", "..., 30"]), 60)
     assert found.proven == 3 and list(found.refused) == [2]
-    found = check_jobs(jobs(when=[{"step": [0]}, {"step": [1]}]) | {7: parse_experiment(PLAIN)}, 60)
+    found = checked(jobs(when=[{"step": [0]}, {"step": [1]}]) | {7: parse_experiment(PLAIN)}, 60)
     assert found.proven == 3 and not found.refused
 
 
 def test_jobs_of_several_models_are_each_checked_against_their_own() -> None:
     made = [{**PLAIN, "model": {"name": name}, "hooks": {"h": {**BIAS, "select": select}}}
             for select in ("fc", "conv1") for name in ("mlp", "cnn")]  # fmt: skip
-    found = check_jobs({number: parse_experiment(each) for number, each in enumerate(made)}, 60)
+    found = checked({number: parse_experiment(each) for number, each in enumerate(made)}, 60)
     assert list(found.refused) == [2] and "matches no module of MLP" in str(found.refused[2])
     wrong = {**PLAIN, "model": {"name": "mlp", "args": {"width": 3}}}
-    found = check_jobs(
-        {1: parse_experiment(wrong), 2: parse_experiment(wrong), 5: parse_experiment(PLAIN)}, 60
-    )
+    found = checked({1: parse_experiment(wrong), 2: parse_experiment(wrong), 5: parse_experiment(PLAIN)}, 60)
     assert sorted(found.refused) == [1, 2] and isinstance(found.refused[2], SpecError)
     with pytest.raises(SpecError) as alone:
         prepare(parse_experiment(wrong))
@@ -54,7 +61,7 @@ def test_jobs_of_several_models_are_each_checked_against_their_own() -> None:
 
 
 def test_names_are_checked_even_after_the_time_limit() -> None:
-    found = check_jobs(jobs(select=["fc", "fcc"]) | {5: parse_experiment(PLAIN)}, 0)
+    found = checked(jobs(select=["fc", "fcc"]) | {5: parse_experiment(PLAIN)}, 0)
     assert (found.proven, found.unproven, list(found.refused)) == (0, 3, [1])
 
 
@@ -106,22 +113,21 @@ def test_one_model_at_a_time_is_kept_and_a_mistake_in_it_is_not_made_again(
 ) -> None:
     last, made = list[weakref.ref[nn.Module]](), list[str]()
 
-    def build(self: Maker, settings: Any, info: Any, trust: Any) -> LoadedModel:
+    def load(settings: Any, info: Any, trust: Any) -> Any:
         assert all(model() is None for model in last), "two large models may not fit into memory"
         made.append(settings.model.name)
         if settings.model.name == "cnn":
-            raise SpecError([Problem("model.name", "it cannot be built")])
+            return None, {}, frozenset(), [Problem("model.name", "it cannot be built")]
         model = nn.Linear(1, 1)
         last.append(weakref.ref(model))
-        return LoadedModel(model, {}, frozenset(), ())
+        return model, {}, frozenset(), []
 
-    monkeypatch.setattr(Maker, "model", build)
-    maker = SharedMaker(60)
+    monkeypatch.setattr(built, "load_model", load)
+    cache = JobCache(60)
     for name in ("mlp", "mlp", "cnn", "cnn", "mlp"):
-        settings = parse_experiment({**PLAIN, "model": {"name": name}}).settings
-        if name == "cnn":
-            with pytest.raises(SpecError):
-                maker.model(settings, None, frozenset())
-        else:
-            assert maker.model(settings, None, frozenset()).model is last[-1]()
+        settings, mistakes = parse_experiment({**PLAIN, "model": {"name": name}}).settings, Mistakes()
+        parts = components(settings, "val", frozenset(), mistakes, cache)
+        assert [each.where for each in mistakes.problems] == (["model.name"] if name == "cnn" else [])
+        assert parts.model is (None if name == "cnn" else last[-1]())
+        del parts
     assert made == ["mlp", "cnn", "mlp"]
