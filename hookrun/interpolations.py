@@ -1,7 +1,7 @@
 """Resolves interpolations safely: few resolvers, no environment values, and limits on their number and size.
 
 The text alone does not tell what `${oc.${x}:SECRET}` refers to, nor how large `${a}${a}` becomes, so both are checked
-here, while OmegaConf resolves them.
+here, while OmegaConf resolves them. How many a file may have is limited before it is parsed (`hookrun.yaml_limits`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import InterpolationResolutionError
 
-from hookrun.expansion import MAX_CHARACTERS, MAX_RESOLVED, MAX_VALUES, expanded
-
 RESOLVERS = frozenset(
     {
         "hydra",
@@ -32,8 +30,12 @@ RESOLVERS = frozenset(
     }
 )
 """The resolvers that a configuration may use. Resolvers of an application could run any code."""
-BEYOND = 100
-"""Interpolations that may be resolved beyond twice those that the text shows: their names are made of others."""
+MAX_RESOLVED = 1_000
+"""Interpolations resolved for one configuration."""
+MAX_VALUES = 10_000
+"""Values that the interpolations of a configuration stand for."""
+MAX_CHARACTERS = 1 << 20
+"""Characters of its texts, likewise."""
 MAX_NESTED = 32
 """Interpolations that lead to one another."""
 
@@ -44,11 +46,11 @@ class RefusedInterpolation(InterpolationResolutionError):
 
 @dataclass
 class _Budget:
-    limit: int = MAX_RESOLVED
     resolved: int = 0
     nested: int = 0
     values: int = 0
     characters: int = 0
+    last: Any = None  # what a name stood for when it was weighed last
 
     def weigh(self, value: Any) -> None:
         """Count what an interpolation stands for. Raises RefusedInterpolation."""
@@ -75,7 +77,7 @@ def _inside(value: Any) -> list[Any]:
 _budget: ContextVar[_Budget | None] = ContextVar("budget", default=None)
 _lock = threading.Lock()
 _guarding = 0
-_resolve = Container.resolve_parse_tree
+_resolve, _find = Container.resolve_parse_tree, Container._resolve_node_interpolation
 
 
 @contextmanager
@@ -99,13 +101,9 @@ def guarded() -> Iterator[None]:
 def resolved(config: Any) -> Any:
     """A DictConfig or ListConfig as plain data, with all interpolations resolved and no value missing.
 
-    Raises TooLarge or RefusedInterpolation early for interpolations that are too large.
+    Raises RefusedInterpolation early for interpolations that are too large.
     """
-    size = expanded(OmegaConf.to_container(config, resolve=False))
     with unguarded(), guarded():
-        budget = _budget.get()
-        assert budget is not None  # of the block above
-        budget.limit = min(MAX_RESOLVED, 2 * size.resolved + BEYOND)
         return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
 
 
@@ -144,9 +142,11 @@ def _install(change: int) -> None:
         if not before:
             BaseContainer._resolvers = _Table(BaseContainer._resolvers)
             Container.resolve_parse_tree = _counted  # type: ignore[method-assign]
+            Container._resolve_node_interpolation = _weighed  # type: ignore[method-assign]
         elif not _guarding:
             BaseContainer._resolvers = dict(BaseContainer._resolvers)
             Container.resolve_parse_tree = _resolve  # type: ignore[method-assign]
+            Container._resolve_node_interpolation = _find  # type: ignore[method-assign]
 
 
 def _counted(self: Container, *args: Any, **kwargs: Any) -> Any:
@@ -155,8 +155,8 @@ def _counted(self: Container, *args: Any, **kwargs: Any) -> Any:
     if budget is None:
         return _resolve(self, *args, **kwargs)
     budget.resolved += 1
-    if budget.resolved > budget.limit:
-        raise RefusedInterpolation(f"the configuration resolves more than {budget.limit:,} interpolations")
+    if budget.resolved > MAX_RESOLVED:
+        raise RefusedInterpolation(f"the configuration resolves more than {MAX_RESOLVED:,} interpolations")
     if budget.nested >= MAX_NESTED:
         raise RefusedInterpolation(f"more than {MAX_NESTED} interpolations lead to one another")
     budget.nested += 1
@@ -164,5 +164,15 @@ def _counted(self: Container, *args: Any, **kwargs: Any) -> Any:
         value = _resolve(self, *args, **kwargs)
     finally:
         budget.nested -= 1
-    budget.weigh(value)
+    if value is None or value is not budget.last:
+        budget.weigh(value)
+    return value
+
+
+def _weighed(self: Container, *args: Any, **kwargs: Any) -> Any:
+    """`Container._resolve_node_interpolation`, for each name in a text: its value counts before texts are joined."""
+    value = _find(self, *args, **kwargs)
+    if (budget := _budget.get()) is not None:
+        budget.weigh(value)
+        budget.last = value
     return value

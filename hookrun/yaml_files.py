@@ -19,7 +19,6 @@ from omegaconf.errors import KeyValidationError, OmegaConfBaseException
 from yaml.reader import ReaderError
 
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.expansion import expanded
 from hookrun.yaml_limits import FAST_LOADER, MAX_BYTES, OutOfBounds, check_text
 
 
@@ -38,18 +37,12 @@ def reading(path: Path) -> Iterator[str]:
     text = ""
     try:
         text = _text(path)
-        check(text)
+        check_text(text)
         yield text
     except HookrunError:
         raise
     except Exception as error:
         raise SpecError([_problem(error, path, text)]) from error
-
-
-def check(text: str) -> None:
-    """Raise ValueError for a text that does not keep the limits of `hookrun.yaml_limits` and `hookrun.expansion`."""
-    check_text(text)
-    _check_expansion(text)
 
 
 def plain(text: str, *, fast: bool = False) -> Any:
@@ -90,19 +83,6 @@ def _fast_loader() -> Any:
             yaml.resolver.Resolver.__init__(self)
 
     return Fast
-
-
-def _check_expansion(text: str) -> None:
-    """Raise TooLarge for interpolations that multiply; OmegaConf would parse each of them before it checks anything."""
-    if "${" in text:
-        loader = FAST_LOADER(text)
-        try:
-            plain = loader.get_single_data()
-        except (yaml.YAMLError, ValueError, TypeError):
-            return  # OmegaConf says what is wrong, with its own tags and numbers
-        finally:
-            loader.dispose()
-        expanded(plain)
 
 
 def _text(path: Path) -> str:

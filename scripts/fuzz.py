@@ -21,7 +21,6 @@ with atheris.instrument_imports(include=["hookrun"]):
     from hookrun import api
     from hookrun.cli.hydra_section import wrong_choices, wrong_settings
     from hookrun.errors import HookrunError
-    from hookrun.expansion import TooLarge, expanded
     from hookrun.spec import parse_spec
     from hookrun.spec.selector import parse_selector
     from hookrun.spec.target import parse_index, parse_target
@@ -62,10 +61,6 @@ def sweep(text: str) -> None:
     content = plain(text)
     wrong_choices(content, "experiment", "file")
     wrong_settings(content, ["model"])
-    try:
-        expanded(content)
-    except TooLarge:
-        return
 
 
 def spec(text: str) -> None:

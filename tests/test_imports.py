@@ -29,7 +29,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "hook_types",
         "discovery",
         "yaml_limits",
-        "expansion",
         "trust",
         "callables",
     ),

@@ -61,9 +61,10 @@ def read_yaml(path: Path, root: Path) -> Any:
 def _content(text: str) -> Any:
     from omegaconf import OmegaConf
 
-    from hookrun.yaml_files import check, plain
+    from hookrun.yaml_files import plain
+    from hookrun.yaml_limits import check_text
 
-    check(text)
+    check_text(text)
     found = plain(text, fast=True)
     if isinstance(found, str):
         found = {found: None}  # as OmegaConf reads a bare string

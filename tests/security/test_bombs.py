@@ -41,6 +41,7 @@ BOMBS = {
     "nested interpolations": "a: '" + "${" * 300 + "b" + "}" * 300 + "'\n",
     "a long text of interpolations": "a: '" + "${b}" * 5_000 + "'\nb: x\n",
     "a wide list that is named often": "a: [" + "1, " * 3_000 + "1]\n" + "".join(f"b{n}: '${{a}}'\n" for n in range(500)),
+    "a long text that is named often in one text": "a: '" + "x" * 60_000 + "'\nb: '" + "${a}" * 400 + "'\n",
     "an interpolation of itself": "a: '${a}'\n",
     "a circle": "a: '${b}'\nb: '${a}'\n",
     "30 MB in one text": "a: '" + "x" * 30_000_000 + "'\n",
