@@ -8,17 +8,20 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydra.errors import OverrideParseException
 from hydra.types import RunMode
+from omegaconf import DictConfig, open_dict, read_write
 
 from hookrun.cli.check import Composition
 from hookrun.cli.errors import explained
 from hookrun.cli.exit_codes import DONE, REFUSED
 from hookrun.cli.flags import existing_folder, read_flags
-from hookrun.cli.hydra import argument_parser, conf_dir, opened
+from hookrun.cli.hydra import argument_parser, conf_dir, opened, parse_override
 from hookrun.cli.overrides import take_trust
 from hookrun.cli.typed import Resume, take_flag, take_resume
 from hookrun.errors import Problem, SpecError
@@ -60,15 +63,27 @@ def execute(arguments: Sequence[str]) -> int:
                 return _show_information(asked, args)
         # the typed packages are trusted like those of HOOKRUN_TRUST, to the end of the command
         with read_once(trust):
-            from hookrun.cli.running import SweepMode, one_run, resumed, run
-
             if resume is not None and sweep_dir is None:
+                from hookrun.cli.running import resumed
+
                 if fail_fast:
-                    raise one_run()
+                    raise _one_run()
                 return resumed(asked, trust, resume)
             anyway = resume is not None and resume.anyway
             mode = RunMode.MULTIRUN if sweep_dir is not None else _typed_mode(args)
-            return run(asked, trust, mode, SweepMode(sweep_dir is not None, anyway, fail_fast))
+            asked, cfg = _composed(replace(asked, overrides=_over_shown_task(overrides)), mode)
+            if asked.mode is RunMode.RUN:
+                from hookrun.cli.compose import parsed_run
+
+                if fail_fast:
+                    raise _one_run()
+                experiment = parsed_run(cfg)
+                from hookrun.cli.running import run_once  # after the file was checked, which needs less
+
+                return run_once(asked, cfg, experiment, trust)
+            from hookrun.cli.running import SweepMode, run_sweep
+
+            return run_sweep(asked, cfg, trust, SweepMode(sweep_dir is not None, anyway, fail_fast))
 
 
 def _stored_sweep(
@@ -146,3 +161,49 @@ def _show_information(asked: Composition, args: argparse.Namespace) -> int:
 
 def _typed_mode(args: argparse.Namespace) -> RunMode | None:
     return RunMode.MULTIRUN if args.multirun else RunMode.RUN if args.run else None
+
+
+def _one_run() -> SpecError:
+    return SpecError([Problem("fail_fast", "is for a sweep, and this is one run", "put -m first")])
+
+
+def _over_shown_task(overrides: Sequence[str]) -> list[str]:
+    """Beside ``task=plan``, which has no such keys, ``task.KEY=VALUE`` becomes ``++task.KEY=VALUE``."""
+    names = [text.removeprefix("task=") for text in overrides if text.startswith("task=")]
+    if not names or not any(text.startswith("task.") for text in overrides):
+        return list(overrides)
+    from hookrun.tasks import tasks
+
+    if not any(name in tasks() and tasks()[name].takes_place for name in names):
+        return list(overrides)
+    return [f"++{text}" if text.startswith("task.") else text for text in overrides]
+
+
+def _composed(asked: Composition, typed: RunMode | None) -> tuple[Composition, DictConfig]:
+    """The configuration, and the composition that gave it, with its mode: the typed one, or else that of a file."""
+    app, name, overrides = asked.app, asked.config_name, asked.overrides
+    mode = typed or RunMode.RUN
+    if typed is None and any(
+        map(_has_several_values, overrides)
+    ):  # right where a file sets `hydra.mode: MULTIRUN`
+        mode = app.configured_mode(name, overrides) or mode
+    with explained(replace(asked, mode=mode)):
+        cfg = app.compose_config(name, overrides, mode)
+        configured = cfg.hydra.mode
+        if typed is None and configured not in (None, mode):
+            mode = configured
+            cfg = app.compose_config(name, overrides, mode)
+    if configured != mode:
+        last = f"hydra.mode={mode.name}"
+        overrides = [*overrides, last]
+        with read_write(cfg.hydra), open_dict(cfg.hydra):
+            cfg.hydra.mode = mode
+            cfg.hydra.overrides.hydra.append(last)
+    return Composition(app, name, overrides, mode), cfg
+
+
+def _has_several_values(override: str) -> bool:
+    try:
+        return parse_override(override).is_sweep_override()
+    except OverrideParseException:  # which the composition reports
+        return False

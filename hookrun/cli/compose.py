@@ -16,13 +16,14 @@ from hookrun.cli.config_copies import tell, tell_output_dir, users_part
 from hookrun.cli.errors import explained
 from hookrun.cli.flags import existing_folder
 from hookrun.cli.hydra import conf_dir, opened
+from hookrun.cli.origins import origins_told
 from hookrun.errors import Problem, SpecError
 from hookrun.interpolations import resolved
 from hookrun.spec import Experiment
 from hookrun.store.files import StoreError
 from hookrun.store.format import STATUS
 from hookrun.store.lock import LockedError, sole_writer
-from hookrun.tasks import parse_experiment, task_of, tasks
+from hookrun.tasks import parse_experiment, task_of
 
 
 def compose_dict(
@@ -42,6 +43,12 @@ def compose_dict(
 def plain_run(cfg: DictConfig) -> dict[str, Any]:
     """The user's part of the configuration of a single run, resolved."""
     return _placed(cfg, "hydra.run.dir")
+
+
+def parsed_run(cfg: DictConfig) -> Experiment:
+    """The experiment of a single run. Raises SpecError with every mistake in its configuration."""
+    with origins_told(cfg):
+        return parse_experiment(plain_run(cfg))
 
 
 def plain_job(cfg: DictConfig) -> dict[str, Any]:
@@ -143,11 +150,3 @@ def planned(
     typed = {f"task={task.name}", f"task.name={task.name}"}
     own = parse_experiment(compose([text for text in overrides if text.lstrip("+") not in typed]))
     return own if task_of(own).has_plan else experiment
-
-
-def over_shown_task(overrides: Sequence[str]) -> list[str]:
-    """The overrides; beside ``task=plan``, which has no such keys, ``task.KEY=VALUE`` becomes ``++task.KEY=VALUE``."""
-    shown = {f"task={name}" for name, task in tasks().items() if task.takes_place}
-    if shown.isdisjoint(overrides):
-        return list(overrides)
-    return [f"++{text}" if text.startswith("task.") else text for text in overrides]

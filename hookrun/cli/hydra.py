@@ -82,31 +82,6 @@ class App(Hydra):
             return None
         return cast(RunMode | None, cfg.hydra.mode)
 
-    def composed(
-        self, config_name: str, overrides: list[str], typed: RunMode | None
-    ) -> tuple[DictConfig, RunMode, list[str]] | None:
-        """The configuration in the typed mode, or else as a single run; its mode, and all its overrides.
-
-        None where a file or an override sets another mode, or the configuration does not compose.
-
-        typed: the mode given by a flag of the command line; None without a flag
-        """
-        mode = typed or RunMode.RUN
-        try:
-            cfg = self.compose_config(config_name, overrides, mode)
-        except Exception:  # the caller goes on with `configured_mode`, and reports the problem then
-            return None
-        configured = cfg.hydra.mode
-        if typed is None and configured not in (None, mode):
-            return None
-        if configured == mode:
-            return cfg, mode, overrides
-        last = f"hydra.mode={mode.name}"
-        with read_write(cfg.hydra), open_dict(cfg.hydra):
-            cfg.hydra.mode = mode
-            cfg.hydra.overrides.hydra.append(last)
-        return cfg, mode, [*overrides, last]
-
     def run_checked(self, cfg: DictConfig, task: TaskFunction) -> JobReturn:
         """Create the run directory of `cfg` and call `task` in it."""
         with self._checking(cfg, cfg.hydra.run.dir):

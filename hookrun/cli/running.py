@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from hookrun import tasks
 from hookrun.cli.check import Composition
-from hookrun.cli.compose import claimed, over_shown_task, plain_run, planned, unused_run_dir
+from hookrun.cli.compose import claimed, parsed_run, plain_run, planned, unused_run_dir
 from hookrun.cli.errors import explained
 from hookrun.cli.exit_codes import DONE
 from hookrun.cli.garbage import collect_from_now_on, import_torch
@@ -47,40 +46,14 @@ class SweepMode:
     fail_fast: bool = False
 
 
-def one_run() -> SpecError:
-    """The error for `fail_fast` with a single run."""
-    return SpecError([Problem("fail_fast", "is for a sweep, and this is one run", "put -m first")])
-
-
-def run(asked: Composition, trust: frozenset[str], typed: RunMode | None, of_sweep: SweepMode) -> int:
-    """Compose and check, then show, run or sweep."""
-    asked = replace(asked, overrides=over_shown_task(asked.overrides))
-    asked, cfg = _composed(asked, typed)
-    app, mode = asked.app, asked.mode
-    if mode is RunMode.RUN:
-        if of_sweep.fail_fast:
-            raise one_run()
-        return _run_once(asked, cfg, trust)
+def run_sweep(asked: Composition, cfg: DictConfig, trust: frozenset[str], of_sweep: SweepMode) -> int:
+    """Check what was composed, then run the sweep."""
     from hookrun.cli.sweep import sweep
 
     collect_from_now_on()
     waiting_for("checking the jobs of the sweep")
     with sweep_lines(cfg):
-        return sweep(app, cfg, trust, **vars(of_sweep))
-
-
-def _composed(asked: Composition, typed: RunMode | None) -> tuple[Composition, DictConfig]:
-    """The configuration, and the composition that gave it, with its mode. Most often one composition is enough."""
-    app, name = asked.app, asked.config_name
-    if (found := app.composed(name, asked.overrides, typed)) is not None:
-        cfg, mode, overrides = found
-        return Composition(app, name, overrides, mode), cfg
-    configured = app.configured_mode(name, asked.overrides)
-    mode = typed or configured or RunMode.RUN
-    overrides = asked.overrides if mode == configured else [*asked.overrides, f"hydra.mode={mode.name}"]
-    asked = Composition(app, name, overrides, mode)
-    with explained(asked):
-        return asked, app.compose_config(name, overrides, mode)
+        return sweep(asked.app, cfg, trust, **vars(of_sweep))
 
 
 def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
@@ -96,7 +69,7 @@ def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
         what = f"{typed[0]} does not make a run that could be resumed"
         raise SpecError([Problem("resume", what, "leave one of them out")])
     with composed_again(asked, folder, anyway=resume.anyway) as (again, cfg):
-        return _run_once(again, cfg, trust, resume, folders=asked)
+        return run_once(again, cfg, parsed_run(cfg), trust, resume, folders=asked)
 
 
 def _is_done(folder: Path) -> bool:
@@ -106,21 +79,20 @@ def _is_done(folder: Path) -> bool:
     return is_done
 
 
-def _run_once(
+def run_once(
     asked: Composition,
     cfg: DictConfig,
+    experiment: Experiment,
     trust: frozenset[str],
     resume: Resume | None = None,
     folders: Composition | None = None,
 ) -> int:
     """Check one run, then show it or run it; returns the exit code.
 
+    experiment: what `cfg` describes
     folders: what was typed, which names the folders where needs are found; None: `asked`. A stored configuration has
              no other experiments beside it.
     """
-    config = plain_run(cfg)
-    with origins_told(cfg):
-        experiment = tasks.parse_experiment(config)
     shows = tasks.task_of(experiment).shows
     if experiment.settings.baseline and not shows and is_main():
         print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")

@@ -116,14 +116,17 @@ def test_the_error_for_a_hook_named_like_a_boolean_says_to_quote_it(
     assert "as true and false: quote the key" in capsys.readouterr().err
 
 
-def test_mistakes_on_the_command_line_and_in_files_are_reported_together(notes, capsys) -> None:
-    assert (
-        main(
-            ["experiment=clip_fc", "hooks.clip_fc.mx=3", "trian.epochs=3", "hooks.clip_fc.max=abc", "seed=-1"]
-        )
-        == 2
-    )
+@pytest.mark.parametrize(
+    ("typed", "places"),
+    [
+        (["hooks.clip_fc.mx=3", "trian.epochs=3", "seed=-1"], ["hooks.clip_fc.mx", "trian.epochs"]),
+        (["hooks.clip_fc.max=abc", "seed=-1"], ["hooks.clip_fc.max", "seed"]),
+    ],
+    ids=["keys", "values"],
+)
+def test_wrong_keys_are_told_before_wrong_values(typed: list[str], places: list[str], notes, capsys) -> None:
+    assert main(["experiment=clip_fc", *typed]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith("4 configuration errors\n")
-    for where in ("hooks.clip_fc.mx", "trian.epochs", "hooks.clip_fc.max", "seed"):
+    assert printed.startswith("2 configuration errors\n")
+    for where in places:
         assert f"\n  {where}: " in printed
