@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from hookrun.arguments import Section
 from hookrun.errors import shown
 
 MOST_HEADS = 1_000_000
@@ -24,7 +25,7 @@ def _listed(raw: Any) -> Any:
 Head = Annotated[int, Field(strict=True, ge=-MOST_HEADS, lt=MOST_HEADS)]
 
 
-class Heads(BaseModel):
+class Heads(Section):
     """Some of the attention heads of a value.
 
     pick:  numbers of the heads, from 0; negative ones count from the end
@@ -32,7 +33,6 @@ class Heads(BaseModel):
     dim:   the dimension of the heads, needed if several dimensions of the value have that size
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     pick: Annotated[
         tuple[Head, ...],
         BeforeValidator(_listed, json_schema_input_type=Head | list[Head]),

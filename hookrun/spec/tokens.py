@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     GetCoreSchemaHandler,
     WithJsonSchema,
@@ -18,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from hookrun.arguments import Section
 from hookrun.errors import shown
 from hookrun.index import bounded, whole
 
@@ -146,10 +146,9 @@ Short = int | str | list[int | str]
 """Positions as they may be written without a mapping, for the JSON Schema."""
 
 
-class TokenSet(BaseModel):
+class TokenSet(Section):
     """Tokens for which all given conditions hold."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     position: Annotated[Positions, WithJsonSchema(_POSITIONS)] | None = None
     id: (
         Annotated[
