@@ -8,9 +8,7 @@ storage that nothing outside torch is known to share becomes copy-on-write. Addr
 
 from __future__ import annotations
 
-from sys import getrefcount
 from typing import Any
-from weakref import getweakrefcount
 
 import torch
 from torch import Tensor
@@ -69,34 +67,6 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = UNSHARED) ->
         return True
     # An export after the memory became copy-on-write would have ended copy-on-write.
     return _is_copy_on_write(tensor) or held_by_torch_alone(tensor, holders)
-
-
-def alone_in_memory(tensor: Tensor) -> bool:
-    """Whether no view, export, autograd graph, process or storage object shares the memory of the tensor.
-
-    Further Python references to the tensor itself are not checked.
-    """
-    return (
-        _holders_of_all_kinds(tensor) == _NO_OTHERS
-        and not _is_copy_on_write(tensor)  # a write would copy its elements first
-        and not tensor.is_shared()
-    )
-
-
-def _holders_of_all_kinds(tensor: Tensor) -> tuple[Any, ...]:
-    """The reference counts of the tensor's memory; equal to `_NO_OTHERS` if nothing shares it."""
-    storage = tensor.untyped_storage()  # the same object for everyone
-    return (
-        storage_holders(storage._cdata),
-        tensor._use_count(),
-        getrefcount(storage),
-        getweakrefcount(storage),
-        storage.resizable(),
-        storage.nbytes() - tensor.nbytes,
-    )
-
-
-_NO_OTHERS = _holders_of_all_kinds(torch.empty(1, device="cpu"))
 
 
 def _unexported(tensor: Tensor, references: int) -> bool:

@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trusted",),
     ("actions",),
     ("spec", "examples"),
-    ("tensor_copies", "kernels", "direct_calls"),
+    ("tensor_copies", "direct_calls"),
     ("containers",),
     ("snapshot", "trial_copies"),
     ("models", "data"),

@@ -13,7 +13,7 @@ from hookrun.errors import HookError
 from hookrun.runtime.clock import Clock
 
 if TYPE_CHECKING:
-    from hookrun.actions.keep import Keep
+    from hookrun.actions.fields import Keep
 
 
 class KeptSamples:

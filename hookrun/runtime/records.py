@@ -16,14 +16,12 @@ from hookrun.actions.check import verdict
 from hookrun.actions.rows import TokenRows
 from hookrun.actions.stats import Measured
 from hookrun.errors import HookError, reason
-from hookrun.kernels.statistics import Record, recording
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.captured_rows import CapturedRows
 from hookrun.runtime.kept_in_memory import KeptInMemory
 from hookrun.runtime.last_good import Judged, LastGood
 from hookrun.runtime.site import PlacedHook
-from hookrun.runtime.small_tensors import Waiting
-from hookrun.runtime.statistics import Statistics
+from hookrun.runtime.small_tensors import SmallTensors, Waiting
 from hookrun.snapshot import copied, held, in_reach, snapshot
 from hookrun.tensor_copies import held_bytes, readable
 
@@ -91,7 +89,7 @@ class RecordSink(ABC):
         self._last_good = LastGood()
         self.muted = False
         self._pending = list[dict[str, Any] | Waiting]()
-        self._statistics = Statistics()
+        self._statistics = SmallTensors()
         self._budgets = dict[str, Budget]()
 
     def within_budget(self, site: PlacedHook, keep: Keeper) -> Keeper:
@@ -172,14 +170,6 @@ class RecordSink(ABC):
         if len(self._pending) > MOST_PENDING:
             self.settle()
         return True
-
-    def recording(self, of: tuple[str, ...], start: dict[str, Any]) -> Record | None:
-        """A compiled function that appends records of statistics to the pending ones (`kernels.statistics`), or None.
-
-        of:    which statistics
-        start: the keys and values with which each record begins
-        """
-        return recording(of, start, self._pending, MOST_PENDING)
 
     def fail(self, site: PlacedHook, what: str) -> None:
         """Raise HookError that names hook and module."""

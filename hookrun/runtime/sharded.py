@@ -69,33 +69,14 @@ def due(firing: Firing) -> bool:
 def edited(value: Tensor, firings: Sequence[Firing]) -> Tensor:
     """Apply the firings to a tensor one after the other; returns the same object if nothing changed.
 
-    A sharded tensor is gathered first. Pointwise edits act on the shard alone, unless their changes are counted.
+    A sharded tensor is gathered first.
     """
     if not is_sharded(value):
         for firing in firings:
             value = firing.op(value)
         return value
     firings = [firing for firing in firings if due(firing)]
-    if all(firing.pointwise is not None and not firing.site.clock.counting for firing in firings):
-        return _edited_alone(value, firings)
     seen = new = whole(value)
     for firing in firings:
         new = firing.op(new)
     return value if new is seen else shard_of(new, value)
-
-
-@torch.no_grad()
-def _edited_alone(value: Tensor, firings: Sequence[Firing]) -> Tensor:
-    """The same for pointwise edits, on this rank's shard alone."""
-    from torch.distributed.tensor import DTensor
-
-    whole: Any = value
-    seen = new = own_part(value)
-    for firing in firings:
-        new = firing.op(new)
-    if new is seen:
-        return value
-    sizes, stride = value.shape, value.stride()
-    return DTensor.from_local(
-        new, whole.device_mesh, whole.placements, run_check=False, shape=sizes, stride=stride
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,10 +12,11 @@ from torch import Generator, Tensor, nn
 
 from hookrun import containers
 from hookrun.actions.base import RECORD_KEYS, Keeper, add_parameter, was_added
-from hookrun.actions.context import HookContext
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.rows import TokenRows
+from hookrun.actions.site import HookContext
 from hookrun.actions.stats import Measured
+from hookrun.actions.tensors import check_broadcast, scalars
 from hookrun.actions.values import OutsideValue
 from hookrun.errors import HookError
 from hookrun.plan.plan import PlannedHook
@@ -35,7 +36,7 @@ from hookrun.tensor_copies import readable
 from hookrun.trusted import Trusted
 
 if TYPE_CHECKING:
-    from hookrun.actions.keep import Keep
+    from hookrun.actions.fields import Keep
 
 
 class Sink(Protocol):
@@ -226,10 +227,28 @@ class PlacedHook:
 
     # ---- values ------------------------------------------------------------------------------------------------
 
+    def operand(self, field: str) -> Callable[[Tensor], Tensor | float]:
+        action = self.spec.action
+        if action.trains:
+            return self._trained(field)
+        value = getattr(action, field)
+        if not isinstance(value, float):
+            return self.constant(field)
+        exact = scalars(value)
+        return lambda x: exact.get(x.dtype, value)
+
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
-        """A function tensor -> the value of `field` in the tensor's dtype and device; with `at: same` its part."""
-        given = getattr(self.spec.action, field)
-        return self._outside.constant(given, self._values.get(field))
+        constant = self._constant(field)
+
+        def broadcast(x: Tensor) -> Tensor:
+            value = constant(x)
+            check_broadcast(value, x)
+            return value
+
+        return broadcast
+
+    def _constant(self, field: str) -> Callable[[Tensor], Tensor]:
+        return self._outside.constant(getattr(self.spec.action, field), self._values.get(field))
 
     def function(self, field: str) -> Trusted | GivenFunction:
         """The user's own function that the field names."""
@@ -255,29 +274,30 @@ class PlacedHook:
         """Include the state of this object, which the action keeps between firings, in `state_dict`."""
         self._held.add(own)
 
-    def trainable(self, field: str) -> Callable[[], nn.Parameter]:
-        """A function that returns the added parameter, looked up in the module at each call.
+    def _trained(self, field: str) -> Callable[[Tensor], Tensor]:
+        """The added parameter as an operand, looked up in the module at each call: fully_shard replaces parameters.
 
         The first installation adds the parameter to the module.
         """
-        name = self.spec.action.adds(self.hook_name)
-        if name is None:
-            raise self._undeclared("adds a parameter", "return its name from `adds`")
-        present = partial(getattr, self.module, name)
-        if was_added(self.module, name):
-            return present
-        # an activation has no parameters of its own
-        nearby = chain(self.module.parameters(), self.clock.model.parameters())
-        like = next((p for p in nearby if p.is_floating_point()), torch.empty(0))
-        parameter = nn.Parameter(self.constant(field)(like).clone())
-        add_parameter(self.module, name, parameter)
-        return present
+        name = str(self.spec.action.adds(self.hook_name))
+        if not was_added(self.module, name):
+            # an activation has no parameters of its own
+            nearby = chain(self.module.parameters(), self.clock.model.parameters())
+            like = next((p for p in nearby if p.is_floating_point()), torch.empty(0))
+            add_parameter(self.module, name, nn.Parameter(self._constant(field)(like).clone()))
+        module = self.module
+
+        def trained(x: Tensor) -> Tensor:
+            parameter: Tensor = getattr(module, name).to(x)  # under autocast x may be of half precision
+            check_broadcast(parameter, x)
+            return parameter
+
+        return trained
 
     @property
     def args(self) -> tuple[Any, ...]:
         """The arguments of the current module call."""
-        if not self.spec.action.reads_arguments:
-            raise self._undeclared("reads the module's arguments", "declare `reads_arguments = True`")
+        self._require("args")
         return self.firing_state.args
 
     @args.setter
@@ -300,13 +320,14 @@ class PlacedHook:
 
     def generator(self, like: Tensor) -> Generator:
         """A generator on the tensor's device, with a seed for this draw, so that a draw depends on its number only."""
-        if not self.spec.action.draws:  # activation checkpointing would recompute the call with other numbers
-            raise self._undeclared("draws random numbers", "declare `draws = True`")
+        self._require("generator")  # activation checkpointing would recompute the call with other numbers
         return self._draws.generator(like.device)
 
     def drawn(self, like: Tensor, fill: Fill) -> Tensor:
         """Random numbers in shape, dtype and device of `like`."""
-        return drawn(like, fill, self.generator(like), self.clock.rows if self.hook_type.of_rows else None)
+        self._require("drawn")
+        generator = self._draws.generator(like.device)
+        return drawn(like, fill, generator, self.clock.rows if self.hook_type.of_rows else None)
 
     def chance(self) -> float:
         """A number from 0 to 1 that decides whether this firing takes place; the same when the call is recomputed."""
@@ -347,8 +368,7 @@ class PlacedHook:
 
     def keep(self) -> Keeper:
         """A function that gives captured values to the sink."""
-        if not self.spec.action.captures:
-            raise self._undeclared("keeps values", "declare `captures = True`")
+        self._require("keep")
         keep = self.sink.keeper(self)
         return keep if self.spec.keys.tokens is None else self._with_tokens(keep)
 
@@ -379,7 +399,7 @@ class PlacedHook:
 
         return rows_of_tokens
 
-    def judge(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
+    def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """Judge a check: policy `error` reads the result and raises CheckFailed, others emit a record."""
         judge(self, ok, message, policy, least, largest)
 
@@ -389,5 +409,7 @@ class PlacedHook:
             self._idle_at = self.fired
             self.idle += 1
 
-    def _undeclared(self, does: str, hint: str) -> HookError:
-        return HookError(f"{self.where}: the action {does}, which it does not declare: {hint}")
+    def _require(self, member: str) -> None:
+        """Raise HookError if the action uses a member of the site that it does not declare."""
+        if member not in self.spec.action.uses:
+            raise HookError(f"{self.where}: the action uses `{member}` of its site: name it in `uses`")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from hookrun.actions.own_code import may_draw
 from hookrun.direct_calls import call_directly
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import HookType
@@ -19,7 +20,6 @@ from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.runtime.apply_action import Op, compose
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import Tracing
-from hookrun.runtime.compiled_stats import with_compiled_stats
 from hookrun.runtime.hooked_parameters import HookedParameters
 from hookrun.runtime.hooks import registered_hooks
 from hookrun.runtime.hooks.base import Firing, ModuleHook, ParameterHook, RegisteredHook, Shared
@@ -133,12 +133,8 @@ class Wiring:
 
         composed = compose(site, targeted=targeted)
         op_of_new = None if composed.of_new is None else finished(composed.of_new)
-        keys, action = site.spec.keys, site.spec.action
-        alone = action.pointwise and site.part is None and keys.target is None
-        pointwise = action.build_into(site) if alone else None
         traced = self.tracing.of(site, targeted=targeted)
-        op = finished(with_compiled_stats(site, composed.op))
-        return Firing(site, op, traced, pointwise, open_gate, op_of_new)
+        return Firing(site, finished(composed.op), traced, op_of_new)
 
     def _made(self, kind: type[R], sites: Sequence[PlacedHook]) -> R:
         made = kind.of([self._firing(site) for site in sites], self._shared)
@@ -313,8 +309,8 @@ def _needs_calls(hook: PlannedHook) -> bool:
     """Whether the calls must be numbered, so that a recomputation under activation checkpointing can be identified."""
     spec = hook.spec
     draws = spec.draws_in_forward
-    if draws and spec.action.own_functions() and spec.keys.when.probability == 1:
-        draws = spec.action.may_draw(hook.functions.values())
+    if draws and hook.functions and spec.keys.when.probability == 1:
+        draws = may_draw(hook.functions.values())
     return draws or spec.keys.tokens is not None
 
 

@@ -13,8 +13,6 @@ from hookrun.runtime.sharded import edited, is_sharded, like, own_part, whole, w
 class Op:
     """A firing that adds a number, or does nothing for 0."""
 
-    pointwise = None
-
     def __init__(self, number: float) -> None:
         self.number = number
 

@@ -16,15 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hookrun
 from hookrun.actions import stats
-from hookrun.kernels import statistics
 from hookrun.runtime import small_tensors
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without a compiler."""
-    monkeypatch.setattr(statistics, "_kernel", lambda: None)
-
 
 ALL = [name for name in get_args(stats.Statistic) if name != "bytes"]
 ByTorch = Callable[[Tensor], dict[str, float]]
@@ -79,7 +71,7 @@ def test_it_is_the_value_when_the_hook_fired(grad: bool) -> None:
         out = model(x)
     assert hooks.records[0]["min"] == pytest.approx(expected.min().item()) and hooks.records[0]["min"] < 0
     assert out.requires_grad == grad
-    buffers = hooks.sink._statistics._small._buffers  # type: ignore[attr-defined]
+    buffers = hooks.sink._statistics._buffers  # type: ignore[attr-defined]
     assert buffers and not any(buffer._rows.requires_grad for buffer in buffers.values())
 
 

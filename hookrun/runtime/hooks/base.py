@@ -18,7 +18,6 @@ from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import InGraph
-from hookrun.runtime.in_parts import Into
 from hookrun.runtime.site import PlacedHook
 
 T = TypeVar("T")
@@ -32,16 +31,11 @@ class Firing:
     traced:    the same inside a compiled graph
     op_of_new: a faster `op` for tensors that nobody else refers to yet: outputs in new memory, gradients of tensor
                hooks; or None
-    pointwise: the action, without its schedule, as a function that can be applied to any part of a tensor; None if the
-               action is not pointwise or acts on a part only
-    is_open:   whether the schedule lets the hook fire now; None: always
     """
 
     site: PlacedHook
     op: Op
     traced: InGraph
-    pointwise: Into | None = None
-    is_open: Callable[[], bool] | None = None
     op_of_new: Op | None = None
 
     def repeat(self, value: Any) -> Any:

@@ -59,7 +59,7 @@ def _run_on(module: nn.Module, site: PlacedHook) -> None:
     after = _requires_grad(module)
     added = sorted(after.keys() - before.keys() - {action.adds(site.hook_name)})
     if added:
-        raise HookError(f"{site.where}: the action adds {added[0]!r}, which its `adds` does not name")
+        raise HookError(f"{site.where}: the action adds {added[0]!r}, which none of its fields names")
     frozen = sorted(name for name, trains in before.items() if trains and not after.get(name, False))
     if frozen and not action.freezes:
         raise HookError(
