@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hookrun.actions.base import Action
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import OwnCodeError, only_without_data
-from hookrun.containers import describe, rebuild, tensors
+from hookrun.containers import describe, differentiable, rebuild, tensors
 from hookrun.errors import CompileError, HookError, Problem, SpecError, at_module, listed, reason
 from hookrun.hook_types import SAVED_TENSORS
 from hookrun.plan.model_tree import ModelNames, unhookable
@@ -26,7 +26,6 @@ from hookrun.runtime.install import Installation
 from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.spec import Spec, WrongHooks
 from hookrun.spec.hook import HookSelection, HookSpec
-from hookrun.tensor_copies import differentiable
 from hookrun.trial_copies import Example as Example
 from hookrun.trial_copies import TrialCopy, fake_copy, quick_copy
 from hookrun.trial_findings import Findings

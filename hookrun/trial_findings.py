@@ -14,7 +14,7 @@ from hookrun.actions.stats import Measured
 from hookrun.containers import children, reshaped
 from hookrun.errors import HookrunError
 from hookrun.runtime.site import PlacedHook
-from hookrun.snapshot import held
+from hookrun.runtime.snapshot import held
 
 
 class Findings:

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from hookrun import containers
 from hookrun.actions.base import Action, Packed
+from hookrun.containers import readable
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import PASSED_ON
-from hookrun.runtime.kept_in_memory import KeptInMemory
+from hookrun.runtime.fast.copies import OF_GRADIENT
+from hookrun.runtime.fast.kept_in_memory import KeptInMemory
 from hookrun.runtime.part import TensorPart
 from hookrun.runtime.site import PlacedHook
-from hookrun.snapshot import copied
+from hookrun.runtime.snapshot import copied
 from hookrun.spec.target import Key
-from hookrun.tensor_copies import OF_GRADIENT, readable
 
 Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.base import remove_parameter, was_added
-from hookrun.direct_calls import call_through_torch
 from hookrun.errors import CompileError, HookrunError, HookrunWarning
 from hookrun.lookup import Lookup
 from hookrun.plan.graph_support import uncompilable
@@ -21,6 +20,7 @@ from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.counts import Counts, describe_inactive
+from hookrun.runtime.fast.direct_calls import call_through_torch
 from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.records import Memory, RecordSink

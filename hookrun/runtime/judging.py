@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hookrun.actions.check import finding, verdict
+from hookrun.containers import plain, readable
 from hookrun.errors import CheckFailed
 from hookrun.runtime.last_good import judged_at
-from hookrun.tensor_copies import plain, readable
 
 
 def judge(site: Any, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:

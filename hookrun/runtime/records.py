@@ -15,15 +15,16 @@ from hookrun.actions.base import ABOUT, Keeper
 from hookrun.actions.check import verdict
 from hookrun.actions.rows import TokenRows
 from hookrun.actions.stats import Measured
+from hookrun.containers import readable
 from hookrun.errors import HookError, reason
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.captured_rows import CapturedRows
-from hookrun.runtime.kept_in_memory import KeptInMemory
+from hookrun.runtime.fast.copies import held_bytes
+from hookrun.runtime.fast.kept_in_memory import KeptInMemory
+from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting
 from hookrun.runtime.last_good import Judged, LastGood
 from hookrun.runtime.site import PlacedHook
-from hookrun.runtime.small_tensors import SmallTensors, Waiting
-from hookrun.snapshot import copied, held, in_reach, snapshot
-from hookrun.tensor_copies import held_bytes, readable
+from hookrun.runtime.snapshot import copied, held, in_reach, snapshot
 
 
 @dataclass(slots=True)

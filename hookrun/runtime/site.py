@@ -18,6 +18,7 @@ from hookrun.actions.site import HookContext
 from hookrun.actions.stats import Measured
 from hookrun.actions.tensors import check_broadcast, scalars
 from hookrun.actions.values import OutsideValue
+from hookrun.containers import readable
 from hookrun.errors import HookError
 from hookrun.plan.plan import PlannedHook
 from hookrun.runtime.clock import Calls, Clock
@@ -28,11 +29,10 @@ from hookrun.runtime.kept_samples import KeptSamples
 from hookrun.runtime.outside_values import OutsideValues
 from hookrun.runtime.parts import part_of
 from hookrun.runtime.rng import Draws, derived_seed
+from hookrun.runtime.snapshot import copied
 from hookrun.runtime.state import HeldObjects
 from hookrun.runtime.tokens.choice import Chosen
 from hookrun.runtime.tokens.passes import Pass
-from hookrun.snapshot import copied
-from hookrun.tensor_copies import readable
 from hookrun.trusted import Trusted
 
 if TYPE_CHECKING:

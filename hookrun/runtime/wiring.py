@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.own_code import may_draw
-from hookrun.direct_calls import call_directly
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import HookType
 from hookrun.plan.model_tree import unhookable
@@ -20,6 +19,7 @@ from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.runtime.apply_action import Op, compose
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import Tracing
+from hookrun.runtime.fast.direct_calls import call_directly
 from hookrun.runtime.hooked_parameters import HookedParameters
 from hookrun.runtime.hooks import registered_hooks
 from hookrun.runtime.hooks.base import Firing, ModuleHook, ParameterHook, RegisteredHook, Shared

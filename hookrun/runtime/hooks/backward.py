@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.containers import arguments, call_with, members, rebuild
+from hookrun.containers import arguments, call_with, functorch_level, members, rebuild
 from hookrun.errors import HookError
 from hookrun.hook_types import BACKWARD, BACKWARD_PRE
 from hookrun.runtime.compiled import tracing
@@ -26,7 +26,6 @@ from hookrun.runtime.hooks.exits import EndOfForward, preserved_version, storage
 from hookrun.runtime.hooks.places import Placed, exchange, place, put_back
 from hookrun.runtime.module_calls import call_frame, finished
 from hookrun.runtime.site import PlacedHook
-from hookrun.tensor_copies import functorch_level
 
 Grads = Sequence[Tensor | None]
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.containers import tensors
-from hookrun.direct_calls import Direct
 from hookrun.hook_types import HookType
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import InGraph
+from hookrun.runtime.fast.direct_calls import Direct
 from hookrun.runtime.site import PlacedHook
 
 T = TypeVar("T")

@@ -9,13 +9,12 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.containers import arguments, call_with
-from hookrun.direct_calls import Direct
 from hookrun.hook_types import FORWARD, FORWARD_PRE
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.runtime.compiled import tracing
+from hookrun.runtime.fast.direct_calls import Direct, maker
 from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_backward, in_graph
-from hookrun.runtime.new_tensors import maker
 
 
 class ForwardPre(ModuleHook):

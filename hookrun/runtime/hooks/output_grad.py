@@ -11,15 +11,14 @@ from torch.nn.modules.module import _global_forward_hooks
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.containers import get, leaves, rebuild, tensors
-from hookrun.direct_calls import Direct
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.runtime.compiled import tracing
+from hookrun.runtime.fast.copies import owned
+from hookrun.runtime.fast.direct_calls import Direct, maker
 from hookrun.runtime.hooks.base import Firing, ModuleHook, RegisteredHook, Shared, no_gradient
 from hookrun.runtime.hooks.exits import Attached, EndOfForward, Watched, aliased, hooked_inside, versions_of
 from hookrun.runtime.hooks.places import exchange
 from hookrun.runtime.module_calls import call_frame
-from hookrun.runtime.new_tensors import maker
-from hookrun.tensor_copies import owned
 
 
 class OutputGrad(ModuleHook):

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from hookrun.actions.base import OF_RANK, Keeper
 from hookrun.actions.rows import TokenRows
+from hookrun.containers import readable
 from hookrun.data import Split
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.records import Budget, RecordSink, batch_rows
 from hookrun.runtime.site import PlacedHook
-from hookrun.snapshot import in_reach, opened, snapshot
+from hookrun.runtime.snapshot import in_reach, opened, snapshot
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.loggers.together import Loggers
 from hookrun.tasks.loop.rank_budgets import BudgetsOfRanks
-from hookrun.tensor_copies import readable
 
 
 class RunSink(RecordSink):

@@ -10,16 +10,17 @@ from torch import Tensor
 
 from hookrun.actions.rows import TokenRows
 from hookrun.actions.tensors import holds_data
-from hookrun.snapshot import in_reach, snapshot
-from hookrun.tensor_copies import (
+from hookrun.containers import functorch_level
+from hookrun.runtime.fast.copies import (
     ALONE,
     UNSHARED,
-    functorch_level,
     held_by_torch_alone,
     lazy_clone,
     owned,
+    set_grad_enabled,
     storage_holders,
 )
+from hookrun.runtime.snapshot import in_reach, snapshot
 
 if TYPE_CHECKING:
     from hookrun.runtime.site import PlacedHook
@@ -39,7 +40,7 @@ class KeptInMemory:
     def __init__(self, values: list[Any]) -> None:
         # the functions do not refer to self: no reference cycle keeps the captures alive
         append = values.append
-        is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
+        is_grad_enabled = torch.is_grad_enabled
         copy, first, version = lazy_clone, None, 0
 
         def keep(value: Any, references: int = UNSHARED) -> None:

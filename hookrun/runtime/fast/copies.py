@@ -8,22 +8,22 @@ storage that nothing outside torch is known to share becomes copy-on-write. Addr
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch._utils import _functionalize_sync as _sync
 from torch.nn import Parameter
 
-from hookrun.actions.tensors import holds_data
+from hookrun.containers import functorch_level
+from hookrun.runtime.fast import private
 
-lazy_clone = torch._lazy_clone
-functorch_level = torch._C._functorch.maybe_current_level
-"""The level of the current `torch.func` transform (vmap, grad, jvp, ...), or None."""
-
-_functorch = torch._C._functorch
-storage_holders = torch._C._storage_Use_Count
-_is_copy_on_write = torch._C._is_cow_tensor  # type: ignore[attr-defined]
+NAMES = (
+    "_lazy_clone",
+    "_C._set_grad_enabled",
+    "_C._storage_Use_Count",
+    "_C._is_cow_tensor",
+    "Tensor._use_count",
+)
+_private = private(*NAMES)
+lazy_clone, set_grad_enabled, storage_holders, _is_copy_on_write, _ = _private or [None] * 5
 
 
 def _alone() -> tuple[int, int, int]:
@@ -36,7 +36,7 @@ def _alone() -> tuple[int, int, int]:
     return holders, references, base._use_count() if base is not None else 0
 
 
-ALONE, UNSHARED, _BASE_OF_ONE = _alone()
+ALONE, UNSHARED, _BASE_OF_ONE = _alone() if _private else (0, 0, 0)
 """torch's reference counts of a storage that has one tensor, and of a tensor that DLPack has not exported."""
 
 OF_GRADIENT = UNSHARED + 1
@@ -53,7 +53,7 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = UNSHARED) ->
     references: torch's reference count of a tensor to which only torch and Python refer
     """
     kind = type(tensor)
-    if (kind is not Tensor and kind is not Parameter) or functorch_level() is not None:
+    if not _private or (kind is not Tensor and kind is not Parameter) or functorch_level() is not None:
         return False
     try:
         storage = tensor.untyped_storage()
@@ -100,16 +100,6 @@ def _saved_results(tensor: Tensor) -> int:
     return int(saves)
 
 
-def clone(tensor: Tensor) -> Tensor:
-    """A copy, which is copy-on-write where that is safe, see `owned`."""
-    if owned(tensor):
-        try:
-            return lazy_clone(tensor)
-        except RuntimeError:  # shared memory, an allocator of another library
-            pass
-    return tensor.clone()
-
-
 def snapshot_of_tensor(tensor: Tensor) -> Tensor:
     """A detached copy of the tensor, whose storage holds nothing else; copy-on-write where that is safe."""
     if owned(tensor, whole=True):
@@ -136,44 +126,3 @@ def held_bytes(tensor: Tensor) -> int:
 
 _BY_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
 _BY_COLUMNS = frozenset({torch.sparse_csc, torch.sparse_bsc})
-
-
-def readable(tensor: Tensor) -> Tensor | None:
-    """The tensor unwrapped from `torch.func`; None where it has no data or is being traced.
-
-    Dimensions that `vmap` maps over come first: [D] under a vmap over B becomes [B, D].
-    """
-    if holds_data(tensor):
-        return tensor
-    if not _functorch.is_functorch_wrapped_tensor(tensor):
-        return None
-    mapped = list[int]()
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        if _functorch.is_batchedtensor(tensor):
-            mapped.append(_functorch.maybe_get_bdim(tensor))
-        elif _functorch.is_functionaltensor(tensor):
-            _sync(tensor)
-        tensor = _functorch.get_unwrapped(tensor)
-    if not holds_data(tensor):
-        return None
-    with torch._C._DisableFuncTorch():
-        for place, dim in enumerate(reversed(mapped)):
-            tensor = tensor.movedim(dim + place, place)
-        return tensor.detach()
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """The result of `readable` if it is a tensor, else the tensor itself."""
-    found = readable(tensor)
-    return tensor if found is None else found
-
-
-def differentiable(value: Any, *, leaf: bool = False) -> Any:
-    """A copy of a floating-point or complex tensor that requires a gradient; any other value as it is.
-
-    leaf: whether the copy is a leaf of the graph, which must not be written in place; compilers warn about non-leaves
-    """
-    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
-        return value
-    with torch.enable_grad():
-        return value.detach().clone().requires_grad_() if leaf else value.detach().requires_grad_().clone()

@@ -24,28 +24,70 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    _global_backward_hooks,
-    _global_backward_pre_hooks,
-    _global_forward_hooks,
-    _global_forward_pre_hooks,
-)
+
+from hookrun.runtime.fast import private
 
 _NAME = "_compiled_call_impl"
-_CALLER = nn.Module._wrapped_call_impl.__code__
-_CALL_IMPL = nn.Module._call_impl
 _NO_BACKWARD = -1
 
+NAMES = (
+    f"nn.Module.{_NAME}",
+    "nn.Module._wrapped_call_impl",
+    "nn.Module._call_impl",
+    "_C._current_graph_task_id",
+    "_C._get_tracing_state",
+    "nn.modules.module._global_forward_hooks",
+    "nn.modules.module._global_forward_hooks_with_kwargs",
+    "nn.modules.module._global_forward_pre_hooks",
+    "nn.modules.module._global_backward_hooks",
+    "nn.modules.module._global_backward_pre_hooks",
+)
+_private = private(*NAMES)
+(
+    _,
+    _WRAPPED_CALL,
+    _CALL_IMPL,
+    _graph_task,
+    _jit_trace,
+    _global_forward_hooks,
+    _global_with_kwargs,
+    _global_forward_pre_hooks,
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+) = _private or [None] * len(NAMES)
+
 _tracing = torch.compiler.is_dynamo_compiling
-_graph_task = torch._C._current_graph_task_id
-_is_recorded = getattr(torch._C, "_is_tracing", torch._C._get_tracing_state)
-"""Whether `torch.jit.trace` is running."""
+
+_MAKERS: frozenset[type[nn.Module]] = frozenset(
+    {
+        nn.Linear,
+        *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+        *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm),
+        *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh),
+    }
+)
+"""torch's classes whose forward is one torch function that allocates its result, unless `inplace` is set.
+
+Nothing else refers to such an output when a forward hook runs.
+"""
+
+
+def maker(module: nn.Module) -> Callable[..., Any] | None:
+    """The forward of such a module; None for any other module."""
+    kind = type(module)
+    if kind not in _MAKERS or getattr(module, "inplace", False):
+        return None
+    return kind.forward
 
 
 class _DirectCall(partial[Any]):
-    """The function of a direct call, stored as an attribute of its module and never copied to another module."""
+    """The function of a direct call, stored as an attribute of its module and never copied to another module.
+
+    hooks_fire: by which `plan` tells it from the function that `Module.compile` stores there
+    """
 
     __slots__ = ()
+    hooks_fire = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Become None in a deep copy or a pickle of the module's attributes."""
@@ -91,15 +133,10 @@ def call_directly(module: nn.Module, number: int, direct: Direct) -> Callable[[]
     return remove
 
 
-def is_called_directly(module: nn.Module) -> bool:
-    """Whether the module's `_compiled_call_impl` is a direct call, not the function that `Module.compile` sets."""
-    return isinstance(module.__dict__.get(_NAME), _DirectCall)
-
-
 def call_through_torch(modules: Iterable[nn.Module]) -> None:
     """End the direct calls of these modules: a compiled graph would check guards for each of them at every call."""
     for module in modules:
-        if is_called_directly(module):
+        if isinstance(module.__dict__.get(_NAME), _DirectCall):
             del module.__dict__[_NAME]
 
 
@@ -107,7 +144,8 @@ def _is_called_by_torch(module: nn.Module) -> bool:
     """Whether the module uses torch's own call, copy and pickle methods: a copy must not call the original."""
     kind = type(module)
     return (
-        _NAME not in module.__dict__
+        _private is not None
+        and _NAME not in module.__dict__
         and kind._compiled_call_impl is None
         and kind._call_impl is _CALL_IMPL
         and kind.__getstate__ is nn.Module.__getstate__
@@ -140,7 +178,7 @@ def _direct_call(
             or _global_forward_pre_hooks
             or _global_backward_hooks
             or _global_backward_pre_hooks
-            or _is_recorded()
+            or _jit_trace() is not None
             or _graph_task() != _NO_BACKWARD
         ):
             return self._call_impl(*args, **kwargs)
@@ -164,7 +202,7 @@ def _direct_call(
 
 def _called(caller: Any, module: nn.Module) -> Any:
     """The module that is being called: `self` of the calling frame, if that is torch's; else `module`."""
-    return caller.f_locals["self"] if caller.f_code is _CALLER else module
+    return caller.f_locals["self"] if caller.f_code is _WRAPPED_CALL.__code__ else module
 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -177,8 +215,6 @@ def _after_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         output = output if new is None else new
     return output
 
-
-_global_with_kwargs = torch.nn.modules.module._global_forward_hooks_with_kwargs
 
 CODE = next(
     constant for constant in _direct_call.__code__.co_consts if getattr(constant, "co_name", "") == "call"

@@ -6,7 +6,8 @@ rows of one shape are measured together when the buffer is full or the records a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import repeat
 from threading import RLock
 from typing import Any
@@ -18,7 +19,35 @@ from torch.nn import Parameter
 
 from hookrun.actions.base import RECORD_KEYS
 from hookrun.actions.tensors import holds_data
-from hookrun.runtime.direct_computation import computes, computing
+from hookrun.runtime.fast import private
+
+NAMES = (
+    "_C._len_torch_dispatch_stack",
+    "_C._functorch.maybe_current_level",
+    "_C._get_tracing_state",
+    "_C._set_tracing_state",
+    "_C._dispatch_tls_is_dispatch_key_included",
+    "_C.DispatchKey.PreDispatch",
+    "_C._dispatch_keys",
+    "_C._set_grad_enabled",
+    "_C._DisableFuncTorch",
+    "autograd.forward_ad._current_level",
+    "utils._python_dispatch._disable_current_modes",
+)
+_private = private(*NAMES)
+(
+    _dispatch_modes,
+    _functorch_level,
+    _traced_by_jit,
+    _set_jit_trace,
+    _dispatched_by,
+    _BEFORE_AUTOGRAD,  # where torch.export traces
+    _dispatch_keys,
+    _set_grad_enabled,
+    _without_functorch,
+    _,
+    _disable_modes,
+) = _private or [None] * len(NAMES)
 
 LARGEST = 1 << 13
 """Most elements of a small tensor; too few for torch to split a row over threads, so that the result of a row does not
@@ -52,7 +81,7 @@ class SmallTensors:
         of:    the statistics for the record
         start: the values of RECORD_KEYS, with which the record begins
         """
-        if not _is_plain(x):
+        if _private is None or not _is_plain(x):
             return None
         key = x.shape, x.dtype, of
         with self._lock:
@@ -84,7 +113,7 @@ def _is_plain(x: Tensor) -> bool:
     kind = type(x)
     if (kind is not Tensor and kind is not Parameter) or forward_ad._current_level >= 0 or not computes():
         return False
-    keys = torch._C._dispatch_keys(x).raw_repr()
+    keys = _dispatch_keys(x).raw_repr()
     if keys in _known_keys:
         return x.dtype in _MEASURED_IN
     plain = x.is_cpu and x.layout is torch.strided and not x.is_nested and holds_data(x)
@@ -115,11 +144,11 @@ class _Buffer:
             with torch.inference_mode(False):
                 self._places.append(self._rows[number].view(self._shape))
         if x.requires_grad and torch.is_grad_enabled():
-            torch._C._set_grad_enabled(False)
+            _set_grad_enabled(False)
             try:
                 self._places[number].copy_(x)
             finally:
-                torch._C._set_grad_enabled(True)
+                _set_grad_enabled(True)
         else:
             self._places[number].copy_(x)
         waiting: Waiting = [start]
@@ -192,3 +221,32 @@ def _in_order(of: Sequence[str]) -> list[str]:
         needed.add(name)
         ahead += _STEPS[name][1]
     return [name for name in _STEPS if name in needed]
+
+
+def computes() -> bool:
+    """Whether operations in this thread are computed directly now: no mode, trace or transform sees them.
+
+    Under one of these an operation becomes part of a traced graph, returns a fake tensor, or is refused because it
+    writes a tensor that the transformed function did not create.
+    """
+    return (
+        not _dispatch_modes()
+        and _functorch_level() is None
+        and _traced_by_jit() is None
+        and not _dispatched_by(_BEFORE_AUTOGRAD)
+    )
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Compute operations inside the block directly, whatever mode, trace or transform is active."""
+    if computes():
+        yield
+        return
+    trace = _traced_by_jit()
+    _set_jit_trace(None)
+    try:
+        with _disable_modes(), _without_functorch():
+            yield
+    finally:
+        _set_jit_trace(trace)

@@ -19,7 +19,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import hookrun
-from hookrun.direct_calls import is_called_directly
+from hookrun.runtime.fast.direct_calls import maker
 
 # Some set-ups leave hooks unused, and `torch.jit.trace` is deprecated.
 pytestmark = [
@@ -37,6 +37,10 @@ GRADIENTS = {"of": {"select": "{0,1,2}", "hook": "output_grad", "action": "captu
 def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+def is_called_directly(module: nn.Module) -> bool:
+    return hasattr(vars(module).get("_compiled_call_impl"), "hooks_fire")
 
 
 def is_set(module: nn.Module) -> bool:
@@ -353,3 +357,13 @@ def test_a_replaced_function_may_return_memory_that_is_written_later(
         others[:] = 7
         assert buffer.eq(7).all(), "they have lost each other"
         assert not hooked.captures["seen"]["1"][0].any()
+
+
+def test_modules_that_allocate_their_output_are_recognised() -> None:
+    class Own(nn.Linear):
+        """A subclass may return anything."""
+
+    assert maker(nn.Linear(2, 2)) is nn.Linear.forward
+    assert maker(nn.ReLU()) is nn.ReLU.forward
+    for other in (nn.ReLU(inplace=True), Own(2, 2), nn.Identity(), nn.Flatten()):
+        assert maker(other) is None, other

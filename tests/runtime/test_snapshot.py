@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookrun.snapshot import Uncopyable, held, opened, snapshot
+from hookrun.runtime.snapshot import Uncopyable, held, opened, snapshot
 
 
 @dataclass(frozen=True)
