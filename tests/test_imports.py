@@ -336,7 +336,7 @@ def test_no_file_asks_for_a_hook_type_by_its_name() -> None:
         ("actions/scale.py", "from hookrun.store import writer"),
         ("plan/plan.py", "if TYPE_CHECKING:\n    from hookrun.runtime.install import Installation"),
         ("runtime/install.py", "from hookrun.proving import Plan"),
-        ("report/records.py", "from hookrun.runtime.site import PlacedHook"),
+        ("report/records.py", "from hookrun.runtime.site import HookSite"),
         ("store/writer.py", "from hookrun.tasks import train"),
         ("report/records.py", "from hookrun.runtime.site import Site"),
         ("models/names.py", "from hookrun.data import names"),

@@ -26,10 +26,10 @@ if "HOOKRUN_KERNELS" in os.environ:
     )
 
 
-def private(*names: str) -> tuple[Any, ...] | None:
-    """The objects of torch at these paths, at least two; None if one is missing, or if the user has turned them off."""
+def private(*names: str) -> list[Any]:
+    """The objects of torch at these paths; if one is missing, or if the user has turned them off, each is None."""
     try:
-        found: tuple[Any, ...] = attrgetter(*names)(torch)
+        found = [attrgetter(name)(torch) for name in names]
     except AttributeError:
-        return None
-    return found if IS_ON else None
+        found = []
+    return found if found and IS_ON else [None] * len(names)

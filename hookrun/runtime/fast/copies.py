@@ -22,8 +22,8 @@ NAMES = (
     "_C._is_cow_tensor",
     "Tensor._use_count",
 )
-_private = private(*NAMES)
-lazy_clone, set_grad_enabled, storage_holders, _is_copy_on_write, _ = _private or [None] * 5
+lazy_clone, set_grad_enabled, storage_holders, _is_copy_on_write, _ = private(*NAMES)
+_is_usable = lazy_clone is not None
 
 
 def _alone() -> tuple[int, int, int]:
@@ -36,7 +36,7 @@ def _alone() -> tuple[int, int, int]:
     return holders, references, base._use_count() if base is not None else 0
 
 
-ALONE, UNSHARED, _BASE_OF_ONE = _alone() if _private else (0, 0, 0)
+ALONE, UNSHARED, _BASE_OF_ONE = _alone() if _is_usable else (0, 0, 0)
 """torch's reference counts of a storage that has one tensor, and of a tensor that DLPack has not exported."""
 
 OF_GRADIENT = UNSHARED + 1
@@ -53,7 +53,7 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = UNSHARED) ->
     references: torch's reference count of a tensor to which only torch and Python refer
     """
     kind = type(tensor)
-    if not _private or (kind is not Tensor and kind is not Parameter) or functorch_level() is not None:
+    if not _is_usable or (kind is not Tensor and kind is not Parameter) or functorch_level() is not None:
         return False
     try:
         storage = tensor.untyped_storage()
@@ -104,7 +104,8 @@ def snapshot_of_tensor(tensor: Tensor) -> Tensor:
     """A detached copy of the tensor, whose storage holds nothing else; copy-on-write where that is safe."""
     if owned(tensor, whole=True):
         try:
-            return lazy_clone(tensor.detach())
+            copied: Tensor = lazy_clone(tensor.detach())
+            return copied
         except RuntimeError:  # shared memory, an allocator of another library
             pass
     return tensor.detach().clone()

@@ -42,7 +42,6 @@ NAMES = (
     "nn.modules.module._global_backward_hooks",
     "nn.modules.module._global_backward_pre_hooks",
 )
-_private = private(*NAMES)
 (
     _,
     _WRAPPED_CALL,
@@ -54,7 +53,8 @@ _private = private(*NAMES)
     _global_forward_pre_hooks,
     _global_backward_hooks,
     _global_backward_pre_hooks,
-) = _private or [None] * len(NAMES)
+) = private(*NAMES)
+_is_usable = _CALL_IMPL is not None
 
 _tracing = torch.compiler.is_dynamo_compiling
 
@@ -144,7 +144,7 @@ def _is_called_by_torch(module: nn.Module) -> bool:
     """Whether the module uses torch's own call, copy and pickle methods: a copy must not call the original."""
     kind = type(module)
     return (
-        _private is not None
+        _is_usable
         and _NAME not in module.__dict__
         and kind._compiled_call_impl is None
         and kind._call_impl is _CALL_IMPL

@@ -23,7 +23,7 @@ from hookrun.runtime.fast.copies import (
 from hookrun.runtime.snapshot import in_reach, snapshot
 
 if TYPE_CHECKING:
-    from hookrun.runtime.site import PlacedHook
+    from hookrun.runtime.site import HookSite
 
 _DECIDED = torch.empty(0)
 """Replaces the first captured value once it is no longer needed."""
@@ -50,7 +50,7 @@ class KeptInMemory:
                 _keep_any(append, value)
 
         def observer(
-            site: PlacedHook,
+            site: HookSite,
             otherwise: Callable[[Any], Any],
             *,
             references: int = UNSHARED,

@@ -34,7 +34,6 @@ NAMES = (
     "autograd.forward_ad._current_level",
     "utils._python_dispatch._disable_current_modes",
 )
-_private = private(*NAMES)
 (
     _dispatch_modes,
     _functorch_level,
@@ -47,7 +46,8 @@ _private = private(*NAMES)
     _without_functorch,
     _,
     _disable_modes,
-) = _private or [None] * len(NAMES)
+) = private(*NAMES)
+_is_usable = _dispatch_modes is not None
 
 LARGEST = 1 << 13
 """Most elements of a small tensor; too few for torch to split a row over threads, so that the result of a row does not
@@ -81,7 +81,7 @@ class SmallTensors:
         of:    the statistics for the record
         start: the values of RECORD_KEYS, with which the record begins
         """
-        if _private is None or not _is_plain(x):
+        if not _is_usable or not _is_plain(x):
             return None
         key = x.shape, x.dtype, of
         with self._lock:

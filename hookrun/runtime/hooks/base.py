@@ -18,13 +18,13 @@ from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import InGraph
 from hookrun.runtime.fast.direct_calls import Direct
-from hookrun.runtime.site import PlacedHook
+from hookrun.runtime.site import HookSite
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Firing:
+class BoundHook:
     """A site with its effect on a value, schedule included.
 
     op:        value -> value
@@ -33,7 +33,7 @@ class Firing:
                hooks; or None
     """
 
-    site: PlacedHook
+    site: HookSite
     op: Op
     traced: InGraph
     op_of_new: Op | None = None
@@ -84,12 +84,12 @@ class RegisteredHook:
     hook_types: ClassVar[Sequence[HookType]] = ()
     finds_target: ClassVar[bool] = False
 
-    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
+    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         self.firings = tuple(firings)
         self.ops = tuple(firing.op for firing in firings)
 
     @classmethod
-    def of(cls, firings: Sequence[Firing], shared: Shared) -> Self:
+    def of(cls, firings: Sequence[BoundHook], shared: Shared) -> Self:
         """The object for these firings, in their order."""
         return cls(firings, shared)
 
@@ -146,14 +146,14 @@ class ParameterHook(RegisteredHook):
         raise TypeError(f"{type(self).__name__} does not define `reduced`, for gradients of several ranks")
 
 
-def in_graph(firings: Sequence[Firing], value: Any) -> Any:
+def in_graph(firings: Sequence[BoundHook], value: Any) -> Any:
     """Run the firings of a module while torch.compile reads it."""
     for firing in firings:
         value = firing.traced.fire(value)
     return value
 
 
-def in_backward(firings: Sequence[Firing], value: Any) -> Any:
+def in_backward(firings: Sequence[BoundHook], value: Any) -> Any:
     """Run the firings of a module call during a backward pass, which is nearly always a recomputation."""
     again = repeating() is not None
     for firing in firings:

@@ -14,7 +14,7 @@ from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.direct_calls import Direct, maker
-from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_backward, in_graph
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_backward, in_graph
 
 
 class ForwardPre(ModuleHook):
@@ -47,7 +47,7 @@ class Forward(ModuleHook):
     depth = 2
 
     @classmethod
-    def of(cls, firings: Sequence[Firing], shared: Shared) -> Forward:
+    def of(cls, firings: Sequence[BoundHook], shared: Shared) -> Forward:
         """An object of the fastest class that these firings allow."""
         if any("args" in firing.site.spec.action.uses for firing in firings):
             return ForwardWithArguments(firings, shared)
@@ -79,7 +79,7 @@ class Forward(ModuleHook):
 class ForwardOne(Forward):
     """`forward` with a single action, the most frequent case: no loop."""
 
-    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
+    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
         self.op: Op = self.ops[0] if self.ops else _unchanged
 
@@ -120,12 +120,12 @@ class ForwardWithArguments(Forward):
     ) -> Any:
         """torch's forward hook, registered with kwargs."""
         for firing in self.firings:
-            firing.site.args = (*args, *kwargs.values()) if kwargs else args
+            firing.site.current.args = (*args, *kwargs.values()) if kwargs else args
             if tracing():
                 output = firing.traced.fire(output)
             elif graph_task() != NO_BACKWARD:
                 output = in_backward((firing,), output)
             else:
                 output = firing.op(output)
-            firing.site.args = ()
+            firing.site.current.args = ()
         return output

@@ -1,4 +1,4 @@
-"""`capture` with `keep`: which samples, the same at every module, in every epoch and in every run."""
+"""The random numbers of a hook and the samples that it keeps are the same in every run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,74 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Generator, Tensor, nn
 
 import hookrun
+from hookrun.runtime.clock import Calls, Clock, RowsOfRank
+from hookrun.runtime.rng import Draws, derived_seed, drawn
+
+CPU = torch.device("cpu")
+
+
+def three_of(draws: Draws) -> list[float]:
+    return torch.rand(3, generator=draws.generator(CPU)).tolist()
+
+
+def test_a_seed_depends_on_each_part_and_is_the_same_in_every_process() -> None:
+    assert derived_seed(0, "noise", "fc") == 7548869590823487893
+    assert len({derived_seed(*parts) for parts in ((1, 12), (11, 2), (112,), ("1", 12))}) == 4
+
+
+def test_draws_continue_from_a_saved_state_without_the_global_generator() -> None:
+    draws, before = Draws(5), torch.get_rng_state()
+    first, chance = three_of(draws), draws.chance(1)
+    state = draws.state_dict()
+    second, then = three_of(draws), draws.chance(1)
+    again = Draws(5)
+    again.load_state_dict(state)
+    assert (three_of(again), again.chance(1)) == (second, then)
+    assert first != second and chance != then and 0 <= chance < 1
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_draws_of_a_call_are_numbered_within_it() -> None:
+    """Draws of earlier calls do not affect a call."""
+    found = list[list[float]]()
+    for in_first in (1, 3):
+        calls, module = Calls(Clock(nn.Identity())), nn.Identity()
+        draws = Draws(5)
+        draws.calls = calls
+        calls.count(module)
+        of_first = [three_of(draws) for _ in range(in_first)]
+        calls.count(module)
+        found.append(three_of(draws))
+        assert found[-1] not in of_first and len({*map(tuple, of_first)}) == in_first
+    assert found[0] == found[1]
+
+
+def normal(x: Tensor, generator: Generator) -> Tensor:
+    return x.normal_(generator=generator)
+
+
+def of_rows(like: Tensor, rows: RowsOfRank | None) -> Tensor:
+    return drawn(like, normal, Generator().manual_seed(1), rows)
+
+
+def test_the_numbers_of_all_ranks_are_those_of_one_process() -> None:
+    channels_last = torch.empty(5, 3, 2, 2).to(memory_format=torch.channels_last)
+    for like in (torch.empty(5, 3), torch.empty(5), channels_last):
+        alone = of_rows(like, None)
+        shares = [
+            of_rows(like[mine.start : mine.stop], RowsOfRank(mine, 5)) for mine in (range(2), range(2, 5))
+        ]
+        assert torch.equal(torch.cat(shares), alone), like.shape
+
+
+def test_a_tensor_without_the_batch_s_rows_is_refused() -> None:
+    for like in (torch.empty(3, 2), torch.empty(())):
+        with pytest.raises(ValueError, match="this rank has 2 rows"):
+            of_rows(like, RowsOfRank(range(2), 5))
+
 
 # These set-ups contain hooks that do nothing; tests/semantics/test_never_fired.py tests the warning.
 pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")

@@ -1,4 +1,4 @@
-"""A gradient op sees gradients without the scaler's factor, and its result is scaled again."""
+"""Hooks see gradients without the factor of mixed precision's gradient scaler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.runtime.unscaled import run_unscaled
+from hookrun.runtime.apply_action import run_unscaled
 
 SCALE = torch.tensor(1024.0)
 

@@ -1,4 +1,4 @@
-"""The state of the current firing at a site, separate for each thread."""
+"""The state of the current firing at a site, separate for each thread, and the tokens that it belongs to."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ from hookrun.runtime.tokens.choice import Chosen
 from hookrun.runtime.tokens.passes import Pass
 
 
-class FiringState(local):
-    """The state of the current firing in one thread; see `PlacedHook`."""
+class CurrentCall(local):
+    """The state of the firing at a site in this thread.
+
+    within:  path of the tensor that the hook is attached to, if a gradient hook is attached to several
+    at:      path, below `within`, of the tensor that the action is given
+    of_call: the number of the call that a gradient or a saved tensor belongs to; None: the module's current call
+    of_pass: the pass over the tokens that a gradient belongs to; None: the current pass
+    args:    the arguments of the module call, for actions that use them
+    whole:   the whole tensor while the action is given a part of it, if it needs the whole
+    chosen:  the positions that `tokens` selects
+    """
 
     within = ""
     at = ""
@@ -40,10 +49,10 @@ class TokensNow:
     calls: numbers the calls of the site's module; None: they are not numbered
     """
 
-    def __init__(self, path: str, firing: FiringState, clock: Clock) -> None:
+    def __init__(self, path: str, call: CurrentCall, clock: Clock) -> None:
         self.calls: Calls | None = None
         self._sees_encoder = _CROSS_ATTENTION.search(path) is not None
-        self._firing, self._clock = firing, clock
+        self._call, self._clock = call, clock
 
     @property
     def current(self) -> Pass | None:
@@ -54,7 +63,7 @@ class TokensNow:
     @property
     def model_pass(self) -> Pass | None:
         """The pass over the tokens of the model, or of its decoder; None: not known."""
-        of_gradient, passes = self._firing.of_pass, self._clock.passes
+        of_gradient, passes = self._call.of_pass, self._clock.passes
         if of_gradient is not None or passes is None:
             return of_gradient
         # recomputation by activation checkpointing
@@ -69,4 +78,4 @@ class TokensNow:
 
     def note(self, chosen: Chosen) -> None:
         """Store the positions that `tokens` selects in the current firing."""
-        self._firing.chosen = chosen
+        self._call.chosen = chosen
