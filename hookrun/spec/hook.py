@@ -170,7 +170,7 @@ def _may_add(body: Mapping[str, Any]) -> bool:
     """Whether a hook with mistakes may be meant to add parameters."""
     action = actions().get(str(body.get("action")))
     kind = HOOK_TYPES.get(str(body.get("hook")))
-    return action.adds is not Action.adds if action else kind is None or kind.phase == "installation"
+    return action.may_add() if action else kind is None or kind.phase == "installation"
 
 
 def parse_hooks(raw: Any, where: str = "hooks") -> tuple[list[HookSpec], list[Problem]]:
