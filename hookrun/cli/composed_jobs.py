@@ -118,6 +118,8 @@ def jobs_of(
     A job that does not compose has its `error`; after `most_refused` of these, the others are not composed.
     """
 
+    refused = kept = 0
+
     def compose(overrides: Sequence[str]) -> ComposedJob:
         nonlocal refused, kept
         if refused >= most_refused:
@@ -130,7 +132,6 @@ def jobs_of(
         kept += 1
         return job if kept <= MOST_KEPT else replace(job, cfg=None)
 
-    refused = kept = 0
     fixed = {str(each.input_line) for each in app.swept(cfg) if not each.is_sweep_override()}
     jobs = [compose(overrides) for overrides in named]
     return _with_baselines(jobs, compose, fixed)
