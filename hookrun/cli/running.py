@@ -15,7 +15,7 @@ from hookrun.cli.check import Composition
 from hookrun.cli.compose import claimed, over_shown_task, plain_run, planned, unused_run_dir
 from hookrun.cli.errors import WrongOverrides, explained
 from hookrun.cli.exit_codes import DONE
-from hookrun.cli.garbage import collect_from_now_on, import_torch
+from hookrun.cli.gc_control import import_torch
 from hookrun.cli.hydra import conf_dir
 from hookrun.cli.jobs import SingleRun, make_missing_page
 from hookrun.cli.logs import sweep_lines
@@ -64,7 +64,6 @@ def run(asked: Composition, trust: frozenset[str], typed: RunMode | None, of_swe
         return _run_once(asked, cfg, trust)
     from hookrun.cli.sweep import sweep
 
-    collect_from_now_on()
     waiting_for("checking the jobs of the sweep")
     with sweep_lines(cfg):
         return sweep(app, cfg, trust, **vars(of_sweep))

@@ -98,7 +98,7 @@ def read_experiment(
     problems = in_file_order([*problems, *wrong_in_task, *wrong, *wrong_in_hooks], written)
     if settings is None or type(settings.task) is TaskKeys:
         return None, problems
-    spec = Spec(tuple(hooks), settings.seed)
+    spec = Spec(tuple(hooks) if settings.hooked else (), settings.seed)
     wrong_ones = wrong_hooks(config.get("hooks"), hooks)
     read = Experiment(settings, spec, tuple(notes), mistakes=tuple(problems), wrong=wrong_ones)
     return read, problems
