@@ -14,7 +14,7 @@ from hookrun import data, models
 from hookrun.data import DataInfo, Split
 from hookrun.data.samples import IGNORED
 from hookrun.errors import Problem, SpecError
-from hookrun.models.token_fit import unfit_tokens
+from hookrun.models.arguments import unfit_tokens
 from hookrun.models.weights import is_path
 from hookrun.proving import Example, Plan, compile_plan, misfits
 from hookrun.proving import Score as OutputScore
