@@ -7,9 +7,12 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._utils import _functionalize_sync as _sync
 from torch.nn import Module
 
+from hookrun.actions.tensors import holds_data
 from hookrun.errors import nearest
 from hookrun.spec.target import Key, path_text
 
@@ -89,6 +92,11 @@ def replaced(value: Any, changed: dict[Any, Any]) -> Any:
     for key, member in changed.items():
         object.__setattr__(new, key, member)  # works for a frozen dataclass too
     return new
+
+
+_functorch = torch._C._functorch
+functorch_level = _functorch.maybe_current_level
+"""The level of the current `torch.func` transform (vmap, grad, jvp, ...), or None."""
 
 
 class TargetError(LookupError):
@@ -189,3 +197,44 @@ def describe(value: Any) -> str:
     if isinstance(value, list) or (isinstance(value, tuple) and field_names(value) is None):
         return "(" + ", ".join(describe(member) for _, member in members) + ")"
     return "{" + ", ".join(f"{key}: {describe(member)}" for key, member in members) + "}"
+
+
+def readable(tensor: Tensor) -> Tensor | None:
+    """The tensor unwrapped from `torch.func`; None where it has no data or is being traced.
+
+    Dimensions that `vmap` maps over come first: [D] under a vmap over B becomes [B, D].
+    """
+    if holds_data(tensor):
+        return tensor
+    if not _functorch.is_functorch_wrapped_tensor(tensor):
+        return None
+    mapped = list[int]()
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            mapped.append(_functorch.maybe_get_bdim(tensor))
+        elif _functorch.is_functionaltensor(tensor):
+            _sync(tensor)
+        tensor = _functorch.get_unwrapped(tensor)
+    if not holds_data(tensor):
+        return None
+    with torch._C._DisableFuncTorch():
+        for place, dim in enumerate(reversed(mapped)):
+            tensor = tensor.movedim(dim + place, place)
+        return tensor.detach()
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The result of `readable` if it is a tensor, else the tensor itself."""
+    found = readable(tensor)
+    return tensor if found is None else found
+
+
+def differentiable(value: Any, *, leaf: bool = False) -> Any:
+    """A copy of a floating-point or complex tensor that requires a gradient; any other value as it is.
+
+    leaf: whether the copy is a leaf of the graph, which must not be written in place; compilers warn about non-leaves
+    """
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    with torch.enable_grad():
+        return value.detach().clone().requires_grad_() if leaf else value.detach().requires_grad_().clone()

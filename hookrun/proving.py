@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import OwnCodeError, only_without_data
-from hookrun.containers import describe, rebuild, tensors
+from hookrun.containers import describe, differentiable, rebuild, tensors
 from hookrun.errors import CompileError, HookError, Problem, SpecError, at_module, listed, reason
 from hookrun.hook_types import SAVED_TENSORS
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
@@ -23,10 +23,9 @@ from hookrun.run_values import UsedBy, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.spec import Spec
-from hookrun.tensor_copies import differentiable
 from hookrun.trial_copies import Example as Example
 from hookrun.trial_copies import TrialCopy, fake_copy, quick_copy
-from hookrun.trial_findings import Findings
+from hookrun.trial_findings import TrialSink
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -160,7 +159,7 @@ def _run_hooked(plan: ResolvedPlan, copied: TrialCopy, backward: bool | Score) -
     fake, args, kwargs = copied.model, copied.args, copied.kwargs
     if not isinstance(backward, bool):
         args, kwargs = rebuild((args, kwargs), differentiable)
-    findings, shapes, unchecked = Findings(), dict[str, str](), None
+    findings, shapes, unchecked = TrialSink(), dict[str, str](), None
     with ExitStack() as stack:
         try:
             stack.enter_context(Installation(plan, fake, sink=findings))
@@ -217,7 +216,9 @@ def _backward(output: Any) -> None:
         torch.stack([tensor.abs().sum().float() for tensor in carrying]).sum().backward()
 
 
-def _with_shapes(hook: PlannedHook, shapes: Mapping[str, str], findings: Findings, batch: int) -> PlannedHook:
+def _with_shapes(
+    hook: PlannedHook, shapes: Mapping[str, str], findings: TrialSink, batch: int
+) -> PlannedHook:
     if hook.spec.on_parameters:
         return hook
     captured = findings.captured
@@ -249,7 +250,7 @@ def _with_shape(
     return replace(match, bytes=total / batch if per_sample else total, per_sample=per_sample)
 
 
-def _problems(findings: Findings) -> list[Problem]:
+def _problems(findings: TrialSink) -> list[Problem]:
     problems = dict[tuple[str, str], list[str]]()
     for hook, path, what in findings.problems:
         problems.setdefault((hook, what), []).append(path or "(root)")

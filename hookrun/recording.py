@@ -25,7 +25,7 @@ from hookrun.report import write_report
 from hookrun.runtime import Installation
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
-from hookrun.runtime.site import PlacedHook
+from hookrun.runtime.site import HookSite
 from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.store.environment import environment
 from hookrun.store.files import StoreError
@@ -289,7 +289,7 @@ class RecordingSink(RunSink):
             self.counted = torch.arange(self.numbered, self.numbered + count, device="cpu")
             self.numbered += count
 
-    def keeper(self, site: PlacedHook) -> Keeper:
+    def keeper(self, site: HookSite) -> Keeper:
         """Write each value at once, unless muted."""
         keep = super().keeper(site)
 

@@ -9,6 +9,7 @@ ROOT_KEYS = (
     "data",
     "train",
     "compute",
+    "hooked",
     "seed",
     "strict",
     "objective",

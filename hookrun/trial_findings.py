@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -10,14 +10,13 @@ from torch import Tensor
 from hookrun.actions.base import Keeper, Packed
 from hookrun.actions.own_code import OwnCodeError, only_without_data
 from hookrun.actions.rows import TokenRows
-from hookrun.actions.stats import Measured
 from hookrun.containers import children, reshaped
 from hookrun.errors import HookrunError
-from hookrun.runtime.site import PlacedHook
-from hookrun.snapshot import held
+from hookrun.runtime.site import HookSite, Sink
+from hookrun.runtime.snapshot import held
 
 
-class Findings:
+class TrialSink(Sink):
     """The sink of a trial run: collects failures of hooks and the tensors of captures.
 
     problems: (hook, path, what) of every hook that failed
@@ -25,16 +24,14 @@ class Findings:
     without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
     """
 
-    wants_calls = False
     has_values = False
-    stop: str | None = None
 
     def __init__(self) -> None:
         self.problems = list[tuple[str, str, str]]()
         self.captured = dict[tuple[str, str], list[Tensor]]()
         self.without = dict[tuple[str, str], str]()
 
-    def keeper(self, site: PlacedHook) -> Keeper:
+    def keeper(self, site: HookSite) -> Keeper:
         """Remember the tensors of the first firing."""
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
@@ -44,17 +41,11 @@ class Findings:
 
         return keep
 
-    def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
-        """Nothing is recorded: the values are not real."""
+    def emit(self, start: tuple[Any, ...], data: Mapping[str, Any], *, show: bool = False) -> None:
+        """Record nothing, since the values are not real; statistics are computed: what fails there is a problem."""
+        dict(data)
 
-    def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
-        """Statistics are computed at once: what fails there is a problem."""
-        return False
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def guard(self, site: HookSite, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The op, wrapped: if it fails, the failure becomes a problem and the value passes unchanged."""
 
         def guarded(value: Any) -> Any:
@@ -74,7 +65,7 @@ class Findings:
 
         return guarded
 
-    def fail(self, site: PlacedHook, what: str) -> None:
+    def fail(self, site: HookSite, what: str) -> None:
         """Add the failure of a hook at a site, each different failure once."""
         if (found := (site.hook_name, site.path, what)) not in self.problems:
             self.problems.append(found)

@@ -7,19 +7,17 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import KeyValidationError, OmegaConfBaseException
 from yaml.reader import ReaderError
 
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.yaml_limits import FAST_LOADER, MAX_BYTES, OutOfBounds, check_text
+from hookrun.yaml_limits import MAX_BYTES, OutOfBounds, check_text
 
 
 def load(path: Path) -> Any:
@@ -43,46 +41,6 @@ def reading(path: Path) -> Iterator[str]:
         raise
     except Exception as error:
         raise SpecError([_problem(error, path, text)]) from error
-
-
-def plain(text: str, *, fast: bool = False) -> Any:
-    """The text as OmegaConf reads it, before it makes a configuration of it: lists, mappings and single values.
-
-    fast: by libyaml's parser, in a tenth of the time; it is for files that a program wrote
-
-    Raises yaml.YAMLError as PyYAML's own parser does.
-    """
-    if fast:
-        try:
-            return _loaded(text, _fast_loader())
-        except yaml.YAMLError:
-            pass  # the other parser says where, with the usual messages
-    return _loaded(text, get_yaml_loader())
-
-
-def _loaded(text: str, loader_of: Any) -> Any:
-    loader = loader_of(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
-
-
-@cache
-def _fast_loader() -> Any:
-    """OmegaConf's loader over libyaml's parser, where PyYAML was built with it."""
-    theirs = get_yaml_loader()
-    if FAST_LOADER is yaml.SafeLoader:
-        return theirs
-    parser: Any = FAST_LOADER.__mro__[1]
-
-    class Fast(parser, theirs):  # type: ignore[misc, valid-type]
-        def __init__(self, stream: Any) -> None:
-            parser.__init__(self, stream)
-            yaml.constructor.SafeConstructor.__init__(self)
-            yaml.resolver.Resolver.__init__(self)
-
-    return Fast
 
 
 def _text(path: Path) -> str:

@@ -158,16 +158,6 @@ def _quick_hydra() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _frozen() -> Iterator[None]:
-    """Commands need not count what `pytest_runtest_setup` set aside: that takes longer than many commands."""
-    from hookrun.cli import garbage
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(garbage, "_is_frozen", lambda: True)
-        yield
-
-
 @pytest.fixture
 def no_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and sweeps draw no page, which takes a fifth of a small run's time, unless the test asks for `pages`."""

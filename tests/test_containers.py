@@ -16,9 +16,11 @@ from hookrun.containers import (
     arguments,
     call_with,
     describe,
+    differentiable,
     get,
     leaves,
     put,
+    readable,
     rebuild,
     reshaped,
     unwrapped,
@@ -84,3 +86,19 @@ def test_a_replacement_of_another_structure_is_an_error() -> None:
     assert "dtype from torch.float32 to torch.float64" in str(reshaped(x, x.double()))
     assert "device from cpu to meta" in str(reshaped(x, x.to("meta")))
     assert describe((x, {"h": x[0]}, None)) == "([2, 3], {h: [3]}, None)"
+
+
+def test_under_vmap_the_whole_batch_is_read_and_gradients_go_only_through_floats() -> None:
+    seen = list[torch.Tensor | None]()
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        seen.append(readable(x))
+        return x
+
+    batch = torch.arange(6.0).reshape(2, 3)
+    torch.vmap(noted, in_dims=1)(batch)
+    (found,) = seen
+    assert found is not None and found.tolist() == batch.T.tolist()
+    assert readable(torch.ones(1, device="meta")) is None
+    assert differentiable(torch.ones(1)).requires_grad and differentiable(torch.ones(1), leaf=True).is_leaf
+    assert not differentiable(torch.ones(1, dtype=torch.int64)).requires_grad and differentiable("x") == "x"

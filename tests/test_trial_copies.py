@@ -13,7 +13,7 @@ from torchvision.models import resnet18
 import hookrun
 from hookrun import proving
 from hookrun.errors import CompileError
-from hookrun.models.cnn import CNN
+from hookrun.models.networks import CNN
 from hookrun.trial_copies import quick_copy
 
 IMAGES = ((torch.zeros(2, 1, 8, 8),), {})

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hookrun.errors import HookError
-from hookrun.trial_findings import Findings
+from hookrun.trial_findings import TrialSink
 
 SITE: Any = SimpleNamespace(hook_name="h", path="fc", where="hook h at fc")
 
@@ -18,7 +18,7 @@ def test_a_failure_or_another_structure_is_a_problem_and_the_value_is_passed_on(
         raise HookError("hook h at fc: it is out of range")
 
     x = torch.ones(2, 3)
-    findings = Findings()
+    findings = TrialSink()
     for op in (
         failing,
         failing,
@@ -39,7 +39,7 @@ def test_a_failure_or_another_structure_is_a_problem_and_the_value_is_passed_on(
 
 
 def test_the_first_capture_of_each_site_is_kept_without_its_graph() -> None:
-    findings = Findings()
+    findings = TrialSink()
     keep: Any = findings.keeper(SITE)
     keep((torch.ones(2, requires_grad=True) * 2, {"a": torch.ones(3)}))
     keep(torch.ones(9))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from hookrun.actions.base import Action, Site, add_parameter, was_added
-from hookrun.actions.tensors import broadcasts, check_broadcast, misfit
+from hookrun.actions.base import Action, Edit, HookSite, add_parameter, was_added
+from hookrun.actions.fields import Meaning
+from hookrun.actions.tensors import broadcasts, misfit
 from hookrun.actions.values import Value, fixed_shape
 from hookrun.hook_types import APPLY, HookType
 
@@ -58,7 +59,7 @@ class AddParameter(Action):
     action_name = "add_parameter"
     hook_types = frozenset({APPLY})
     scope = "module"
-    name: Annotated[str, AfterValidator(_identifier)]
+    name: Annotated[str, AfterValidator(_identifier), Meaning.ADDED_NAME]
     shape: Annotated[
         tuple[Annotated[int, Field(strict=True, ge=0, le=_MOST_ELEMENTS)], ...],
         BeforeValidator(_sizes),
@@ -72,10 +73,6 @@ class AddParameter(Action):
         if shape is not None and not broadcasts(shape, self.shape):
             raise ValueError(misfit(shape, self.shape))
         return self
-
-    def adds(self, hook_name: str) -> str | None:
-        """The name of the new parameter."""
-        return self.name
 
     def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """The name must be free, or taken by a parameter of this shape from an earlier installation."""
@@ -95,7 +92,7 @@ class AddParameter(Action):
             "uninstall it or choose another name"
         )
 
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Edit:
         """A function that registers the parameter."""
         import torch
 
@@ -109,13 +106,11 @@ class AddParameter(Action):
 
         return add
 
-    def _start(self, module: Module, site: Site) -> Tensor:
+    def _start(self, module: Module, site: HookSite) -> Tensor:
         import torch
         from torch.nn.parameter import is_lazy
 
         tensors = (tensor for tensor in chain(module.parameters(), module.buffers()) if not is_lazy(tensor))
         like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
         new = torch.empty(self.shape, dtype=like.dtype, device=like.device)
-        value = site.constant("value")(new)
-        check_broadcast(value, new)
-        return new.copy_(value)
+        return new.copy_(site.constant("value")(new))

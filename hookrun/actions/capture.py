@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from hookrun.actions.base import Action, Site
-from hookrun.actions.keep import Count, Keep, OneOf
+from hookrun.actions.base import Action, Edit, HookSite
+from hookrun.actions.fields import ByteLimit, Count, Keep, OneOf
 from hookrun.actions.tensors import holds_data
 from hookrun.errors import HookrunError
-from hookrun.hook_types import HookType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,14 +60,14 @@ class Capture(Action):
     action_name = "capture"
     observes = True
     scope = "value"
-    captures = True
+    uses = ("keep",)
     dtype: Literal["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"] | None = None
     device: Literal["cpu"] | None = None
     reduce: Annotated[Reduction, BeforeValidator(_named)] | None = None
     keep: Keep | None = None
-    max_bytes: Count | None = None
+    max_bytes: ByteLimit = None
 
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Edit:
         """A function that stores the value of each firing."""
         keep, changes = site.keep(), [*self._reductions(site), *self._conversions()]
         if self.keep is None and not changes:
@@ -95,21 +94,7 @@ class Capture(Action):
 
         return capture
 
-    def carried_by(self, hook_type: HookType) -> str | None:
-        """Refuse `keep` on hook types that do not see a batch of samples."""
-        if self.keep is None or hook_type.batch:
-            return None
-        return f"keep chooses samples, and {hook_type} sees none; for some steps use when: {{step: {{every: 10}}}}"
-
-    def budget(self) -> int | None:
-        """`max_bytes`, over all modules."""
-        return self.max_bytes
-
-    def part_of_samples(self) -> str | None:
-        """The text of `keep`."""
-        return None if self.keep is None else str(self.keep)
-
-    def _chosen(self, site: Site) -> Callable[[Any], Tensor | None]:
+    def _chosen(self, site: HookSite) -> Callable[[Any], Tensor | None]:
         """A function from a value to the indices [k] of the rows that are kept; None: all."""
         if self.keep is None:
             return lambda value: None
@@ -122,7 +107,7 @@ class Capture(Action):
 
         return chosen
 
-    def _reductions(self, site: Site) -> list[Callable[[Tensor], Tensor]]:
+    def _reductions(self, site: HookSite) -> list[Callable[[Tensor], Tensor]]:
         if self.reduce is None:
             return []
         import torch
@@ -155,7 +140,7 @@ class Capture(Action):
 class _Projection:
     """x [rows, ...] -> [rows, width], by a matrix that depends only on the hook and the number of elements."""
 
-    def __init__(self, width: int, site: Site) -> None:
+    def __init__(self, width: int, site: HookSite) -> None:
         self._width = width
         self._seed = site.seed
         self._matrices: dict[Any, Tensor] = {}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from hookrun.actions.base import Action, Packed, Site
+from hookrun.actions.base import Action, Edit, HookSite, Packed
 from hookrun.hook_types import SAVED_TENSORS
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ class Cast(Action):
     hook_types = frozenset({SAVED_TENSORS})
     dtype: Literal["float16", "bfloat16", "float32"]
 
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Edit:
         """A function from a saved tensor to its smaller replacement."""
         import torch
 

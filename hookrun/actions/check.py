@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from hookrun.actions.base import Action, Site
-from hookrun.actions.fields import Number, check_order
+from hookrun.actions.base import Action, Edit, HookSite
+from hookrun.actions.fields import Number, Policy, check_order
 from hookrun.actions.tensors import nearest_finite
 from hookrun.errors import listed
 
@@ -37,7 +37,7 @@ class Check(Action):
     finite: bool = Field(default=True, strict=True)
     min: Number | None = None
     max: Number | None = None
-    policy: Literal["error", "stop", "warn"] = "error"
+    policy: Policy = "error"
 
     @model_validator(mode="after")
     def _requires_something(self) -> Check:
@@ -46,21 +46,17 @@ class Check(Action):
         check_order(self.min, self.max)
         return self
 
-    def may_stop(self) -> bool:
-        """Under `policy: stop`."""
-        return self.policy == "stop"
-
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Edit:
         """A function that checks each tensor by its minimum and maximum: one pass, and a NaN makes both NaN."""
         low, high = self._bounds(self.min, -math.inf), self._bounds(self.max, math.inf)
-        message, policy, judge = self.requirement(), self.policy, site.judge
+        message, policy, report = self.requirement(), self.policy, site.check_result
 
         def check(x: Tensor) -> None:
             if x.numel():
                 x = x.detach()
                 least, largest = (x.abs() if x.is_complex() else x).aminmax()
                 dtype = least.dtype
-                judge((least >= low[dtype]) & (largest <= high[dtype]), message, policy, least, largest)
+                report((least >= low[dtype]) & (largest <= high[dtype]), message, policy, least, largest)
 
         return check
 

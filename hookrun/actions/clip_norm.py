@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from hookrun.actions.base import Action, Site
+from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import Finite, Number
 from hookrun.hook_types import ON_VALUES, SAVED_TENSORS
 
@@ -38,7 +37,7 @@ class ClipNorm(Action):
     max_norm: Annotated[Finite, Field(gt=0)]
     norm_type: Annotated[Number, Field(gt=0), BeforeValidator(_infinity)] = 2.0
 
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Edit:
         """A function from a list of tensors to a list of scaled ones."""
         import torch
         from torch.linalg import vector_norm

@@ -1,11 +1,12 @@
-"""Field types and validators that several actions share."""
+"""The types of the fields of actions; from some the rest of the program knows what the field means."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, TypeVar
+from enum import Enum, auto
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 T = TypeVar("T")
 
@@ -43,11 +44,77 @@ Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 OwnName = Annotated[str, AfterValidator(_own_name)]
 """The name of a parameter of the module itself, not of its children."""
 
+
+class Meaning(Enum):
+    """What a field means to the rest of the program, written into its type; `Action` has a method for each."""
+
+    SEED = auto()
+    BYTE_LIMIT = auto()
+    POLICY = auto()
+    ADDED_NAME = auto()
+    TRAINABLE = auto()
+    OWN_FUNCTION = auto()
+    ARGUMENTS = auto()
+
+
+Seed = Annotated[Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None, Meaning.SEED]
+"""The seed of the hook's random numbers; None: derived from the seed of the experiment."""
+
+Count = Annotated[int, Field(strict=True, ge=1, le=10**9)]
+
+ByteLimit = Annotated[Count | None, Meaning.BYTE_LIMIT]
+"""The maximum number of bytes that the hook keeps, over all its modules; None: no limit."""
+
+Policy = Annotated[Literal["error", "stop", "warn"], Meaning.POLICY]
+"""What follows from a failed check; under `stop` one of its records may end the run."""
+
+Trainable = Annotated[bool, Meaning.TRAINABLE]
+"""Whether the operand is a parameter `<hook name>_bias` that the hook adds to its modules."""
+
+
+class OneOf(BaseModel):
+    """Exactly one of the fields is given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise ValueError(f"give one of {', '.join(type(self).model_fields)}")
+        return self
+
+    def __str__(self) -> str:
+        (name,) = self.model_fields_set
+        given = getattr(self, name)
+        return name if given is None else f"{name} {given if isinstance(given, int) else list(given)}"
+
+
+class Keep(OneOf):
+    """One of: `every` n-th sample of the data set, or a `reservoir` of n samples drawn at random from all."""
+
+    every: Count | None = None
+    reservoir: Count | None = None
+
+
 OneOrMore = Annotated[tuple[T, ...], BeforeValidator(_listed), AfterValidator(_not_empty)]
 """One name, or a list of at least one."""
 
 
-def check_order(low: float | None, high: float | None) -> None:
-    """ValueError if both bounds are given and the lower one is greater than the upper one."""
-    if low is not None and high is not None and low > high:
-        raise ValueError(f"min {low} is greater than max {high}")
+def check_order(low: Any, high: Any) -> None:
+    """ValueError if a lower bound is greater than the upper bound of the same element.
+
+    Numbers and nested lists are compared; None, and values that are known later, are not.
+    """
+    if isinstance(low, float) and isinstance(high, float):
+        if low > high:
+            raise ValueError(f"min {low} is greater than max {high}")
+    elif isinstance(low, float | tuple) and isinstance(high, float | tuple):
+        import numpy as np
+
+        try:
+            lows, highs = np.broadcast_arrays(low, high)
+        except ValueError:
+            shapes = list(np.shape(low)), list(np.shape(high))
+            raise ValueError(f"min has shape {shapes[0]} where max has {shapes[1]}") from None
+        if (wrong := lows > highs).any():
+            raise ValueError(f"min {lows[wrong][0]} is greater than max {highs[wrong][0]}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
-from hookrun.actions.base import Action, Site
+from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import OneOrMore, OwnName
-from hookrun.actions.tensors import broadcasts, check_broadcast, misfit
+from hookrun.actions.tensors import broadcasts, misfit
 from hookrun.actions.values import Value, fixed_shape
 from hookrun.errors import nearest
 from hookrun.hook_types import APPLY, HookType
@@ -51,7 +51,7 @@ class Fill(Action):
             return misfit(shape, parameter.shape)
         return None
 
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Edit:
         """A function that fills the module's parameters."""
         import torch
 
@@ -61,9 +61,7 @@ class Fill(Action):
             with torch.no_grad():
                 for name, parameter in module.named_parameters(recurse=False):
                     if self._chosen(name):
-                        value = constant(parameter)
-                        check_broadcast(value, parameter)
-                        parameter.copy_(value)
+                        parameter.copy_(constant(parameter))
 
         return fill
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
-from hookrun.actions.base import Action, Site
+from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.hook_types import APPLY, HookType
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Freeze(Action):
                 )
         return None
 
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Edit:
         """A function that freezes the module."""
 
         def freeze(module: Module) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
-from hookrun.actions.base import Action, Site
+from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import OwnName
 from hookrun.errors import nearest
 from hookrun.hook_types import FORWARD, HookType
@@ -26,8 +26,7 @@ class Linear(Action):
 
     action_name = "linear"
     hook_types = frozenset({FORWARD})
-    reads_arguments = True
-    computes_anew = True
+    uses = ("args",)
     weight: OwnName = "weight"
     bias: OwnName | None = "bias"
 
@@ -40,7 +39,7 @@ class Linear(Action):
                 return f"the module has no parameter {name!r} ({field}): {nearest(name, parameters)}{hint}"
         return None
 
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Edit:
         """A function that ignores the module's output and computes the new one."""
         from torch.nn.functional import linear
 

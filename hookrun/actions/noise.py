@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from hookrun.actions.base import Action, Site
-from hookrun.actions.fields import Finite
+from hookrun.actions.base import Action, Edit, HookSite
+from hookrun.actions.fields import Finite, Seed
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -26,17 +25,12 @@ class Noise(Action):
     """
 
     action_name = "noise"
-    draws = True
-    draws_by_row = True
+    uses = ("drawn",)
     std: Annotated[Finite, Field(ge=0)] = 0.1
     kind: Literal["gaussian", "uniform", "multiplicative"] = "gaussian"
-    seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
+    seed: Seed = None
 
-    def random_seed(self) -> int | None:
-        """The hook's own `seed`."""
-        return self.seed
-
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Edit:
         """A function x -> noisy x."""
         std, drawn = self.std, site.drawn
         bound = math.sqrt(3.0) * std  # on [-b, b] the standard deviation is b / sqrt(3)

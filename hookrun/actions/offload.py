@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from hookrun.actions.base import Action, Packed, Site
+from hookrun.actions.base import Action, Edit, HookSite, Packed
 from hookrun.actions.tensors import holds_data
 from hookrun.errors import HookrunError, reason
 from hookrun.hook_types import SAVED_TENSORS
@@ -37,7 +36,7 @@ class Offload(Action):
         """True: integer and boolean tensors take memory too."""
         return True
 
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Edit:
         """A function from a saved tensor to its replacement in CPU memory or on disk."""
         return _to_cpu if self.to == "cpu" else _to_disk
 

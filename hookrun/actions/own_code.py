@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hookrun.actions.tensors import holds_data
+from hookrun.arguments import join, takes, wrong_call
 from hookrun.callables import Code, place_of
-from hookrun.errors import HookrunError, reason
+from hookrun.errors import HookrunError, Problem, reason
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from hookrun.actions.given import GivenFunction
+    from hookrun.trusted import Trusted
+
+CONTEXT = "context"
+"""The name of the parameter by which a function asks for the `HookContext`."""
 
 
 class OwnCodeError(ValueError):
@@ -43,6 +50,46 @@ def called(hook: str, code: Code, value: Any, call: Callable[[Any], Any]) -> Any
         if type(error).__module__ == "torch.utils.checkpoint":  # ends a recomputation early
             raise
         raise OwnCodeError(hook, code, error, value, call) from error
+
+
+def wrong_function(
+    function: Trusted | GivenFunction, arguments: Mapping[str, Any], where: str
+) -> list[Problem]:
+    """Why it cannot be called with a value and the arguments; of a class one object is created to test it.
+
+    where: the key path of the hook
+    """
+    target, owner, args = function.target, function.code.name, join(where, "args")
+    if isinstance(target, type):
+        if problems := wrong_call(target, arguments, args, owner):
+            return problems
+        try:
+            target = made(target, arguments, 0)
+        except Exception as error:  # the user's own code may raise anything
+            return [Problem(args, f"'{owner}' cannot be made: {reason(error)}", "correct the arguments")]
+        if not callable(target):
+            text = f"'{owner}' is a class whose objects cannot be called"
+            return [Problem(join(where, "function"), text, "give it a method __call__(self, value)")]
+        arguments = {}
+    return wrong_call(target, arguments, args, owner, first=1, also=[CONTEXT])
+
+
+def made(cls: type, arguments: Mapping[str, Any], seed: int) -> Any:
+    """An object of the class; random numbers in its constructor depend on the seed only."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return cls(**arguments)
+
+
+def may_draw(functions: Iterable[Trusted | GivenFunction]) -> bool:
+    """Whether one of them takes `context`, which has the generator; True for a class.
+
+    Whether the objects of a class take it is known only when they are created.
+    """
+    targets = [function.target for function in functions]
+    return any(isinstance(target, type) or takes(target, CONTEXT) for target in targets)
 
 
 def on_tensor(hook: str, code: Code, call: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:

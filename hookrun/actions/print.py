@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from hookrun.actions.base import Action, Site
+from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.stats import measuring
 from hookrun.actions.tensors import holds_data
 
@@ -30,7 +30,7 @@ class Print(Action):
     scope = "value"
     what: Literal["shape", "stats", "value"] = "shape"
 
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Edit:
         """A function that prints and records every tensor in the value."""
         describe: Callable[[Tensor], dict[str, Any]]
         match self.what:

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer
 from pydantic.json_schema import SkipJsonSchema
 
-from hookrun.actions.base import Action, Site
+from hookrun.actions.base import Action, Edit, HookSite
+from hookrun.actions.fields import Meaning
 from hookrun.actions.given import GivenFunction, given, kept, plain
-from hookrun.actions.own_code import called, on_tensor
-from hookrun.arguments import join, takes, wrong_call
+from hookrun.actions.own_code import CONTEXT, called, made, on_tensor
+from hookrun.arguments import takes
 from hookrun.callables import Code
-from hookrun.errors import HookrunError, Problem, reason
+from hookrun.errors import HookrunError
 from hookrun.hook_types import APPLY, ON_VALUES
-from hookrun.trusted import Trusted
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-CONTEXT = "context"
 _NAME = re.compile(r"[^\W\d][\w.-]*(:\w+)?")
 
 
@@ -58,46 +57,16 @@ class Python(Action):
 
     action_name = "python"
     hook_types = ON_VALUES | {APPLY}
-    draws = True
-    computes_anew = True
-    own_code = True
-    function: Annotated[str | SkipJsonSchema[GivenFunction], BeforeValidator(_function)]
-    args: Annotated[dict[str, Any], BeforeValidator(kept), PlainSerializer(plain)] = {}
+    uses = ("generator",)
+    function: Annotated[str | SkipJsonSchema[GivenFunction], BeforeValidator(_function), Meaning.OWN_FUNCTION]
+    args: Annotated[dict[str, Any], BeforeValidator(kept), PlainSerializer(plain), Meaning.ARGUMENTS] = {}
 
-    def own_functions(self) -> dict[str, str | GivenFunction]:
-        """`function`."""
-        return {"function": self.function}
-
-    def may_draw(self, functions: Collection[Trusted | GivenFunction]) -> bool:
-        """Whether the function takes `context`, which has the generator; True for a class.
-
-        Whether the objects of a class take it is known only when they are created.
-        """
-        targets = [function.target for function in functions]
-        return any(isinstance(target, type) or takes(target, CONTEXT) for target in targets)
-
-    def misfit(self, function: Trusted | GivenFunction, where: str) -> list[Problem]:
-        """Why it cannot be called with the value and the arguments; of a class one object is created to test it."""
-        target, owner, args = function.target, function.code.name, join(where, "args")
-        if not isinstance(target, type):
-            return _in_call(target, self.args, where, owner)
-        if problems := wrong_call(target, self.args, args, owner):
-            return problems
-        try:
-            made = _made(target, self.args, 0)
-        except Exception as error:  # the user's own code may raise anything
-            return [Problem(args, f"'{owner}' cannot be made: {reason(error)}", "correct the arguments")]
-        if not callable(made):
-            text = f"'{owner}' is a class whose objects cannot be called"
-            return [Problem(join(where, "function"), text, "give it a method __call__(self, value)")]
-        return _in_call(made, {}, where, owner)
-
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Edit:
         """A function that calls it with its arguments and checks the result."""
         function, name = site.function("function"), site.hook_name
         target, args = function.target, kept(self.args)
         if isinstance(target, type):
-            target, args = called(name, function.code, target, lambda it: _made(it, args, site.seed)), {}
+            target, args = called(name, function.code, target, lambda it: made(it, args, site.seed)), {}
         if all(callable(getattr(target, name, None)) for name in ("state_dict", "load_state_dict")):
             site.holds(target)
         call = _with_context(target, args, site)
@@ -106,27 +75,14 @@ class Python(Action):
         return _returning_tensors(function.code, on_tensor(name, function.code, call))
 
 
-def _in_call(target: Callable[..., Any], args: dict[str, Any], where: str, owner: str) -> list[Problem]:
-    return wrong_call(target, args, join(where, "args"), owner, first=1, also=[CONTEXT])
-
-
-def _made(cls: type, args: dict[str, Any], seed: int) -> Any:
-    """An object of the class; random numbers in its constructor depend on the seed only."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return cls(**args)
-
-
-def _with_context(target: Callable[..., Any], args: dict[str, Any], site: Site) -> Callable[[Any], Any]:
+def _with_context(target: Callable[..., Any], args: dict[str, Any], site: HookSite) -> Edit:
     if not takes(target, CONTEXT):
         return lambda value: target(value, **args)
     context = site.context
     return lambda value: target(value, **args, context=context())
 
 
-def _on_module(site: Site, code: Code, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _on_module(site: HookSite, code: Code, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def on_module(module: Module) -> None:
         new = called(site.hook_name, code, module, call)
         if new is not None and new is not module:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hookrun.actions.base import Action, Site
-from hookrun.actions.tensors import check_broadcast
+from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.values import Value
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 class Replace(Action):
@@ -24,7 +22,7 @@ class Replace(Action):
     action_name = "replace"
     value: Value
 
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Edit:
         """A function x -> a new tensor like x."""
         import torch
 
@@ -32,10 +30,4 @@ class Replace(Action):
             number, full_like = self.value, torch.full_like
             return lambda x: full_like(x, number)
         constant, empty_like = site.constant("value"), torch.empty_like
-
-        def replace(x: Tensor) -> Tensor:
-            value = constant(x)
-            check_broadcast(value, x)
-            return empty_like(x).copy_(value)
-
-        return replace
+        return lambda x: empty_like(x).copy_(constant(x))

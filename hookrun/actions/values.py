@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -204,6 +205,15 @@ def _value(raw: Any) -> Any:
 
 def _frozen(raw: Any) -> Any:
     return tuple(_frozen(item) for item in raw) if isinstance(raw, list | tuple) else float(raw)
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """Every number of a value that is written out."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, tuple):
+        for member in value:
+            yield from numbers(member)
 
 
 def shape_of(raw: Any) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from hookrun.cli.garbage import collector_of_command
 from hookrun.cli.waiting import waiting, waiting_for
 from hookrun.interruptions import SIGNALLED, code_of, exit_at_next, handled
 from hookrun.trust import read_once
@@ -56,12 +55,11 @@ def _main(arguments: list[str]) -> int:
 
 
 def _executed(arguments: list[str]) -> int:
-    with collector_of_command():
-        from hookrun.cli.commands import execute
-        from hookrun.cli.logs import loggers_restored
+    from hookrun.cli.commands import execute
+    from hookrun.cli.logs import loggers_restored
 
-        with read_once(), _named_hookrun(arguments), loggers_restored():
-            return execute(arguments)
+    with read_once(), _named_hookrun(arguments), loggers_restored():
+        return execute(arguments)
 
 
 @contextmanager

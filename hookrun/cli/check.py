@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from hookrun.cli.hydra import App, IConfigRepository, options, parse_override
@@ -215,18 +214,12 @@ def _wrong_keys(keys: list[Override], others: list[Override], asked: Composition
     if problems := lost_keys(cfg):
         return problems
     is_swept = any(each.is_sweep_override() and _is_choice(each, asked) for each in others)
-    dropped = asked.app.dropped_hooks(asked.config_name, texts)
-    wrong = (_wrong_key(each, cfg, asked, is_swept, dropped) for each in keys)
+    wrong = (_wrong_key(each, cfg, asked, is_swept) for each in keys)
     return [problem for problem in wrong if problem is not None]
 
 
-def _wrong_key(
-    override: Override, cfg: DictConfig, asked: Composition, is_swept: bool, dropped: DictConfig
-) -> Problem | None:
-    """The problem of the override of a key. A correct override is applied to `cfg`, as Hydra would, and gives None.
-
-    dropped: the hooks that ``hooks=none`` has removed
-    """
+def _wrong_key(override: Override, cfg: DictConfig, asked: Composition, is_swept: bool) -> Problem | None:
+    """The problem of the override of a key. A correct override is applied to `cfg`, as Hydra would, and gives None."""
     key, value = override.key_or_group, override.value()
     if override.package is not None:  # its config group does not exist: Hydra reports that
         return None
@@ -235,11 +228,8 @@ def _wrong_key(
         return Problem(key, "there is no such config group", hint)
     try:
         if override.is_delete():
-            is_known = OmegaConf.select(cfg, key) is not None or key in [
-                f"hooks.{name!s}" for name in dropped
-            ]
-            hint = _near(key, _with_hooks(cfg, dropped) if key.startswith("hooks.") else cfg)
-            return None if is_known else Problem(f"~{key}", "there is no such key", hint)
+            is_known = OmegaConf.select(cfg, key) is not None
+            return None if is_known else Problem(f"~{key}", "there is no such key", _near(key, cfg))
         is_value = not isinstance(value, dict | list)
         if override.is_add() and is_value and OmegaConf.select(cfg, key) is not None:
             return Problem(key, "`+` adds a key, and this one is there already", "leave the `+` out")
@@ -262,14 +252,6 @@ def _wrong_key(
             return Problem(key, "found a list, expected a mapping", hint)
         return Problem(str(error.full_key or key), str(error.msg or error).splitlines()[0])
     return None
-
-
-def _with_hooks(cfg: DictConfig, dropped: DictConfig) -> DictConfig:
-    """The configuration with the hooks that ``hooks=none`` removed."""
-    whole = copy.deepcopy(cfg)
-    with open_dict(whole):
-        whole.hooks = {**dropped, **(whole.get("hooks") or {})}
-    return whole
 
 
 def _unknown_key(override: Override, key: str, cfg: DictConfig, is_swept: bool) -> Problem:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.cli.check import Composition, experiment_file, lost_keys
-from hookrun.cli.config_copies import tell, tell_output_dir, users_part
 from hookrun.cli.errors import explained
 from hookrun.cli.flags import existing_folder
 from hookrun.cli.hydra import conf_dir, opened
@@ -59,9 +60,10 @@ def plain_job(cfg: DictConfig) -> dict[str, Any]:
 def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
     with explained():
         # Hydra sets these before it calls a job: a configuration may refer to ${hydra:runtime.output_dir}.
-        tell(cfg)
+        set_hydra_config(cfg)
         output_dir = os.path.abspath(os.path.join(*(str(OmegaConf.select(cfg, key)) for key in directory)))
-        tell_output_dir(cfg, output_dir)
+        with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
+            cfg.hydra.runtime.output_dir = output_dir
         for key in (
             "output_subdir",
             "job.name",
@@ -74,6 +76,20 @@ def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
         users = users_part(cfg)
     _refuse_lost_keys(cfg, users)
     return plain(users)
+
+
+def set_hydra_config(cfg: DictConfig) -> None:
+    """Let ``${hydra:…}`` resolve to Hydra's section of `cfg`; unlike `HydraConfig.set_config`, without a copy of it."""
+    OmegaConf.set_readonly(cfg.hydra, True)
+    HydraConfig.instance().cfg = cast(Any, cfg)
+
+
+def users_part(cfg: DictConfig) -> DictConfig:
+    """A copy of the configuration without Hydra's section."""
+    users = copy.deepcopy(cfg)
+    with read_write(users), open_dict(users):
+        del users["hydra"]
+    return users
 
 
 def unused_run_dir(cfg: DictConfig, where: str) -> Path:

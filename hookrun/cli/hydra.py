@@ -150,11 +150,6 @@ class App(Hydra):
             loader = cast(ConfigLoaderImpl, self.config_loader)
             return loader._parse_overrides_and_create_caching_repo(config_name, overrides)[1]
 
-    def dropped_hooks(self, config_name: str, overrides: list[str]) -> DictConfig:
-        """The hooks of config files that the override ``hooks=none`` removes; empty without that override."""
-        with _warnings_are_errors(), guarded():
-            return cast(Loader, self.config_loader).dropped_hooks(config_name, overrides)
-
     def get_shell_to_plugin_map(self, config_loader: ConfigLoader) -> Any:  # type: ignore[override]  # static there
         """The completion plugin of each shell, which completes whole groups."""
         return super().get_shell_to_plugin_map(cast(ConfigLoader, _WholeGroups(self)))

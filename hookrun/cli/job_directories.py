@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hookrun.cli.job_hash import read_job
+from hookrun.cli.composed_jobs import read_job
 from hookrun.cli.stored_sweep import KEY
 from hookrun.errors import Problem, SpecError
 from hookrun.report.jobs import HYDRA, job_folders
@@ -19,7 +19,7 @@ from hookrun.store.lock import LockedError, refuse_held
 from hookrun.store.read_records import read_record
 from hookrun.store.records import Status
 
-_OVER = ("done", "stopped")
+_FINISHED = ("done", "stopped")
 """The statuses of jobs that are not resumed: a run that a check stopped would stop there again."""
 
 
@@ -28,7 +28,7 @@ class KnownJob:
     """A job that was started before.
 
     name:      its directory, relative to the sweep's
-    exit_code: of a job that is over; None for a job that was killed, failed or was interrupted, and is resumed
+    exit_code: of a job that has finished; None for a job that was killed, failed or was interrupted, and is resumed
     """
 
     name: str
@@ -73,8 +73,8 @@ class JobDirectories:
         """Mark the directory as taken by a new job."""
         self._used.add(name)
 
-    def over(self, configs: Sequence[str]) -> list[bool]:
-        """Whether the job of each hash is over; no job is taken."""
+    def finished(self, configs: Sequence[str]) -> list[bool]:
+        """Whether the job of each hash has finished; no job is taken."""
         waiting = {config: list(jobs) for config, jobs in self._jobs.items()}
         taken = [waiting[config].pop(0) if waiting.get(config) else None for config in configs]
         return [job is not None and job.exit_code is not None for job in taken]
@@ -116,5 +116,5 @@ def _read(path: Path, name: str) -> tuple[str, KnownJob]:
         raise SpecError([Problem(KEY, str(error), hint)]) from error
     except StoreError as error:
         raise SpecError([Problem(KEY, str(error), f"remove {path}: the job is run again then")]) from error
-    is_over = status.get("status") in _OVER
-    return config, KnownJob(name, int(status.get("exit_code") or 0) if is_over else None)
+    is_finished = status.get("status") in _FINISHED
+    return config, KnownJob(name, int(status.get("exit_code") or 0) if is_finished else None)

@@ -16,10 +16,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from hookrun.cli.compose import plain
+from hookrun.cli.composed_jobs import without_directory, write_job
 from hookrun.cli.exit_codes import DONE, REFUSED, exit_code, report
-from hookrun.cli.garbage import release_memory
+from hookrun.cli.gc_control import free_job_memory
 from hookrun.cli.job_directories import refuse_links
-from hookrun.cli.job_hash import record_of, without_place, write_job
 from hookrun.cli.known_runs import KnownRuns, keep_found_runs
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
@@ -125,10 +125,10 @@ class SweepJob:
             with read_once(self.trust):
                 code = self._alone(cfg, run_dir, sweep_dir)
         finally:
-            release_memory()
+            free_job_memory()
         if code != DONE and self.stop is not None:
             self.stop.touch()  # before the page, which takes time: another process must not start a job meanwhile
-        renew_page(sweep_dir, run_dir)
+        renew_page(sweep_dir)
         if not self.optimizing:
             return code
         if code != DONE:
@@ -163,8 +163,8 @@ class SweepJob:
                 raise SpecError(
                     [Problem("hydra.sweep.subdir", what, "wait until it has ended, and try again")]
                 )
-            found, is_own = without_place(cfg, HydraConfig.get())
-            write_job(run_dir, record_of(found))
+            found, is_own = without_directory(cfg, HydraConfig.get())
+            write_job(run_dir, found)
         try:
             with interruption_kept():
                 config = found if found is not None and is_own else plain(cfg)
@@ -262,18 +262,13 @@ def make_missing_page(run_dir: Path) -> None:
         make_page(run_dir)
 
 
-def renew_page(sweep_dir: Path, run_dir: Path) -> None:
+def renew_page(sweep_dir: Path) -> None:
     """Write the page of a running sweep without printing anything, unless the page was written a short while ago.
-
-    run_dir: the directory of the job that has just ended
 
     Reading thousands of jobs takes time: at most a fiftieth of a sweep's time is spent on its pages.
     """
     from hookrun.report import write_report
-    from hookrun.report.jobs import keep_job
 
-    with suppress(Exception):  # a failed page must not affect the job
-        keep_job(sweep_dir, run_dir)
     now = time.monotonic()
     if now < _next_page.get(sweep_dir, 0.0):
         return

@@ -1,6 +1,6 @@
 """Hydra's loader of config folders, with checks of every file that is not hookrun's own before the file is used.
 
-Only this file, `hookrun.cli.hydra` and `hookrun.cli.repository` import Hydra's private modules.
+Only this file and `hookrun.cli.hydra` import Hydra's private modules.
 """
 
 from __future__ import annotations
@@ -8,30 +8,27 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Collection
-from functools import cache
 from importlib import resources
+from io import StringIO
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.cli import hydra_section
-from hookrun.cli.parsed import content_of
-from hookrun.cli.recomposing import Recomposing
-from hookrun.cli.repository import Repository
 from hookrun.errors import Problem, SpecError
 from hookrun.interpolations import guarded
 from hookrun.yaml_files import reading
@@ -59,7 +56,7 @@ def _is_inside(config_path: str) -> bool:
 
 def _vetted(text: str, file: str, config_path: str, is_ours: bool) -> DictConfig:
     """The content of a config file; raises SpecError for content that only hookrun's own files may have."""
-    content = content_of(text, installed=is_ours)
+    content = _parsed(text)
     if is_ours:
         return content
     plain: Any = OmegaConf.to_container(content, resolve=False)
@@ -73,6 +70,11 @@ def _vetted(text: str, file: str, config_path: str, is_ours: bool) -> DictConfig
     if problems:
         raise SpecError(problems)
     return content
+
+
+def _parsed(text: str) -> DictConfig:
+    content = OmegaConf.load(StringIO(text))
+    return cast(DictConfig, content)  # a list is refused when it is merged
 
 
 def _result(source: ConfigSource, text: str, content: DictConfig) -> ConfigResult:
@@ -129,7 +131,7 @@ class ImportlibResourcesConfigSource(importlib_resources_config_source.Importlib
             return super().load_config(config_path)
         resource = resources.files(self.path).joinpath(self._normalize_file_name(config_path))
         if self.is_ours:
-            return _result(self, text := resource.read_text("utf-8"), content_of(text, installed=True))
+            return _result(self, text := resource.read_text("utf-8"), _parsed(text))
         with resources.as_file(resource) as file, reading(file) as text:
             return _result(self, text, _vetted(text, str(file), config_path, is_ours=False))
 
@@ -164,41 +166,21 @@ class Loader(ConfigLoaderImpl):
 
     def __init__(self, config_search_path: ConfigSearchPath, output: str | None = None) -> None:
         super().__init__(config_search_path)
-        self.repository = Repository(config_search_path)
         self._output = output
-        self._recomposing = dict[tuple[str | None, ...], Recomposing]()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state to pickle for another process, without the cached compositions."""
-        return {**self.__dict__, "_recomposing": {}}
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """The configuration of a job. Compositions are cached, so that a file changed meanwhile may not count."""
+        """The configuration of a job of a sweep."""
         with guarded():  # a launcher calls it in another process
-            try:
-                cfg = self._recomposed(master_config, sweep_overrides)
-            except Exception:  # a wrong override: the full composition reports it
-                cfg = None
-            if cfg is None:
-                return super().load_sweep_config(master_config, sweep_overrides)
-            OmegaConf.copy_cache(from_config=master_config, to_config=cfg)
-            return cfg
+            return super().load_sweep_config(master_config, sweep_overrides)
 
-    def _recomposed(self, master: DictConfig, own: list[str]) -> DictConfig | None:
-        hydras, name = [str(each) for each in master.hydra.overrides.hydra], master.hydra.job.config_name
-        key = (name, *hydras)
-        if key not in self._recomposing:
-            _, repo = super()._parse_overrides_and_create_caching_repo(name, hydras)
-            self._recomposing[key] = Recomposing(
-                lambda overrides: self.load_configuration(name, overrides, RunMode.RUN),
-                cache(repo.group_exists),
-                self._apply_overrides_to_config,
-                get_overrides_dirname,
-            )
-        return self._recomposing[key].config(hydras, own)
-
-    def _load_configuration_impl(self, *args: Any, **options: Any) -> DictConfig:
-        cfg = super()._load_configuration_impl(*args, **options)
+    def _load_configuration_impl(
+        self, config_name: str | None, overrides: list[str], *args: Any, **options: Any
+    ) -> DictConfig:
+        cfg = super()._load_configuration_impl(config_name, overrides, *args, **options)
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        if _without_hooks(parsed) and (added := _added_hooks(parsed)):  # only the typed hooks are left
+            with open_dict(cfg):
+                cfg.hooks = OmegaConf.masked_copy(cfg.hooks, sorted(added & cfg.hooks.keys()))
         if cfg.hydra.job.env_copy:
             what = "would copy values of the environment into files; jobs inherit the environment without it"
             raise SpecError([Problem("hydra.job.env_copy", what, "leave it out")])
@@ -231,26 +213,8 @@ class Loader(ConfigLoaderImpl):
         parsed, repo = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
         _limit_loads(repo)
         repo.typed_groups = {each.key_or_group for each in parsed}  # type: ignore[attr-defined]
-        repo.without_hooks = _without_hooks(parsed)  # type: ignore[attr-defined]
-        if deleted := [each.key_or_group.partition(".")[2] for each in parsed if _deletes_a_hook(each)]:
-            dropped = self.dropped_hooks(config_name, overrides)
-            repo.deleted_hooks = OmegaConf.masked_copy(dropped, deleted)  # type: ignore[attr-defined]
+        repo.without_hooks = _without_hooks(parsed) and not _added_hooks(parsed)  # type: ignore[attr-defined]
         return parsed, repo
-
-    def dropped_hooks(self, config_name: str | None, overrides: list[str]) -> DictConfig:
-        """The hooks of config files that the override ``hooks=none`` removes; empty without that override."""
-        parsed, repo = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
-        if not _without_hooks(parsed):
-            return OmegaConf.create()
-        choices = [
-            str(each.input_line)
-            for each in parsed
-            if each.key_or_group == _SEARCH_PATH
-            or (each.key_or_group != "hooks" and repo.group_exists(each.key_or_group))
-            if not each.is_sweep_override()
-        ]
-        hooks = self.load_configuration(config_name, choices, RunMode.RUN).get("hooks")
-        return hooks if isinstance(hooks, DictConfig) else OmegaConf.create()
 
     def _process_config_searchpath(
         self, config_name: str | None, parsed_overrides: list[Override], repo: CachingConfigRepository
@@ -277,8 +241,7 @@ class Loader(ConfigLoaderImpl):
         cfg = super()._compose_config_from_defaults_list(defaults, repo)
         if getattr(repo, "without_hooks", False):
             with open_dict(cfg):
-                # Typed hooks are added later; hooks with a typed ``~hooks.NAME`` stay until Hydra deletes them.
-                cfg.hooks = getattr(repo, "deleted_hooks", {})
+                cfg.hooked = False
         return cfg
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
@@ -298,16 +261,12 @@ class Loader(ConfigLoaderImpl):
         return loaded
 
 
-_SEARCH_PATH = "hydra.searchpath"
 _LOGGING = ("job_logging", "hydra_logging")
 _NO_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
 
 
 def _without_hooks(overrides: list[Override]) -> bool:
-    """Whether the command line, or a job of a sweep, removes all hooks: ``hooks=none`` or ``~hooks``.
-
-    The choice ``none`` alone would not do so: the hooks in an experiment file are merged after the group's choice.
-    """
+    """Whether the command line, or a job of a sweep, switches the hooks of files off: ``hooks=none`` or ``~hooks``."""
     chosen = [each for each in overrides if each.key_or_group == "hooks" and not each.is_sweep_override()]
     if not chosen:
         return False
@@ -317,10 +276,10 @@ def _without_hooks(overrides: list[Override]) -> bool:
     )
 
 
-def _deletes_a_hook(override: Override) -> bool:
-    """Whether the override is ``~hooks.NAME``."""
-    above, _, name = override.key_or_group.partition(".")
-    return override.is_delete() and above == "hooks" and bool(name) and "." not in name
+def _added_hooks(overrides: list[Override]) -> set[str]:
+    """The names of the hooks that are typed: ``+hooks.NAME=…``."""
+    added = (each.key_or_group.split(".") for each in overrides if each.is_add() or each.is_force_add())
+    return {path[1] for path in added if path[0] == "hooks" and len(path) > 1}
 
 
 def _limit_loads(repo: CachingConfigRepository) -> None:

@@ -25,7 +25,7 @@ from hookrun.cli import hydra_section
 from hookrun.cli.check import Composition
 from hookrun.cli.compose import plain_run
 from hookrun.cli.errors import explained
-from hookrun.cli.garbage import release_memory
+from hookrun.cli.gc_control import free_job_memory
 from hookrun.cli.hydra import conf_dir, opened, options, parse_override
 from hookrun.cli.jobs import SingleRun
 from hookrun.cli.known_runs import KnownRuns
@@ -114,7 +114,7 @@ class NeededRuns:
                 ready = self._prepared(needed)
                 if shows and tasks.task_of(needed.experiment).has_plan:
                     ready.task.show(ready)
-                release_memory()
+                free_job_memory()
 
     def make(self) -> None:
         """Run the needs that have not been run yet; needs of needs come first. Raises NeedFailed."""
@@ -216,7 +216,7 @@ class NeededRuns:
             returned = self._asked.app.run_checked(
                 needed.cfg, SingleRun(self._prepared(needed), latest=False)
             )
-            release_memory()
+            free_job_memory()
             code = int(returned.return_value)
             if code:
                 raise NeedFailed(_why(needed, run_dir, code), code)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.errors import Problem, SpecError
+from hookrun.report.yaml_files import MULTIRUN
 from hookrun.spec.objective import Direction, Goal
+from hookrun.store.files import replacing
 
 _SWEEPER = "hydra.sweeper"
 _FAILURES = "max_failure_rate"
@@ -31,13 +34,12 @@ _SETTINGS = (
 )
 
 
-def tell_sweeper(cfg: DictConfig, goal: Goal) -> str:
-    """Set the sweeper's direction unless it is set, and let the sweep go on after a failed job; returns a message.
+def set_direction(cfg: DictConfig, goal: Goal) -> str:
+    """Set the sweeper's direction unless it is set; returns a message.
 
     Raises SpecError where the sweeper was set to another direction, or to several objectives.
     """
     sweeper = cfg.hydra.sweeper
-    _let_jobs_fail(cfg)
     said = f"objective: {goal}"
     setting = next((each for each in _SETTINGS if OmegaConf.select(sweeper, each.key) is not None), None)
     if setting is None:
@@ -88,9 +90,18 @@ def _plain(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-def _let_jobs_fail(cfg: DictConfig) -> None:
-    """Let Optuna's study go on after failed jobs, as every other sweep does, unless a failure rate was typed."""
+def prepare_sweeper(cfg: DictConfig, sweep_dir: Path, seed: int) -> None:
+    """Store the sweep's configuration, for `resume`, and give the sweeper the defaults of a sweep by hookrun.
+
+    A sweep goes on after failed jobs, unless a failure rate was typed. A sampler without a seed gets the experiment's,
+    so that a resumed sweep chooses the same jobs again: those that have finished return their stored values.
+    """
+    with replacing(sweep_dir / MULTIRUN) as file:
+        file.write(OmegaConf.to_yaml(cfg).encode())
     sweeper = cfg.hydra.sweeper
-    if sweeper.get(_FAILURES) == 0 and not _is_typed(cfg, _FAILURES):
-        with read_write(sweeper):
+    with read_write(cfg.hydra), open_dict(cfg.hydra):
+        if sweeper.get(_FAILURES) == 0 and not _is_typed(cfg, _FAILURES):
             sweeper[_FAILURES] = 1.0
+        sampler = sweeper.get("sampler")
+        if OmegaConf.is_dict(sampler) and sampler.get("seed", 0) is None:
+            sampler.seed = seed % 2**32  # what NumPy's generators take

@@ -85,6 +85,7 @@ def composed_again(
         cfg = _composed(again, folder, stores=bool(asked.overrides) and anyway)
         if asked.overrides and not anyway:
             before, now = plain_run(_composed(stored, folder)), plain_run(cfg)
+            before.setdefault("hooked", True)  # a run of an earlier version does not store it
             if lines := list(_differences(before, now)):
                 more = [f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
                 what = "\n".join(f"\n    {line}" for line in [*lines[:_MOST_SHOWN], *more])

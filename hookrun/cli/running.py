@@ -14,7 +14,7 @@ from hookrun.cli.check import Composition
 from hookrun.cli.compose import claimed, parsed_run, plain_run, planned, unused_run_dir
 from hookrun.cli.errors import explained
 from hookrun.cli.exit_codes import DONE
-from hookrun.cli.garbage import collect_from_now_on, import_torch
+from hookrun.cli.gc_control import import_torch
 from hookrun.cli.jobs import SingleRun, make_missing_page
 from hookrun.cli.logs import sweep_lines
 from hookrun.cli.needs import NeededRuns, previous_run
@@ -50,7 +50,6 @@ def run_sweep(asked: Composition, cfg: DictConfig, trust: frozenset[str], of_swe
     """Check what was composed, then run the sweep."""
     from hookrun.cli.sweep import sweep
 
-    collect_from_now_on()
     waiting_for("checking the jobs of the sweep")
     with sweep_lines(cfg):
         return sweep(asked.app, cfg, trust, **vars(of_sweep))

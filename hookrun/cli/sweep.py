@@ -19,36 +19,45 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hookrun.cli.baseline import of_baseline, refuse_baseline, with_baselines
-from hookrun.cli.check import Composition
+from hookrun import tasks
 from hookrun.cli.compose import claimed, plain_job, planned, unused_run_dir
+from hookrun.cli.composed_jobs import ComposedJob, command_of, jobs_of
 from hookrun.cli.errors import explained
 from hookrun.cli.exit_codes import DONE, FAILED, most_serious
-from hookrun.cli.garbage import collector_of_jobs, import_torch, release_memory
+from hookrun.cli.gc_control import free_job_memory, import_torch, modules_not_collected
 from hookrun.cli.hydra import App, numbered
-from hookrun.cli.interrupted import interrupted
 from hookrun.cli.job_directories import JobDirectories
-from hookrun.cli.job_hash import JobHashes
 from hookrun.cli.jobs import SweepJob, make_page
-from hookrun.cli.launching import Launching, SweepStopped
+from hookrun.cli.launching import SweepRun, SweepStopped, interrupted
 from hookrun.cli.needs import NeededRuns, previous_run
-from hookrun.cli.optimizing import tell_sweeper
-from hookrun.cli.stopping import STOP, forget_stop, keep_count, keep_stop
+from hookrun.cli.optimizing import prepare_sweeper, set_direction
 from hookrun.cli.stored_sweep import KEY
-from hookrun.cli.study import prepare_study
-from hookrun.cli.sweep_check import SECONDS, check
-from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, counted, listed, nearest, reason
 from hookrun.ranks.started import is_main, size_of_world
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
+from hookrun.store.files import StoreError, os_reason, write_json
+from hookrun.store.format import SWEEP
 from hookrun.store.outputs import outputs_folder
+from hookrun.store.read_records import read_record
+from hookrun.store.records import SweepRecord
 from hookrun.tasks import JobCache, check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
+
+STOP = ".stop"
+"""A file in the directory of a sweep with `fail_fast`: a job failed, and no other job may start."""
+
+SECONDS = 60
+"""No fake run starts after this time."""
 
 _COMPILED = frozenset({"hooks", "model", "data", "task", "experiment"})
 """The root keys that may make the jobs of a sweep compile differently."""
 
 MOST_REFUSED = 100
 """The number of invalid jobs after which no further job is validated."""
+
+MOST_PROBLEMS = 20
+MOST_JOBS = 3
+"""The most further jobs that are named for one problem."""
 
 _SHOWN_AMONG_RUNS = Problem("task", "this job only prints, and other jobs are run", "make two sweeps of it")
 
@@ -71,7 +80,8 @@ def sweep(
     Raises SpecError, before anything is written, if a job does not compose or validate. A sweeper that chooses
     its jobs while it runs cannot list them: only their common configuration is checked then.
     """
-    with explained(_asked(app, cfg, [])):
+    command = command_of(app, cfg, [])
+    with explained(command):
         # Resolve the time in the directory's name once, so that it is the same for every job.
         HydraConfig.instance().set_config(cfg)
         sweep_dir = Path(os.path.abspath(str(cfg.hydra.sweep.dir)))
@@ -79,19 +89,15 @@ def sweep(
         OmegaConf.to_container(cfg.hydra.sweeper, resolve=True)
         OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         named = app.jobs(cfg)
-        hashes = JobHashes(app, cfg)
-        jobs = None if named is None else with_baselines(app, cfg, named, hashes)
-    needs = NeededRuns(_asked(app, cfg, []), trust)
-    asked = SweepJob(trust, go_on=go_on, anyway=anyway, stop=sweep_dir / STOP if fail_fast else None)
-    if jobs is None:
-        return _optimize(app, cfg, sweep_dir, asked, needs)
-    if not jobs:
+    needs = NeededRuns(command, trust)
+    sweep_job = SweepJob(trust, go_on=go_on, anyway=anyway, stop=sweep_dir / STOP if fail_fast else None)
+    if named is None:
+        return _optimize(app, cfg, sweep_dir, sweep_job, needs)
+    if not named:
         raise SpecError(_why_no_job(app, cfg))
-    typed = [list(filter_overrides(overrides)) for overrides in jobs]
-    over = _over(hashes, sweep_dir, jobs) if go_on else frozenset[int]()
-    added = jobs[: len(jobs) - len(named or ())]
-    experiments, refused, shows = _validated(app, cfg, jobs, over, go_on)
-    refused |= {number: of_baseline(refused[number]) for number in range(len(added)) if number in refused}
+    jobs = jobs_of(app, cfg, named, MOST_REFUSED)
+    typed = [list(filter_overrides(job.overrides)) for job in jobs]
+    experiments, refused, shows = _validated(app, cfg, jobs, JobDirectories(sweep_dir) if go_on else None)
     if not shows:
         _refuse_ranks(experiments.values())
     elif not is_main():  # only rank 0 prints the plan
@@ -107,16 +113,16 @@ def sweep(
     if experiments:
         import_torch()
     if experiments or refused:
-        said = check(experiments, typed, refused, trust)
+        message = _check(experiments, typed, refused, trust)
         if shows:
             return _show(
                 list(experiments.values()), [" ".join(typed[number]) for number in experiments], trust
             )
-        print(said, flush=True)
+        print(message, flush=True)
     del experiments
     with claimed(sweep_dir, KEY if go_on else "hydra.sweep.dir"):
         needs.make()
-        return _launch(app, cfg, hashes, sweep_dir, replace(asked, runs=needs.known(previous)), added)
+        return _launch(app, cfg, sweep_dir, replace(sweep_job, runs=needs.known(previous)), jobs)
 
 
 def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
@@ -132,31 +138,21 @@ def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
         raise SpecError([Problem("-m", what, hint)])
 
 
-def _over(job_hashes: JobHashes, sweep_dir: Path, jobs: list[list[str]]) -> frozenset[int]:
-    """The indexes of the jobs that are over already."""
-    hashes = list[str]()
-    for overrides in jobs:
-        try:
-            hashes.append(job_hashes.of(overrides))
-        except SpecError:  # `_validated` reports it with the other jobs' problems
-            hashes.append("")
-    over = JobDirectories(sweep_dir).over(hashes)
-    return frozenset(number for number, is_over in enumerate(over) if is_over)
-
-
 def _compile_differently(app: App, cfg: DictConfig) -> bool:
     """Whether the swept keys may change the names or shapes of the hooks."""
     swept = {re.split(r"[./@]", each.key_or_group)[0] for each in app.swept(cfg) if each.is_sweep_override()}
     return not swept.isdisjoint(_COMPILED)
 
 
-def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, asked: SweepJob, needs: NeededRuns) -> int:
+def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, needs: NeededRuns) -> int:
     """Run a sweep whose jobs are chosen by their objective; returns the exit code.
 
     The common configuration is checked here, and each job before it runs.
     """
-    refuse_baseline(cfg)
-    trust = asked.trust
+    if cfg.get("baseline") is True:
+        what = "the sweeper of this sweep chooses its jobs as it goes, and a baseline is not one that it would choose"
+        raise SpecError([Problem("baseline", what, "run it beside the sweep: hooked=false, without -m")])
+    trust = sweep_job.trust
     experiment = parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))
     shows = task_of(experiment).shows
     if not shows:
@@ -170,49 +166,46 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, asked: SweepJob, needs
     if shows:
         return _show([experiment], [""], trust)
     goal = required_goal(experiment)
-    said = tell_sweeper(cfg, goal)
+    message = set_direction(cfg, goal)
     if not _compile_differently(app, cfg):  # else the jobs' own values decide whether they compile
         for error in check_jobs({0: experiment}, JobCache(SECONDS), trust=trust).values():
             raise error
-    print(said, flush=True)
-    with claimed(sweep_dir, KEY if asked.go_on else "hydra.sweep.dir"):
+    print(message, flush=True)
+    with claimed(sweep_dir, KEY if sweep_job.go_on else "hydra.sweep.dir"):
         needs.make()
-        if kept := prepare_study(cfg, sweep_dir, experiment.settings.seed):
-            print(kept, flush=True)
-        job = replace(asked, optimizing=True, goal=goal, runs=needs.known(previous))
-        return _launch(app, cfg, JobHashes(app, cfg), sweep_dir, job)
-
-
-def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:
-    shared: Any = OmegaConf.to_container(cfg.hydra.overrides.hydra)
-    return Composition(app, cfg.hydra.job.config_name, [*shared, *overrides])
+        prepare_sweeper(cfg, sweep_dir, experiment.settings.seed)
+        job = replace(sweep_job, optimizing=True, goal=goal, runs=needs.known(previous))
+        return _launch(app, cfg, sweep_dir, job, None)
 
 
 def _validated(
-    app: App, cfg: DictConfig, jobs: list[list[str]], over: frozenset[int], go_on: bool
+    app: App, cfg: DictConfig, jobs: Sequence[ComposedJob], known: JobDirectories | None
 ) -> tuple[dict[int, Experiment], dict[int, SpecError], bool]:
     """The experiment of each valid job, the error of each invalid job, and whether all valid jobs are only shown.
 
-    Stops after MOST_REFUSED invalid jobs.
+    Stops after MOST_REFUSED invalid jobs. A job that has finished is left out: it does not run again.
 
-    over:  the indexes of jobs that do not run again
-    go_on: whether directories may hold runs already
+    known: the jobs in the directory of a resumed sweep; None for a new sweep
     """
     experiments, refused = dict[int, Experiment](), dict[int, SpecError]()
     run_dirs, shown = dict[Path, int](), set[int]()
-    for number, overrides in enumerate(jobs):
-        if number in over:
+    finished = [False] * len(jobs) if known is None else known.finished([job.config for job in jobs])
+    for number, composed in enumerate(jobs):
+        if finished[number] or not (composed.config or composed.error):
             continue
         try:
-            with explained(_asked(app, cfg, overrides)):
-                job = app.job_config(cfg, overrides, number)
+            if composed.error is not None:
+                raise composed.error
+            job = composed.configuration(number)
             experiment = parse_experiment(plain_job(job))
             if task_of(experiment).shows:
                 shown.add(number)
-                experiment = planned(experiment, overrides, partial(_job_config, app, cfg, number))
+                compose = partial(_job_config, app, cfg, number)
+                experiment = planned(experiment, composed.overrides, compose)
             else:
+                is_new = known is None
                 run_dir = (
-                    Path(job.hydra.runtime.output_dir) if go_on else unused_run_dir(job, "hydra.sweep.dir")
+                    unused_run_dir(job, "hydra.sweep.dir") if is_new else Path(job.hydra.runtime.output_dir)
                 )
                 _refuse_outside(run_dir, job)
                 _refuse_shared(run_dir, run_dirs.setdefault(run_dir, number), number)
@@ -226,6 +219,62 @@ def _validated(
         refused |= {number: SpecError([_SHOWN_AMONG_RUNS]) for number in shown}
         experiments = {number: each for number, each in experiments.items() if number not in shown}
     return experiments, refused, shows
+
+
+def _check(
+    experiments: Mapping[int, Experiment],
+    overrides: Sequence[Sequence[str]],
+    refused: Mapping[int, SpecError | CompileError],
+    trust: frozenset[str],
+) -> str:
+    """Check the valid jobs; returns a message that says what was checked.
+
+    experiments: job index -> experiment of each valid job
+    overrides:   the overrides of every job
+    refused:     job index -> error of each invalid job
+
+    Raises SpecError, or CompileError where nothing else is wrong, with the problems of all jobs.
+    """
+    cache = JobCache(SECONDS)
+    wrong = check_jobs(experiments, cache, trust=trust)
+    free_job_memory()
+    if all_refused := dict(sorted({**refused, **wrong}.items())):
+        is_spec = any(isinstance(error, SpecError) for error in all_refused.values())
+        raise (SpecError if is_spec else CompileError)(_grouped(all_refused, overrides))
+    message = f"sweep: {counted(len(experiments), 'job')} checked, with {counted(cache.proven, 'fake run')}"
+    if cache.unproven:
+        message += f"; the shapes of {cache.unproven} were not checked within {SECONDS} seconds: "
+        message += "those jobs check them first"
+    return message
+
+
+def _grouped(
+    refused: Mapping[int, SpecError | CompileError], overrides: Sequence[Sequence[str]]
+) -> list[Problem]:
+    """Each distinct problem once, with the first job that has it."""
+    jobs = dict[Problem, list[int]]()
+    for number, error in refused.items():
+        for problem in error.errors:
+            jobs.setdefault(problem, []).append(number)
+    common = set(overrides[0]).intersection(*overrides)
+    problems = list[Problem]()
+    for problem, (first, *others) in list(jobs.items())[:MOST_PROBLEMS]:
+        where = f"job {_named(first, overrides[first])}"
+        alike = [_named(n, [text for text in overrides[n] if text not in common]) for n in others]
+        also = f"; the same in {listed(alike, MOST_JOBS)}" if alike else ""
+        problems.append(
+            Problem(
+                f"{where}: {problem.where}" if problem.where else where, problem.what + also, problem.hint
+            )
+        )
+    if (beyond := len(jobs) - MOST_PROBLEMS) > 0:
+        of_all = f"{len(refused)} of {len(overrides)} jobs are refused"
+        problems.append(Problem("", f"{counted(beyond, 'more problem')}; {of_all}"))
+    return problems
+
+
+def _named(number: int, overrides: Sequence[str]) -> str:
+    return f"#{number} ({' '.join(overrides)})" if overrides else f"#{number}"
 
 
 def _why_no_job(app: App, cfg: DictConfig) -> list[Problem]:
@@ -254,7 +303,7 @@ def _why_no_value(override: Override, app: App) -> tuple[str, str]:
 
 
 def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) -> dict[str, Any]:
-    with explained(_asked(app, cfg, overrides)):
+    with explained(command_of(app, cfg, overrides)):
         return plain_job(app.job_config(cfg, overrides, number))
 
 
@@ -273,67 +322,70 @@ def _refuse_shared(run_dir: Path, first: int, number: int) -> None:
 
 
 def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]) -> int:
-    from hookrun import tasks
-
     for number, (experiment, name) in enumerate(zip(experiments, names, strict=True)):
         if name:
             print(f"#{number}: {name}")
         tasks.show(tasks.prepare(experiment, trust=trust))
-        release_memory()
+        free_job_memory()
     return DONE
 
 
 def _launch(
-    app: App,
-    cfg: DictConfig,
-    hashes: JobHashes,
-    sweep_dir: Path,
-    job: SweepJob,
-    added: Sequence[list[str]] = (),
+    app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob, jobs: Sequence[ComposedJob] | None
 ) -> int:
     """Run the jobs and write the page of the sweep; returns the exit code.
 
-    added: the overrides of jobs that run before those of the sweeper
+    jobs: every job; None where the sweeper chooses them while it runs
     """
     before = _statuses(sweep_dir)
     known = JobDirectories(sweep_dir) if job.go_on else None
     if known is not None:
         job = replace(job, begun=known.begun)
-    launching = Launching(
-        app, cfg, sweep_dir, known, hashes, goal=job.goal, fail_fast=job.stop is not None, added=added
-    )
-    forget_stop(sweep_dir)
-    count = None
-    if (named := app.jobs(cfg)) is not None:
-        count = len(added) + len(named)
-        keep_count(sweep_dir, count)
+    sweep_run = SweepRun(app, cfg, sweep_dir, known, goal=job.goal, fail_fast=job.stop is not None, jobs=jobs)
+    _remove_stop(sweep_dir)
+    if jobs is not None:
+        write_json(sweep_dir / SWEEP, {"jobs": len(jobs)})
     try:
-        return _run_jobs(app, cfg, launching, job, count)
+        return _run_jobs(app, cfg, sweep_run, job)
     except KeyboardInterrupt as interruption:
-        names = None if known is None else launching.names
-        every = None if named is None else [*added, *named]
-        print(interrupted(interruption, sweep_dir, every, names), file=sys.stderr, flush=True)
+        names = None if known is None else sweep_run.names
+        overrides = None if jobs is None else [each.overrides for each in jobs]
+        print(interrupted(interruption, sweep_dir, overrides, names), file=sys.stderr, flush=True)
         raise
     finally:
         if job.go_on or _statuses(sweep_dir) != before:  # an interrupted sweep has a page as well
             make_page(sweep_dir)
 
 
-def _run_jobs(app: App, cfg: DictConfig, launching: Launching, job: SweepJob, count: int | None) -> int:
-    """Run the jobs and print how they ended; returns the exit code.
+def _remove_stop(sweep_dir: Path) -> None:
+    """Remove the files that an earlier start of the sweep left. Raises StoreError."""
+    for name in (STOP, SWEEP):
+        try:
+            (sweep_dir / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot remove {sweep_dir / name}: {os_reason(error)}") from error
 
-    count: the number of jobs of the sweep; None where the sweeper chooses them while it runs
-    """
-    sweep_dir, codes = launching.sweep_dir, launching.codes
+
+def _record_stop(sweep_dir: Path, stopped: SweepStopped) -> None:
+    """Add to sweep.json which job ended the sweep. Raises StoreError."""
+    path = sweep_dir / SWEEP
+    known = read_record(path, SweepRecord) if path.exists() else {}
+    write_json(path, {**known, "fail_fast": True, "stopped_by": stopped.job})
+    (sweep_dir / STOP).unlink(missing_ok=True)
+
+
+def _run_jobs(app: App, cfg: DictConfig, sweep_run: SweepRun, job: SweepJob) -> int:
+    """Run the jobs and print how they ended; returns the exit code."""
+    sweep_dir, codes = sweep_run.sweep_dir, sweep_run.codes
     try:
-        with collector_of_jobs():
-            app.sweep_checked(cfg, job, launching.over)
+        with modules_not_collected():
+            app.sweep_checked(cfg, job, sweep_run.filtering)
     except SweepStopped as stopped:
-        keep_stop(sweep_dir, stopped)
+        _record_stop(sweep_dir, stopped)
         print(stopped)
     except (HydraException, OmegaConfBaseException, ImportError, OSError) as error:
         # Jobs raise nothing: this exception comes from a sweeper, a launcher or a directory.
-        with explained(_asked(app, cfg, [])):
+        with explained(command_of(app, cfg, [])):
             raise error
     except Exception as error:
         if job.goal is None or isinstance(error, HookrunError):
@@ -345,12 +397,12 @@ def _run_jobs(app: App, cfg: DictConfig, launching: Launching, job: SweepJob, co
             [Problem("hydra.sweeper", "the sweeper ran no job", "check the number of jobs in its settings")]
         )
     failed = {run_dir: code for run_dir, code in codes.items() if code != DONE}
-    before = f", {launching.again} of them before" if launching.again else ""
-    count = max(count or 0, len(codes))
+    before = f", {sweep_run.again} of them before" if sweep_run.again else ""
+    count = max(len(sweep_run.jobs or ()), len(codes))
     rest = f", {count - len(codes)} not started" if count > len(codes) else ""
     print(f"sweep: {len(codes) - len(failed)} of {count} jobs done{before}{rest}, in {sweep_dir}")
-    if launching.left:
-        print(f"  {launching.left} more in it, with configurations other than this sweep's")
+    if sweep_run.left:
+        print(f"  {sweep_run.left} more in it, with configurations other than this sweep's")
     for run_dir, code in failed.items():
         print(f"  exit code {code}: {run_dir}")
     if best := _best(sweep_dir):
@@ -376,8 +428,6 @@ def _best(sweep_dir: Path) -> str:
 
 def _refuse_no_value(sweep_dir: Path, codes: Mapping[str, int], goal: Goal, error: Exception) -> None:
     """Raise HookrunError if no job has a value of the goal, which explains why the sweeper failed with `error`."""
-    from hookrun import tasks
-
     for run_dir in (path for path, code in codes.items() if code == DONE):
         try:
             tasks.objective(Path(run_dir))

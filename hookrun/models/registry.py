@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hookrun.arguments import missing_arguments, parameters, unknown_arguments
-from hookrun.errors import Problem, SpecError, nearest
-from hookrun.models import factory, gpt2_folder, language, vision
+from hookrun.arguments import missing_arguments, parameters, unknown_arguments, wrong_call
+from hookrun.errors import Problem, SpecError, nearest, shown
+from hookrun.models import language, vision
 from hookrun.models.arguments import DataDefaults, ModelCall, checked, construct, given, too_large
 from hookrun.models.weights import misplaced
+from hookrun.trusted import MODELS, load
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,17 +23,17 @@ DECODER = "decoder"
 
 # Name -> module and class, so that listing the names imports no torch, and building one of them no torchvision.
 _OWN: Mapping[str, tuple[str, str]] = {
-    "mlp": ("mlp", "MLP"),
-    "cnn": ("cnn", "CNN"),
+    "mlp": ("networks", "MLP"),
+    "cnn": ("networks", "CNN"),
     "decoder": ("decoder", "Decoder"),
-    "tutorial/doubling": ("tutorial.doubling", "Doubling"),
-    "tutorial/regression": ("tutorial.regression", "Regression"),
-    "tutorial/testnet": ("tutorial.testnet", "TestNet"),
-    "tutorial/pooling": ("tutorial.pooling", "Pooling"),
-    "tutorial/activations": ("tutorial.activations", "Activations"),
-    "tutorial/add": ("tutorial.add", "AddTwo"),
-    "tutorial/product": ("tutorial.product", "Product"),
-    "tutorial/functions": ("tutorial.functions", "Functions"),
+    "tutorial/doubling": ("tutorial", "Doubling"),
+    "tutorial/regression": ("tutorial", "Regression"),
+    "tutorial/testnet": ("tutorial", "TestNet"),
+    "tutorial/pooling": ("tutorial", "Pooling"),
+    "tutorial/activations": ("tutorial", "Activations"),
+    "tutorial/add": ("tutorial", "AddTwo"),
+    "tutorial/product": ("tutorial", "Product"),
+    "tutorial/functions": ("tutorial", "Functions"),
 }
 
 
@@ -79,14 +80,12 @@ def build(
 
 
 def _prepare(config: Model, data: DataDefaults, trust: frozenset[str]) -> ModelCall:
-    if config.name == DECODER and config.args.get("path") is not None:
-        return gpt2_folder.prepare(config)
     if config.name in _OWN:  # before torchvision, whose import costs two seconds
         return _own(config, data)
     if config.name == language.TRANSFORMERS:
         return language.prepare(config, data)
     if config.name == PYTHON:
-        return factory.prepare(config, trust)
+        return _from_factory(config, trust)
     if config.name in vision.names():
         return vision.prepare(config, data)
     what = f"there is no model '{config.name}'; {nearest(config.name, names())}"
@@ -98,8 +97,10 @@ def _own(config: Model, data: DataDefaults) -> ModelCall:
     cls: type[nn.Module] = getattr(import_module(f"hookrun.models.{module}"), name)
     found = parameters(cls) or {}
     asked = given(config.args)
-    if config.name == DECODER:  # its defaults are those of a folder where there is one: null in conf/
+    if config.name == DECODER:
         asked = {key: value for key, value in asked.items() if value is not None}
+        if "path" in asked:
+            raise SpecError([_no_folder(asked["path"])])
     args = data.values() | asked
     problems = unknown_arguments(asked, found, "model.args", config.name)
     problems += missing_arguments(args, found, "model.args", config.name, why=data.lack)
@@ -107,6 +108,28 @@ def _own(config: Model, data: DataDefaults) -> ModelCall:
     if config.name == DECODER and not problems and not wrong:
         wrong = _oversize(cls, args)
     return ModelCall(cls, args, (*problems, *wrong))
+
+
+def _from_factory(config: Model, trust: frozenset[str]) -> ModelCall:
+    """Import the factory. Raises SpecError if it is not trusted, does not exist, or cannot be called."""
+    factory = load(config.factory or "", MODELS, "model.factory", trust)
+
+    def call(**args: Any) -> object:
+        try:
+            return factory(**args)
+        except Exception as error:
+            problem = Problem("model.args", factory.failure(error), "correct it, or its arguments")
+            raise SpecError([problem]) from error
+
+    return ModelCall(
+        call, config.args, tuple(wrong_call(factory.target, config.args, "model.args", factory.text))
+    )
+
+
+def _no_folder(path: object) -> Problem:
+    what = f"found {shown(path)}: the decoder does not read GPT-2 from a folder"
+    hint = f"use model=transformers model.args.path={path} model.args.attention=points, with the module names of GPT-2"
+    return Problem("model.args.path", what, hint)
 
 
 def _oversize(cls: type[nn.Module], args: Mapping[str, Any]) -> list[Problem]:

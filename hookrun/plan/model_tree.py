@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hookrun.direct_calls import is_called_directly
 from hookrun.plan.plan import Match
 from hookrun.spec.hook import HookSpec
 from hookrun.spec.selector import Names, Node, Selector, Tree, Unmatched
@@ -37,7 +36,7 @@ def unhookable(module: nn.Module) -> Unhookable | None:
         )
     compiled = "an already compiled module ignores new hooks"
     first = "install the hooks first, then compile"
-    if module._compiled_call_impl is not None and not is_called_directly(module):
+    if module._compiled_call_impl is not None and not hasattr(module._compiled_call_impl, "hooks_fire"):
         return Unhookable(compiled, first)
     # takes half a second to import, and is imported if anything is compiled
     dynamo = sys.modules.get("torch._dynamo.eval_frame")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from hookrun.actions.given import GivenFunction, GivenTensor
+from hookrun.actions.own_code import wrong_function
 from hookrun.actions.values import OutsideValue
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
 from hookrun.plan.heads import HeadCount, head_count
@@ -83,7 +84,7 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
             functions[field] = (
                 load(named, ACTIONS, f"{spec.where}.{field}") if isinstance(named, str) else named
             )
-            problems += spec.action.misfit(functions[field], spec.where)
+            problems += wrong_function(functions[field], spec.action.arguments, spec.where)
         except SpecError as error:
             problems += error.errors
     heads, unknown = _heads(spec, matches, names)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hookrun.report.jobs import JobFacts
 from hookrun.spec.objective import Goal
-
-WITHOUT_HOOKS = "hooks=none"
-_HOOKS = "hooks"
 
 
 @dataclass(frozen=True)
@@ -25,44 +23,33 @@ class FromBaseline:
 
 
 def is_about_hooks(key: str) -> bool:
-    """Whether an override of this key changes the hooks."""
-    return key.lstrip("~").split(".")[0].split("@")[0] == _HOOKS
+    """Whether an override of this key changes the hooks, or switches them off."""
+    return re.split(r"[.@]", key.lstrip("~"))[0] in ("hooks", "hooked")
 
 
 def baselines_among(jobs: Sequence[JobFacts]) -> list[JobFacts]:
-    """The jobs without hooks: requested as baselines, or equal to a job with hooks in all other keys.
-
-    Empty if no job has hooks.
-    """
-    hooked = {job.without_hooks for job in jobs if job.has_hooks and job.without_hooks}
-    found = [
-        job for job in jobs if _is_typed(job) or (job.has_hooks is False and job.without_hooks in hooked)
-    ]
+    """The jobs whose overrides switch the hooks off; empty if all do."""
+    found = [job for job in jobs if _is_baseline(job.overrides)]
     return found if len(found) < len(jobs) else []
 
 
-def _is_typed(job: JobFacts) -> bool:
-    """Whether the overrides of the job ask for no hook."""
-    keys = [key for key in job.overrides if is_about_hooks(key)]
-    return keys == [_HOOKS] and job.overrides[_HOOKS] == "none"
+def _is_baseline(overrides: Mapping[str, str]) -> bool:
+    if "hooked" in overrides:
+        return overrides["hooked"].lower() == "false"
+    without = overrides.get("hooks") == "none" or "~hooks" in overrides
+    return without and sum(map(is_about_hooks, overrides)) == 1
 
 
 def baseline_of(job: JobFacts, baselines: Sequence[JobFacts], varied: Sequence[str]) -> JobFacts | None:
-    """The baseline of a job: the same run without hooks, else the one with the same overrides apart from hooks.
-
-    If jobs do not record which run they are without hooks, it is the only baseline. None if there is no such baseline.
+    """The baseline with the same overrides, apart from those of hooks; the only one if there is one. None: unknown.
 
     varied: the keys whose values differ from job to job
     """
-    if job.without_hooks:
-        for each in baselines:
-            if each.without_hooks == job.without_hooks:
-                return each
     others = [key for key in varied if not is_about_hooks(key)]
     alike = [each for each in baselines if all(_same(each, job, key) for key in others)]
     if len(alike) == 1:
         return alike[0]
-    return baselines[0] if len(baselines) == 1 and not job.without_hooks else None
+    return baselines[0] if len(baselines) == 1 else None
 
 
 def _same(one: JobFacts, other: JobFacts, key: str) -> bool:

@@ -13,10 +13,10 @@ from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import is_kept, sampled
 from hookrun.report.yaml_files import read_yaml
 from hookrun.store.files import StoreError
-from hookrun.store.format import ENV, JOB, METRICS, REPORT, STATUS
+from hookrun.store.format import ENV, METRICS, REPORT, STATUS
 from hookrun.store.inside import is_there
 from hookrun.store.read_records import read_record
-from hookrun.store.records import EnvRecord, JobRecord, Record, Status
+from hookrun.store.records import EnvRecord, Record, Status
 from hookrun.store.run_dir import cut_off
 from hookrun.store.scores import Result, is_batch, measures, result_of
 
@@ -38,8 +38,6 @@ class JobFacts:
     metrics:   ``split/name`` -> the latest value, of a whole pass if there is one
     of_batch:  the metrics that are of the last logged batch because there is no mean
     result:    the value of the job's objective; None if it has none
-    has_hooks: None if that is not known
-    without_hooks: equal for jobs that differ only in their hooks; "" if that is not known
     """
 
     name: str
@@ -54,8 +52,6 @@ class JobFacts:
     result: Result | None
     argv: list[Any]
     has_report: bool
-    has_hooks: bool | None = None
-    without_hooks: str = ""
 
     @property
     def value(self) -> float | None:
@@ -74,11 +70,6 @@ def find_jobs(folder: Path) -> list[JobFacts]:
     return sorted((_job(folder, path) for path in job_folders(folder)), key=lambda job: _by_number(job.name))
 
 
-def keep_job(folder: Path, path: Path) -> None:
-    """Read a job right after its end, while its files are cached, and keep the result for the pages of its sweep."""
-    _job(folder.resolve(), path.resolve())
-
-
 def job_folders(folder: Path) -> Iterator[Path]:
     """Directories that hold a run, or where Hydra has begun one; their own folders are not searched."""
     for where, folders, files in os.walk(folder):
@@ -90,46 +81,10 @@ def job_folders(folder: Path) -> Iterator[Path]:
 
 
 def _job(folder: Path, path: Path) -> JobFacts:
-    """One job. The result for a finished job is cached until one of its files changes."""
-    found = _state_of(path)
-    before = _over.get((folder, path))
-    if before is not None and before[0] == found:
-        return before[1]
-    job = _read(folder, path)
-    if job.status in _OVER:
-        if len(_over) >= _MOST_OVER:
-            _over.clear()
-        _over[folder, path] = found, job
-    return job
-
-
-_OVER = ("done", "failed", "stopped", "interrupted")
-_MOST_OVER = 20_000
-_over = dict[tuple[Path, Path], tuple[list[Any], JobFacts]]()
-"""(sweep, job) -> the state of its files, and their content: each page of a running sweep reads all jobs again."""
-
-
-def _state_of(path: Path) -> list[Any]:
-    """The metadata of the files that `_read` reads; a file that was replaced has another inode or time."""
-    found = list[Any]()
-    for name in (STATUS, JOB, METRICS, HYDRA, OVERRIDES, CONFIG, ENV, REPORT):
-        try:
-            file = os.lstat(path / name)
-        except OSError:
-            found.append(None)
-        else:
-            found.append(
-                (file.st_mode, file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns)
-            )
-    return [*found, (path / REPORT).is_file()]
-
-
-def _read(folder: Path, path: Path) -> JobFacts:
     status = _record(path / STATUS, Status)
     reason = cut_off(status)
     if reason:
         status = {**status, "status": "cut off", "reason": reason}
-    job = _record(path / JOB, JobRecord)
     lines = sampled(path / METRICS, is_kept, limit=_ENOUGH).records
     means, batches = dict[str, float](), dict[str, float]()
     for line in lines:
@@ -148,8 +103,6 @@ def _read(folder: Path, path: Path) -> JobFacts:
         result=result_of(status, lines) if status.get("status") == "done" else None,
         argv=list(_record(path / ENV, EnvRecord).get("argv", [])),
         has_report=(path / REPORT).is_file(),
-        has_hooks=job.get("has_hooks"),
-        without_hooks=job.get("without_hooks") or "",
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from hookrun.report.baselines import FromBaseline, baseline_of, baselines_among, difference
 from hookrun.report.jobs import TAGS, JobFacts, find_jobs
-from hookrun.report.study import Trial, read_study
 from hookrun.report.yaml_files import MULTIRUN, read_yaml
 from hookrun.spec.objective import Goal
 from hookrun.store.files import StoreError
@@ -38,7 +37,6 @@ class SweepFacts:
 
     asked: swept key -> number of its values, from the start of the sweep; empty if that is not known
     stopped_by: the job whose failure ended the sweep under `fail_fast`; "" if none did
-    chosen:     an optimizing sweeper chose the jobs
     started_with: the number of jobs that the sweep recorded; 0 if it did not
     """
 
@@ -46,7 +44,6 @@ class SweepFacts:
     jobs: Sequence[JobFacts]
     asked: dict[str, int]
     stopped_by: str = ""
-    chosen: Sequence[Trial] = ()
     started_with: int = 0
 
     @cached_property
@@ -152,9 +149,7 @@ def read_sweep(folder: Path) -> SweepFacts:
     path = folder / SWEEP
     record = read_record(path, SweepRecord) if is_there(path) else {}
     started_with = min(record.get("jobs") or 0, MOST_JOBS)
-    return SweepFacts(
-        folder, jobs, _asked(folder), record.get("stopped_by", ""), read_study(folder), started_with
-    )
+    return SweepFacts(folder, jobs, _asked(folder), record.get("stopped_by", ""), started_with)
 
 
 def swept_keys(jobs: Iterable[JobFacts]) -> list[str]:

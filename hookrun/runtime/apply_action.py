@@ -11,14 +11,16 @@ from torch import Tensor
 
 from hookrun import containers
 from hookrun.actions.base import Action, Packed
+from hookrun.containers import readable
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import PASSED_ON
-from hookrun.runtime.kept_in_memory import KeptInMemory
+from hookrun.runtime.clock import Clock
+from hookrun.runtime.fast.copies import OF_GRADIENT
+from hookrun.runtime.fast.kept_in_memory import KeptInMemory
 from hookrun.runtime.part import TensorPart
-from hookrun.runtime.site import PlacedHook
-from hookrun.snapshot import copied
+from hookrun.runtime.site import HookSite
+from hookrun.runtime.snapshot import copied
 from hookrun.spec.target import Key
-from hookrun.tensor_copies import OF_GRADIENT, readable
 
 Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""
@@ -35,7 +37,7 @@ class Composed(NamedTuple):
     of_new: Op | None = None
 
 
-def compose(site: PlacedHook, *, targeted: bool = True) -> Composed:
+def compose(site: HookSite, *, targeted: bool = True) -> Composed:
     """Everything that happens to a value at a site, except for the schedule.
 
     targeted: apply `target` to the value; False: the value is the target already
@@ -61,7 +63,7 @@ def compose(site: PlacedHook, *, targeted: bool = True) -> Composed:
     return Composed((_editor_of_all if action.scope == "together" else _editor)(site, function, path))
 
 
-def function_of(site: PlacedHook) -> Op:
+def function_of(site: HookSite) -> Op:
     """The action's function, applied to the part that `index`, `tokens` and `heads` select."""
     action, part = site.spec.action, site.part
     function = action.build(site)
@@ -92,7 +94,7 @@ def _returned() -> ValueError:
     return ValueError("the action declares `observes = True` and returns a value")
 
 
-def _editor(site: PlacedHook, function: Op, path: tuple[Key, ...] | None) -> Op:
+def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     clock, takes = site.clock, _taken_by(site.spec.action)
     checked = False  # shape and dtype of the first result; with `computes_anew` each result is checked
 
@@ -144,7 +146,7 @@ def _editor(site: PlacedHook, function: Op, path: tuple[Key, ...] | None) -> Op:
     return edit
 
 
-def _editor_of_all(site: PlacedHook, function: Op, path: tuple[Key, ...] | None) -> Op:
+def _editor_of_all(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     def edit(value: Any) -> Any:
         site.fired += 1
         try:
@@ -168,7 +170,7 @@ def _editor_of_all(site: PlacedHook, function: Op, path: tuple[Key, ...] | None)
     return edit
 
 
-def _observer_of_all(site: PlacedHook, function: Op) -> Op:
+def _observer_of_all(site: HookSite, function: Op) -> Op:
     def observe(value: Any) -> Any:
         site.fired += 1
         try:
@@ -186,15 +188,15 @@ def _observer_of_all(site: PlacedHook, function: Op) -> Op:
     return observe
 
 
-def _observer(site: PlacedHook, function: Op, path: tuple[Key, ...] | None, whole: bool, unwrap: bool) -> Op:
+def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None, whole: bool, unwrap: bool) -> Op:
     takes = _taken_by(site.spec.action)
-    plain, firing = path is None and not whole and not unwrap, site.firing_state
+    plain, current = path is None and not whole and not unwrap, site.current
 
     def observe(value: Any) -> Any:
         site.fired += 1
         try:
             if plain and isinstance(value, Tensor) and value.is_floating_point():  # the common case
-                firing.at = ""
+                current.at = ""
                 if function(value) is not None:
                     raise _returned()
                 return value
@@ -206,7 +208,7 @@ def _observer(site: PlacedHook, function: Op, path: tuple[Key, ...] | None, whol
                     raise _returned()
                 return value
             found = False
-            for site.at, leaf in containers.leaves(seen):
+            for current.at, leaf in containers.leaves(seen):
                 if takes(leaf):
                     found = True
                     if function(leaf) is not None:
@@ -224,7 +226,7 @@ def _observer(site: PlacedHook, function: Op, path: tuple[Key, ...] | None, whol
     return observe
 
 
-def _named(site: PlacedHook, error: Exception) -> HookError:
+def _named(site: HookSite, error: Exception) -> HookError:
     target = f"target {site.spec.keys.target}: " if isinstance(error, containers.TargetError) else ""
     index = (
         f"index {site.spec.keys.index}: " if isinstance(error, IndexError) and site.spec.keys.index else ""
@@ -246,7 +248,7 @@ def _numeric(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def count(site: PlacedHook, old: Tensor, new: Tensor | Packed) -> None:
+def count(site: HookSite, old: Tensor, new: Tensor | Packed) -> None:
     """Add to the site's counts of changed elements, without waiting for the device."""
     if isinstance(new, Tensor):  # a `Packed` saved tensor is not comparable
         old, after = old.detach(), new.detach()
@@ -265,7 +267,7 @@ def count(site: PlacedHook, old: Tensor, new: Tensor | Packed) -> None:
 # ---- index, tokens, heads --------------------------------------------------------------------------------------
 
 
-def _on_part(site: PlacedHook, function: Op, part: TensorPart) -> Op:
+def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     scope = site.spec.action.scope
     if scope == "value":
         if site.spec.keys.tokens is not None:
@@ -299,7 +301,7 @@ def _on_part(site: PlacedHook, function: Op, part: TensorPart) -> Op:
     return _with_whole(site, edit_part) if site.needs_whole else edit_part
 
 
-def _observer_of_tokens(site: PlacedHook, function: Op, part: TensorPart) -> Op:
+def _observer_of_tokens(site: HookSite, function: Op, part: TensorPart) -> Op:
     """An observer of whole values under `tokens`; all tensors of a value must have rows for the same positions."""
 
     def observe(value: Any) -> Any:
@@ -307,7 +309,8 @@ def _observer_of_tokens(site: PlacedHook, function: Op, part: TensorPart) -> Op:
 
         def rows(tensor: Tensor) -> Tensor:
             taken = part.of(tensor)
-            found[id(site.chosen_tokens)] = site.chosen_tokens
+            chosen = site.current.chosen
+            found[id(chosen)] = chosen
             return taken
 
         taken = copied(value, rows)
@@ -323,14 +326,55 @@ def _observer_of_tokens(site: PlacedHook, function: Op, part: TensorPart) -> Op:
     return observe
 
 
-def _with_whole(site: PlacedHook, edit: Op) -> Op:
-    """The edit of a part, with `site.whole` set to the whole tensor meanwhile."""
+def _with_whole(site: HookSite, edit: Op) -> Op:
+    """The edit of a part, with `current.whole` set to the whole tensor meanwhile."""
+
+    current = site.current
 
     def edit_within(tensor: Tensor) -> Tensor | None:
-        before, site.whole = site.whole, tensor
+        before, current.whole = current.whole, tensor
         try:
             return edit(tensor)  # type: ignore[no-any-return]
         finally:
-            site.whole = before
+            current.whole = before
 
     return edit_within
+
+
+# ---- gradients without the factor of mixed precision's gradient scaler ---------------------------------------------
+
+
+def unscaled(op: Op, clock: Clock) -> Op:
+    """The op, applied to gradients without the gradient scaler's factor; its result gets the factor again."""
+    if clock.scaler is None:
+        return op
+
+    def run(value: Any) -> Any:
+        scale = clock.loss_scale()
+        return op(value) if scale is None else run_unscaled(op, value, scale)
+
+    return run
+
+
+def run_unscaled(op: Op, value: Any, scale: Tensor) -> Any:
+    """Divide the value by the scale, apply the op and multiply the result by the scale again.
+
+    The op gets 16-bit gradients as 32-bit ones: in 16 bits small unscaled gradients would underflow.
+    """
+    plain = containers.rebuild(
+        value, lambda leaf: _unscaled_tensor(leaf, scale) if isinstance(leaf, Tensor) else leaf
+    )
+    new = op(plain)
+    if new is plain:
+        return value
+    pairs = zip(containers.members(value), containers.members(plain), strict=True)
+
+    def rescaled(leaf: Any) -> Any:
+        old, seen = next(pairs)
+        return old if leaf is seen else (leaf * scale).to(old.dtype)
+
+    return containers.rebuild(new, rescaled)
+
+
+def _unscaled_tensor(tensor: Tensor, scale: Tensor) -> Tensor:
+    return (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor) / scale

@@ -15,8 +15,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from hookrun.ranks.alone import own_rank
+from hookrun.runtime.check_result import LastPassed
 from hookrun.runtime.checkpointing import Call, Log, may_be_checkpointed, regions
-from hookrun.runtime.last_good import LastGood
 from hookrun.runtime.module_calls import call_frame, frames_of
 from hookrun.spec.when import When
 
@@ -102,7 +102,7 @@ class Clock:
         self.samples: Tensor | None = None
         self.population: int | None = None
         self.passes: Passes | None = None
-        self.last_good = LastGood()
+        self.last_good = LastPassed()
         self.counting = counting
 
     @property

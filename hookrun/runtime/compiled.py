@@ -18,7 +18,7 @@ from hookrun.errors import CompileError
 from hookrun.plan.graph_support import uncompilable
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime.apply_action import acts_on, function_of
-from hookrun.runtime.site import PlacedHook
+from hookrun.runtime.site import HookSite
 
 tracing = torch.compiler.is_dynamo_compiling
 """Whether torch.compile is tracing the hooks instead of running them."""
@@ -42,7 +42,7 @@ class Traced:
     fire:  value -> the value after the action, if the schedule holds
     """
 
-    def __init__(self, site: PlacedHook, *, targeted: bool) -> None:
+    def __init__(self, site: HookSite, *, targeted: bool) -> None:
         keys = site.spec.keys
         self.site = site
         self.fired = torch.zeros((), dtype=torch.int64, device=_device(site))
@@ -74,7 +74,7 @@ class _Counting:
     """Counts a firing and returns True, if the site fires in the model's mode. torch compiles a graph per mode."""
 
     def __init__(
-        self, site: PlacedHook, holds_in: dict[bool, bool], fired: Tensor, is_open: Tensor | None
+        self, site: HookSite, holds_in: dict[bool, bool], fired: Tensor, is_open: Tensor | None
     ) -> None:
         self.fired = fired
         self._site = site
@@ -94,7 +94,7 @@ class _TracedEdit:
     is_plain: the action is a function of one tensor, has no target and is always scheduled
     """
 
-    def __init__(self, site: PlacedHook, path: tuple[str | int, ...] | None, is_open: Tensor | None) -> None:
+    def __init__(self, site: HookSite, path: tuple[str | int, ...] | None, is_open: Tensor | None) -> None:
         self.function = function_of(site)
         self._path = path
         self._together = site.spec.action.scope == "together"
@@ -171,7 +171,7 @@ class Tracing:
         refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while tracing, not in the graph
         self._refused = Refused(refuse)
 
-    def of(self, site: PlacedHook, *, targeted: bool) -> InGraph:
+    def of(self, site: HookSite, *, targeted: bool) -> InGraph:
         """What the site does inside a graph."""
         if self._problems or not site.hook_type.graph.inside:
             return self._refused
@@ -193,12 +193,12 @@ class Tracing:
             for traced, fired in before:
                 traced.fired.copy_(fired)
 
-    def fired(self, site: PlacedHook) -> int:
+    def fired(self, site: HookSite) -> int:
         """How often the site fired inside graphs."""
         traced = self._traced.get(id(site))
         return 0 if traced is None else int(traced.fired)
 
-    def recount(self, site: PlacedHook, fired: int) -> None:
+    def recount(self, site: HookSite, fired: int) -> None:
         """Set how often the site fired inside graphs; added to `site.fired` if it cannot be in a graph now."""
         traced = self._traced.get(id(site))
         if traced is None:
@@ -218,7 +218,7 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     return containers.replaced(value, {key: _rebuilt(member, change) for key, member in members})
 
 
-def _device(site: PlacedHook) -> torch.device:
+def _device(site: HookSite) -> torch.device:
     """The device on which the module's values most likely are: a graph with tensors on several devices is slower."""
     nearby = chain(
         site.module.parameters(), site.module.buffers(), site.clock.model.parameters(), [torch.empty(0)]

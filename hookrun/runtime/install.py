@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,20 +13,18 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.base import remove_parameter, was_added
-from hookrun.direct_calls import call_through_torch
-from hookrun.errors import CompileError, HookrunError, HookrunWarning
+from hookrun.errors import CompileError, HookrunError, HookrunWarning, listed
 from hookrun.lookup import Lookup
 from hookrun.plan.graph_support import uncompilable
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.counts import Counts, describe_inactive
+from hookrun.runtime.fast.direct_calls import call_through_torch
 from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.optimizers import follow, unfollow
-from hookrun.runtime.records import Memory, RecordSink
+from hookrun.runtime.records import Memory
 from hookrun.runtime.reduced import ReducedGradients
-from hookrun.runtime.site import PlacedHook, Sink
-from hookrun.runtime.state import require_same_plan
+from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.tokens.calls import CallTokens
 from hookrun.runtime.wiring import Wiring
 
@@ -117,7 +115,7 @@ class Installation:
             warnings.warn(line, HookrunWarning, stacklevel=self._stacklevel)
 
     @property
-    def sites(self) -> list[PlacedHook]:
+    def sites(self) -> list[HookSite]:
         """One entry for each hook and module or parameter."""
         return self._wiring.sites
 
@@ -143,7 +141,7 @@ class Installation:
         """(hook name, module path) -> how often the hook fired; any name of a shared module can be used."""
         return Counts(self.plan, {(site.hook_name, site.path): self._fired(site) for site in self.sites})
 
-    def _fired(self, site: PlacedHook) -> int:
+    def _fired(self, site: HookSite) -> int:
         return site.fired + self._wiring.tracing.fired(site)
 
     @property
@@ -182,7 +180,7 @@ class Installation:
             "plan": self.plan.hash,
             "clock": self.clock.state_dict(),
             "sites": sites,
-            "sink": self.sink.state_dict() if isinstance(self.sink, RecordSink) else {},
+            "sink": self.sink.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -198,8 +196,7 @@ class Installation:
             if found is not None:
                 site.load_state_dict(found)
                 self._wiring.tracing.recount(site, found["in_graphs"])
-        if isinstance(self.sink, RecordSink):
-            self.sink.load_state_dict(state["sink"])
+        self.sink.load_state_dict(state["sink"])
 
     @property
     def mode(self) -> str:
@@ -387,3 +384,70 @@ class ModelRan(RegisteredHook):
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+
+
+# ---- how often each hook fired, and which hooks did nothing ------------------------------------------------------
+
+
+def describe_inactive(inactive: Iterable[tuple[str, str, str]], shown: int = 4) -> list[str]:
+    """One line for each hook that did nothing on some modules: the reasons, each with its modules.
+
+    inactive: (hook name, module path, reason)
+    shown:    how many modules are named for each reason
+    """
+    by_hook = dict[str, dict[str, list[str]]]()
+    for hook, path, why in inactive:
+        by_hook.setdefault(hook, {}).setdefault(why, []).append(path or "(root)")
+    return [
+        f"{hook} " + "; ".join(f"{why} on {listed(paths, shown)}" for why, paths in reasons.items())
+        for hook, reasons in by_hook.items()
+    ]
+
+
+class Counts(dict[tuple[str, str], int]):
+    """(hook name, module path) -> count; a shared module can be looked up by any of its names."""
+
+    def __init__(self, plan: ResolvedPlan, counts: Mapping[tuple[str, str], int]) -> None:
+        super().__init__(counts)
+        self._aliases = {hook.spec.name: hook.aliases for hook in plan.hooks}
+
+    def __missing__(self, key: tuple[str, str]) -> int:
+        hook, path = key
+        first = hook, self._aliases.get(hook, {}).get(path, path)
+        if first not in self:
+            raise KeyError(key)
+        return self[first]
+
+
+# ---- the state of another installation ---------------------------------------------------------------------------
+
+_SHOWN = 6
+
+
+def require_same_plan(state: Mapping[str, Any], plan: str, sites: Iterable[tuple[str, str]]) -> None:
+    """Raise HookrunError, with the differences, if the state was saved under another plan.
+
+    state: from `Installation.state_dict`
+    plan:  the hash of the installed plan
+    sites: (hook name, module path) of all installed hooks
+    """
+    here = set(sites)
+    there = {(hook, path) for hook, modules in state["sites"].items() for path in modules}
+    if state["plan"] == plan and here == there:
+        return
+    differences = [
+        *_difference("only the state has", there - here),
+        *_difference("only the plan has", here - there),
+    ] or [
+        f"hooks of the same names have other settings: plan {state['plan'][:12]} in the state, {plan[:12]} here"
+    ]
+    raise HookrunError(
+        "the state was saved under another plan:\n  "
+        + "\n  ".join(differences)
+        + "\n  use the hooks, the model and the seed with which it was saved"
+    )
+
+
+def _difference(who: str, sites: set[tuple[str, str]]) -> Iterator[str]:
+    if sites:
+        yield f"{who} " + listed([f"{hook} on {path or '(root)'}" for hook, path in sorted(sites)], _SHOWN)

@@ -14,7 +14,7 @@ from types import FrameType
 
 from torch import nn
 
-from hookrun.direct_calls import CODE
+from hookrun.runtime.fast.direct_calls import CODE
 
 _CALL = nn.Module._call_impl.__code__
 

@@ -16,7 +16,7 @@ from hookrun.errors import HookError
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import NotYetRun, Rows, Source
 from hookrun.runtime.clock import Clock
-from hookrun.runtime.firing_state import FiringState
+from hookrun.runtime.current_call import CurrentCall
 from hookrun.runtime.part import TensorPart
 from hookrun.runtime.rng import Draws
 
@@ -36,7 +36,7 @@ class OutsideValues:
         hook: PlannedHook,
         where: str,
         part: TensorPart | None,
-        firing: FiringState,
+        current: CurrentCall,
         clock: Clock,
         draws: Draws,
         has_data: bool,
@@ -44,7 +44,7 @@ class OutsideValues:
         tokens = hook.spec.keys.tokens
         self._token_dim = None if tokens is None or tokens.on_pattern else tokens.dim or 1
         self._hook, self._where = hook.spec.name, where
-        self._part, self._firing = part, firing
+        self._part, self._current = part, current
         self._clock, self._draws, self._has_data = clock, draws, has_data
 
     def constant(self, given: Any, value: Source | None) -> Callable[[Tensor], Tensor]:
@@ -60,7 +60,7 @@ class OutsideValues:
         by_sample = value is not None and not isinstance(value, Tensor | GivenFunction | NotYetRun)
 
         def constant_part(like: Tensor) -> Tensor:
-            whole = like if self._firing.whole is None else self._firing.whole
+            whole = like if self._current.whole is None else self._current.whole
             value = constant(whole)
             if by_sample:
                 value = self._with_token_dim(value, whole)
@@ -116,7 +116,7 @@ class OutsideValues:
         """The rows of the samples of the current batch."""
 
         def rows(like: Tensor) -> Tensor:
-            chosen, whole = self._firing.chosen, like is self._firing.whole
+            chosen, whole = self._current.chosen, like is self._current.whole
             if chosen is None and not whole and not self._keeps_samples():
                 raise HookError(
                     f"{self._where}: `index` picks rows of the batch, and the value has a row for each sample: "
@@ -147,8 +147,8 @@ class OutsideValues:
         """Whether the part that the action is given has a row for each sample, as the whole tensor has."""
         return (
             self._part is None
-            or self._firing.whole is None
-            or self._part.keeps_samples(self._firing.whole.dim())
+            or self._current.whole is None
+            or self._part.keeps_samples(self._current.whole.dim())
         )
 
     def _computed(self, function: GivenFunction) -> Callable[[Tensor], Tensor]:

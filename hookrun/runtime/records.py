@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,21 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import ABOUT, Keeper
+from hookrun.actions.base import ABOUT, RECORD_KEYS, Keeper
 from hookrun.actions.check import verdict
 from hookrun.actions.rows import TokenRows
 from hookrun.actions.stats import Measured
+from hookrun.containers import readable
 from hookrun.errors import HookError, reason
-from hookrun.kernels.statistics import Record, recording
 from hookrun.plan.texts import decoder_of
-from hookrun.runtime.captured_rows import CapturedRows
-from hookrun.runtime.kept_in_memory import KeptInMemory
-from hookrun.runtime.last_good import Judged, LastGood
-from hookrun.runtime.site import PlacedHook
-from hookrun.runtime.small_tensors import Waiting
-from hookrun.runtime.statistics import Statistics
-from hookrun.snapshot import copied, held, in_reach, snapshot
-from hookrun.tensor_copies import held_bytes, readable
+from hookrun.runtime.check_result import CheckedTensor, LastPassed
+from hookrun.runtime.fast.copies import held_bytes
+from hookrun.runtime.fast.kept_in_memory import KeptInMemory
+from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting
+from hookrun.runtime.site import HookSite, Sink
+from hookrun.runtime.snapshot import copied, held, in_reach, snapshot
 
 
 @dataclass(slots=True)
@@ -46,14 +44,14 @@ class Budget:
         return fits
 
 
-def spent_line(site: PlacedHook, budget: Budget) -> str:
+def spent_line(site: HookSite, budget: Budget) -> str:
     """The message for a hook that has used up its `max_bytes`."""
     used, clock = f"{budget.used:,} of {budget.limit:,} bytes", site.clock
     at = f"epoch {clock.epoch}, step {clock.step}"
     return f"{site.hook_name}: its max_bytes are used up ({used}) at {at}: it captures nothing more"
 
 
-def batch_rows(site: PlacedHook, value: Any, rows: Tensor | None) -> int | None:
+def batch_rows(site: HookSite, value: Any, rows: Tensor | None) -> int | None:
     """How many rows of the batch the value has; None if its first dimension is not the batch dimension.
 
     rows: the places of the value's rows in the batch; None: 0, 1, 2, …
@@ -76,25 +74,20 @@ def first_rows(value: Any, rows: Tensor | None, count: int) -> tuple[Any, Tensor
     return part, torch.arange(count, device="cpu") if rows is None else rows[:count]
 
 
-class RecordSink(ABC):
+class RecordSink(Sink):
     """Collects records and reads their tensors together later, so that a hook never waits for the device.
 
-    stop:  why a check with policy `stop` asks for the end of the run, or None
     muted: records are ignored for now
     """
 
-    wants_calls = False
-    has_values = True
-
     def __init__(self) -> None:
-        self.stop: str | None = None
-        self._last_good = LastGood()
+        self._last_good = LastPassed()
         self.muted = False
         self._pending = list[dict[str, Any] | Waiting]()
-        self._statistics = Statistics()
+        self._statistics = SmallTensors()
         self._budgets = dict[str, Budget]()
 
-    def within_budget(self, site: PlacedHook, keep: Keeper) -> Keeper:
+    def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep` until the hook's `max_bytes` are used up; of the value that does not fit, the rows that still do."""
         limit = site.spec.action.budget()
         if limit is None:
@@ -121,7 +114,7 @@ class RecordSink(ABC):
         return sum(tensor.numel() * tensor.element_size() for tensor in held(value))
 
     def _first_rows(
-        self, site: PlacedHook, value: Any, rows: Tensor | None, budget: Budget
+        self, site: HookSite, value: Any, rows: Tensor | None, budget: Budget
     ) -> tuple[Any, Tensor] | None:
         """As many rows of a batch as still fit, with their places in it; None if not a single one fits."""
         count = batch_rows(site, value, rows)
@@ -134,56 +127,28 @@ class RecordSink(ABC):
         budget.takes(row * fitting)
         return first_rows(value, rows, fitting)
 
-    def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The op itself: its exceptions end the run."""
-        return op
-
-    def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
+    def emit(self, start: tuple[Any, ...], data: Mapping[str, Any], *, show: bool = False) -> None:
         """Take a record; `show`: print it at once.
 
-        Tensors that `torch.func` has wrapped are unwrapped. Records of a model that is being traced are ignored, since
-        their tensors have no values. Raises HookError for a meta tensor.
+        Statistics may be computed by `settle`. Tensors that `torch.func` has wrapped are unwrapped. Records of a model
+        that is being traced are ignored, since their tensors have no values. Raises HookError for a meta tensor.
         """
         if self.muted:
             return
-        for key, value in record.items():
-            if isinstance(value, Tensor):
-                if (found := readable(value)) is None:
-                    if value.is_meta:
-                        raise HookError(f"{_place(record)}: a meta tensor has no values to record")
-                    return
-                if found is not value:
-                    record = record | {key: found}
-        if show:
+        record: dict[str, Any] | Waiting | None = None
+        if type(data) is Measured and not show:
+            record = self._statistics.add(data.x, data.of, start)
+        if (
+            record is None
+            and (record := _readable({**dict(zip(RECORD_KEYS, start, strict=True)), **data})) is None
+        ):
+            return
+        if show and isinstance(record, dict):
             record = read(record)
             self.show(line(record))
         self._pending.append(record)
         if len(self._pending) > MOST_PENDING:
             self.settle()
-
-    def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
-        """Take a record whose statistics are computed at once or by `settle`. False: the caller has to emit it."""
-        if self.muted:
-            return True
-        waiting = self._statistics.add(data.x, data.of, start)
-        if waiting is None:
-            return False
-        self._pending.append(waiting)
-        if len(self._pending) > MOST_PENDING:
-            self.settle()
-        return True
-
-    def recording(self, of: tuple[str, ...], start: dict[str, Any]) -> Record | None:
-        """A compiled function that appends records of statistics to the pending ones (`kernels.statistics`), or None.
-
-        of:    which statistics
-        start: the keys and values with which each record begins
-        """
-        return recording(of, start, self._pending, MOST_PENDING)
-
-    def fail(self, site: PlacedHook, what: str) -> None:
-        """Raise HookError that names hook and module."""
-        raise HookError(f"{site.where}: {what}")
 
     def settle(self) -> None:
         """Read the tensors of the pending records and store them; checks that passed are not stored.
@@ -208,12 +173,14 @@ class RecordSink(ABC):
         is_good = record.get("ok")
         if is_good is not None:
             when = (record["mode"], record["epoch"], record["step"])
-            judged = Judged(record["module"], record.get("class", ""), record["path"], record["call"], when)
+            checked = CheckedTensor(
+                record["module"], record.get("class", ""), record["path"], record["call"], when
+            )
             if is_good:
-                self._last_good.passed(record["hook"], judged)
+                self._last_good.passed(record["hook"], checked)
                 return
             if "last_good" not in record:
-                record = {**record, "last_good": self._last_good.before(record["hook"], judged)}
+                record = {**record, "last_good": self._last_good.before(record["hook"], checked)}
         try:
             plain = read(record)
         except RuntimeError as error:  # for a kind of tensor that torch cannot convert
@@ -253,14 +220,14 @@ class Memory(RecordSink):
         self.captures = dict[str, dict[str, list[Any]]]()
         self._records = list[dict[str, Any]]()
 
-    def keeper(self, site: PlacedHook) -> Keeper:
+    def keeper(self, site: HookSite) -> Keeper:
         """A function that appends to the live list of the site's module."""
         of_hook = self.captures.setdefault(site.hook_name, {})
         if site.spec.keys.tokens is not None:
             return self.within_budget(site, self._keeper_of_rows(site, of_hook))
         return self.within_budget(site, KeptInMemory(of_hook.setdefault(site.path, [])))
 
-    def _keeper_of_rows(self, site: PlacedHook, of_hook: dict[str, list[Any]]) -> Keeper:
+    def _keeper_of_rows(self, site: HookSite, of_hook: dict[str, list[Any]]) -> Keeper:
         """A function that appends rows chosen by `tokens`, together with the tokens they belong to."""
         entries = of_hook[site.path] = CapturedRows(find_decoder=partial(decoder_of, site.tokenizer))
 
@@ -291,6 +258,18 @@ MOST_PENDING = 4096
 """More pending records than this are read at once, so that a long loop does not hold all their tensors."""
 
 
+def _readable(record: dict[str, Any]) -> dict[str, Any] | None:
+    """The record with its tensors unwrapped; None if the model is being traced. Raises HookError for a meta tensor."""
+    for key, value in record.items():
+        if isinstance(value, Tensor) and (found := readable(value)) is not value:
+            if found is None and value.is_meta:
+                raise HookError(f"{_place(record)}: a meta tensor has no values to record")
+            if found is None:
+                return None
+            record = record | {key: found}
+    return record
+
+
 def read(record: dict[str, Any]) -> dict[str, Any]:
     """The record with its tensors as Python numbers and lists."""
     return {key: value.tolist() if isinstance(value, Tensor) else value for key, value in record.items()}
@@ -310,3 +289,69 @@ def line(record: dict[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+# ---- captures of hooks with `tokens` ---------------------------------------------------------------------------
+
+
+Decode = Callable[[int], str]
+"""Token id -> its text."""
+
+
+class CapturedRows(list[Any]):
+    """A list with an entry for each firing; its properties describe the rows of all entries, concatenated."""
+
+    def __init__(
+        self,
+        values: Iterable[Any] = (),
+        rows: Iterable[TokenRows] = (),
+        find_decoder: Callable[[], Decode | None] = lambda: None,
+    ) -> None:
+        super().__init__(values)
+        self._rows = list(rows)
+        self._find_decoder = find_decoder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        texts = dict(zip(self.token_ids.tolist(), self.text, strict=True))
+        return _restored, (list(self), self._rows, texts)
+
+    def note(self, rows: TokenRows) -> None:
+        """Add the samples and tokens of the rows of the entry that was appended last."""
+        self._rows.append(rows)
+
+    @property
+    def sample_ids(self) -> Tensor:
+        """[rows] int64: the sample number of each row; without `hooks.samples` counted from 0 in the order of calls."""
+        return _joined([each.numbers for each in self._rows])
+
+    @property
+    def positions(self) -> Tensor:
+        """[rows] int64: the position, counted from the first real token; for attention patterns that of the query."""
+        return _joined([each.positions for each in self._rows])
+
+    @property
+    def keys(self) -> Tensor:
+        """[rows] int64: the position of the key if `tokens` selects queries and keys; else -1."""
+        return _joined(
+            [torch.full_like(each.samples, -1) if each.keys is None else each.keys for each in self._rows]
+        )
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[rows] int64: the token id at the position; -1 if it is not known."""
+        return _joined([each.token_ids for each in self._rows])
+
+    @property
+    def text(self) -> list[str]:
+        """The text of each row's token; ``""`` if the model's tokenizer is not known."""
+        decode = self._find_decoder()
+        return ["" if decode is None or each < 0 else decode(each) for each in self.token_ids.tolist()]
+
+
+def _restored(values: list[Any], rows: list[TokenRows], texts: dict[int, str]) -> CapturedRows:
+    """The unpickled list; it has the texts of its own tokens instead of a tokenizer."""
+    return CapturedRows(values, rows, lambda: texts.__getitem__)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)

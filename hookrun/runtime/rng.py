@@ -1,15 +1,19 @@
-"""The random numbers of one hook at one module: the same in every run, and in a recomputed call."""
+"""The random numbers of a hook, the same in every run and in a recomputed call, and the samples that it keeps."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
+from torch._prims_common import suggest_memory_format
 
-from hookrun.runtime.clock import Calls
+from hookrun.actions.fields import Keep
+from hookrun.actions.tensors import holds_data
+from hookrun.errors import HookError
+from hookrun.runtime.clock import Calls, Clock, RowsOfRank
 
 
 def derived_seed(*parts: object) -> int:
@@ -65,3 +69,80 @@ class Draws:
         run = self.calls.run
         run.drawn[self.seed] += 1
         return run.call.total, run.drawn[self.seed]
+
+
+Fill = Callable[[Tensor, Generator], Tensor]
+"""Fills a tensor in place from a generator, and returns it."""
+
+
+def drawn(like: Tensor, fill: Fill, generator: Generator, rows: RowsOfRank | None) -> Tensor:
+    """A tensor of the shape, dtype and device of `like`, filled from the generator.
+
+    rows: which rows of the batch `like` has. Numbers are drawn for all rows of the batch, as in a single process, and
+          this rank's rows are returned, so that a sample's numbers do not depend on the number of ranks. None: `like`
+          has the whole batch
+
+    Raises ValueError if the number of rows of `like` is another one.
+    """
+    if rows is None:
+        return fill(torch.empty_like(like), generator)
+    if not like.dim() or len(like) != len(rows.mine):
+        shape = list(like.shape)
+        raise ValueError(f"this rank has {len(rows.mine)} rows of the batch, the tensor has shape {shape}")
+    sizes, form = (rows.whole, *like.shape[1:]), suggest_memory_format(like)
+    whole = fill(torch.empty(sizes, dtype=like.dtype, device=like.device, memory_format=form), generator)
+    return whole[rows.mine.start : rows.mine.stop]
+
+
+class KeptSamples:
+    """Every n-th sample (`every`), or k samples drawn uniformly without replacement beforehand (`reservoir`).
+
+    where: the hook and its module, for messages
+    """
+
+    def __init__(self, keep: Keep, clock: Clock, seed: int, where: str) -> None:
+        self._keep = keep
+        self._clock = clock
+        self._seed = seed
+        self._where = where
+        self._drawn = dict[int, Tensor]()
+
+    def rows(self, shape: Sequence[int]) -> Tensor:
+        """[k] int64: the rows of the chosen samples in a tensor of this shape.
+
+        Raises HookError if the tensor does not have a row for each sample of the batch, or samples are not known.
+        """
+        samples = self._samples()
+        if not shape or shape[0] != len(samples):
+            raise self._error(f"sees a tensor of shape {list(shape)} in a batch of {len(samples)}")
+        return self._is_chosen(samples).nonzero().squeeze(1)
+
+    def is_kept(self) -> Tensor:
+        """[B] bool: which samples of the current batch are chosen."""
+        return self._is_chosen(self._samples())
+
+    def _samples(self) -> Tensor:
+        samples = self._clock.samples
+        if samples is None:
+            raise self._error("does not know which samples these are: set hooks.samples before each batch")
+        return samples
+
+    def _is_chosen(self, samples: Tensor) -> Tensor:
+        if self._keep.every is not None:
+            return samples % self._keep.every == 0
+        population = self._clock.population
+        if population is None:
+            raise self._error(
+                "does not know how many there are: set hooks.population to the number of samples"
+            )
+        if (drawn := self._drawn.get(population)) is None:
+            order = torch.randperm(population, generator=Generator().manual_seed(self._seed))
+            drawn = torch.zeros(population, dtype=torch.bool).index_fill_(
+                0, order[: self._keep.reservoir], True
+            )
+            if holds_data(drawn):
+                self._drawn[population] = drawn
+        return drawn[samples]
+
+    def _error(self, what: str) -> HookError:
+        return HookError(f"{self._where}: it keeps only some samples and {what}")

@@ -1,18 +1,22 @@
-"""Tensors that fully_shard has divided over the ranks: hooks see the whole tensor, each rank keeps its shard.
+"""What fully_shard has divided over the ranks: hooks see whole tensors, each rank keeps its shard.
 
 Putting the whole together is a collective operation: every rank must call these functions at the same places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from hookrun.errors import Problem
+from hookrun.plan.plan import ResolvedPlan
 
 if TYPE_CHECKING:
-    from hookrun.runtime.hooks.base import Firing
+    from hookrun.runtime.hooks.base import BoundHook
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -60,42 +64,76 @@ def whole_of(part: Tensor, there: Any) -> Tensor:
     return whole(parts)
 
 
-def due(firing: Firing) -> bool:
+def due(firing: BoundHook) -> bool:
     """Whether step, epoch and mode let it fire now. The answer is the same on every rank, so all gather or none."""
     when, clock = firing.site.spec.keys.when, firing.site.clock
     return when.holds_at(clock.step, clock.epoch) and when.holds_in(clock.model.training)
 
 
-def edited(value: Tensor, firings: Sequence[Firing]) -> Tensor:
+def edited(value: Tensor, firings: Sequence[BoundHook]) -> Tensor:
     """Apply the firings to a tensor one after the other; returns the same object if nothing changed.
 
-    A sharded tensor is gathered first. Pointwise edits act on the shard alone, unless their changes are counted.
+    A sharded tensor is gathered first.
     """
     if not is_sharded(value):
         for firing in firings:
             value = firing.op(value)
         return value
     firings = [firing for firing in firings if due(firing)]
-    if all(firing.pointwise is not None and not firing.site.clock.counting for firing in firings):
-        return _edited_alone(value, firings)
     seen = new = whole(value)
     for firing in firings:
         new = firing.op(new)
     return value if new is seen else shard_of(new, value)
 
 
-@torch.no_grad()
-def _edited_alone(value: Tensor, firings: Sequence[Firing]) -> Tensor:
-    """The same for pointwise edits, on this rank's shard alone."""
-    from torch.distributed.tensor import DTensor
+# ---- models -------------------------------------------------------------------------------------------------------
 
-    whole: Any = value
-    seen = new = own_part(value)
-    for firing in firings:
-        new = firing.op(new)
-    if new is seen:
-        return value
-    sizes, stride = value.shape, value.stride()
-    return DTensor.from_local(
-        new, whole.device_mesh, whole.placements, run_check=False, shape=sizes, stride=stride
-    )
+
+def sharded_modules(model: nn.Module) -> Iterator[Any]:
+    """The modules that fully_shard was called on; none if torch.distributed.fsdp was never imported."""
+    there = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(there, "FSDPModule", None)
+    return (module for module in model.modules() if kind is not None and isinstance(module, kind))
+
+
+def is_fully_sharded(model: nn.Module) -> bool:
+    """Whether fully_shard was called on the model or a part of it."""
+    return any(True for _ in sharded_modules(model))
+
+
+def reduces(model: nn.Module) -> bool:
+    """Whether a backward pass would sum gradients over the ranks now: False after set_requires_gradient_sync(False)."""
+    return all(group.reduce_grads for module in sharded_modules(model) for group in _groups(module))
+
+
+def _groups(module: Any) -> Iterator[Any]:
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.11 there was one group or none
+    yield from (each for each in groups or [getattr(state, "_fsdp_param_group", None)] if each is not None)
+
+
+def move_inside_sharding(model: nn.Module, ours: Collection[int]) -> None:
+    """Move our forward hooks before fully_shard's own, so that they run while the module has its whole parameters.
+
+    ours: the ids of the hooks' handles
+    """
+    for module in sharded_modules(model):
+        for number in [each for each in reversed(module._forward_hooks) if each in ours]:
+            module._forward_hooks.move_to_end(number, last=False)
+
+
+def sharded_too_early(plan: ResolvedPlan, model: nn.Module) -> list[Problem]:
+    """A problem for each hook that cannot be installed because the parameters are sharded already."""
+    parts = [name for name, each in model.named_parameters() if is_sharded(each)]
+    problems = list[Problem]()
+    for hook in plan.hooks if parts else ():
+        spec = hook.spec
+        if spec.hook_type.phase == "installation" or spec.action.adds(spec.name) is not None:
+            what = (
+                f"{spec.action.action_name} changes the model's parameters, and {parts[0]} is sharded already"
+            )
+            problems.append(Problem(f"{spec.where}.action", what, "install the hooks before fully_shard"))
+        elif spec.hook_type.on_parameters and not is_fully_sharded(model):
+            what = f"{parts[0]} is a DTensor not made by fully_shard: it is not known when its gradient is summed"
+            problems.append(Problem(spec.where, what, "leave the hook out"))
+    return problems

@@ -3,92 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor, nn
 
 from hookrun import containers
-from hookrun.actions.base import RECORD_KEYS, Keeper, add_parameter, was_added
-from hookrun.actions.context import HookContext
+from hookrun.actions.base import Keeper, add_parameter, was_added
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.rows import TokenRows
-from hookrun.actions.stats import Measured
+from hookrun.actions.site import HookContext
+from hookrun.actions.tensors import check_broadcast, scalars
 from hookrun.actions.values import OutsideValue
-from hookrun.errors import HookError
+from hookrun.containers import readable
+from hookrun.errors import HookError, reason
 from hookrun.plan.plan import PlannedHook
+from hookrun.runtime.check_result import check_result
 from hookrun.runtime.clock import Calls, Clock
-from hookrun.runtime.drawn import Fill, drawn
-from hookrun.runtime.firing_state import FiringState, TokensNow
-from hookrun.runtime.judging import judge
-from hookrun.runtime.kept_samples import KeptSamples
+from hookrun.runtime.current_call import CurrentCall, TokensNow
+from hookrun.runtime.heads import HeadsPart
 from hookrun.runtime.outside_values import OutsideValues
-from hookrun.runtime.parts import part_of
-from hookrun.runtime.rng import Draws, derived_seed
-from hookrun.runtime.state import HeldObjects
-from hookrun.runtime.tokens.choice import Chosen
+from hookrun.runtime.part import Part, PartOfPart, TensorPart
+from hookrun.runtime.rng import Draws, Fill, KeptSamples, derived_seed, drawn
+from hookrun.runtime.snapshot import copied
+from hookrun.runtime.tokens.choice import Rule
+from hookrun.runtime.tokens.part import Indexed, TokensPart
 from hookrun.runtime.tokens.passes import Pass
-from hookrun.snapshot import copied
-from hookrun.tensor_copies import readable
 from hookrun.trusted import Trusted
 
 if TYPE_CHECKING:
-    from hookrun.actions.keep import Keep
+    from hookrun.actions.fields import Keep
 
 
-class Sink(Protocol):
-    """Where records and captured values go. There is one for the run directory, one for memory, one for trial runs.
+class Sink:
+    """Where records and captured values go; this one drops them.
+
+    There is one for the run directory, one for memory and one for trial runs.
 
     wants_calls: it needs the number of each module call within the forward pass
     has_values:  tensors hold real values, which may be read; False in a trial run
     stop:        why a check with policy `stop` asks for the end of the run, or None
     """
 
-    wants_calls: bool
-    has_values: bool
-    stop: str | None
+    wants_calls = False
+    has_values = True
+    stop: str | None = None
 
-    def keeper(self, site: PlacedHook) -> Keeper:
+    def keeper(self, site: HookSite) -> Keeper:
         """A function that stores the values that the site captures."""
+        return lambda value, rows=None, tokens=None: None
 
-    def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
-        """Take a record, whose tensors may be read later. `show`: print it at once."""
-
-    def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
-        """Take a record whose statistics are computed later; False: the caller has to `emit` it.
+    def emit(self, start: tuple[Any, ...], data: Mapping[str, Any], *, show: bool = False) -> None:
+        """Take a record, whose tensors may be read later. `show`: print it at once.
 
         start: the values of RECORD_KEYS, with which the record begins
         """
 
-    def fail(self, site: PlacedHook, what: str) -> None:
-        """A site cannot do what its hook asks for: raise HookError, or in a trial run note it."""
-
-    def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The op of a site; in a trial run a version that notes its exceptions."""
-
     def settle(self) -> None:
         """Read the tensors of pending records."""
 
+    def fail(self, site: HookSite, what: str) -> None:
+        """A site cannot do what its hook asks for: raises HookError that names both; a trial run notes it."""
+        raise HookError(f"{site.where}: {what}")
 
-class PlacedHook:
-    """Implements `hookrun.actions.base.Site`; each installation creates new ones.
+    def guard(self, site: HookSite, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The op of a site, whose exceptions end the run; in a trial run a version that notes them."""
+        return op
 
-    fired:   how often the hook fired here (its schedule let it through)
-    within:  path of the tensor that the hook is attached to, if a gradient hook is attached to several
-    at:      path, below `within`, of the tensor that the action is given
-    idle:    firings in which the hook found nothing to act on
-    changed: how many of the `total` elements its edits changed, counted while `clock.counting`
-    of_call: the number of the call that a gradient or a saved tensor belongs to; None: the current call
-    of_pass: the pass over the tokens that a gradient belongs to; None: the current pass
-    chosen_tokens: the positions that `tokens` selects in the current firing
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs of it."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+
+
+class HookSite:
+    """One hook at one module or parameter, see `hookrun.actions.site`; each installation creates new ones.
+
+    fired:     how often the hook fired here (its schedule let it through)
+    idle:      firings in which the hook found nothing to act on
+    changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
+    current:   the state of the firing in each thread
+    part:      the part of a tensor that the action acts on; None: all of it
     tokenizer: for the text of tokens; None: not known
-    part:    the part of a tensor that the action acts on; None: all of it
-    whole:   the whole tensor while the action is given a part of it, if `needs_whole`
-
-    The attributes of one firing (`within`, `at`, `of_call`, `of_pass`, `args`, `whole`, `chosen_tokens`) are separate
-    for each thread.
     """
 
     def __init__(
@@ -113,75 +113,25 @@ class PlacedHook:
         self._hook_seed = derived_seed(seed, self.hook_name)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
         action = hook.spec.action
-        self.firing_state = FiringState()
-        self._tokens = TokensNow(path, self.firing_state, clock)
-        self.part = part_of(hook, path, self._tokens)
+        self.current = CurrentCall()
+        self._tokens = TokensNow(path, self.current, clock)
+        self.part = _part_of(hook, path, self._tokens)
         self.needs_whole = any(
             isinstance(value, OutsideValue) and (value.at is not None or value.per_sample)
             for value in action.outside_values().values()
         )
         self._functions = hook.functions
-        self._held = HeldObjects(self.where)
+        self._held = list[Any]()
         self.tokenizer = hook.tokenizer
         self._draws = Draws(self.seed)
         self._outside = OutsideValues(
-            hook, self.where, self.part, self.firing_state, clock, self._draws, sink.has_values
+            hook, self.where, self.part, self.current, clock, self._draws, sink.has_values
         )
-
-    @property
-    def within(self) -> str:
-        """Path of the tensor that the hook is attached to."""
-        return self.firing_state.within
-
-    @within.setter
-    def within(self, path: str) -> None:
-        self.firing_state.within = path
-
-    @property
-    def at(self) -> str:
-        """Path, below `within`, of the tensor that the action is given."""
-        return self.firing_state.at
-
-    @at.setter
-    def at(self, path: str) -> None:
-        self.firing_state.at = path
-
-    @property
-    def of_call(self) -> int | None:
-        """The number of the call that a gradient or a saved tensor belongs to; None: the current call."""
-        return self.firing_state.of_call
-
-    @of_call.setter
-    def of_call(self, number: int | None) -> None:
-        self.firing_state.of_call = number
-
-    @property
-    def of_pass(self) -> Pass | None:
-        """The pass over the tokens that a gradient belongs to; None: the current pass."""
-        return self.firing_state.of_pass
-
-    @of_pass.setter
-    def of_pass(self, found: Pass | None) -> None:
-        self.firing_state.of_pass = found
 
     @property
     def tokens_now(self) -> Pass | None:
         """The pass over the tokens that the current firing belongs to; None: not known."""
         return self._tokens.model_pass
-
-    @property
-    def chosen_tokens(self) -> Chosen | None:
-        """The positions that `tokens` selects in the current firing."""
-        return self.firing_state.chosen
-
-    @property
-    def whole(self) -> Tensor | None:
-        """The whole tensor while the action is given a part of it."""
-        return self.firing_state.whole
-
-    @whole.setter
-    def whole(self, tensor: Tensor | None) -> None:
-        self.firing_state.whole = tensor
 
     @cached_property
     def where(self) -> str:
@@ -192,7 +142,7 @@ class PlacedHook:
     @property
     def call(self) -> int:
         """The number of the module's call within the forward pass, from 0; a gradient has the number of its call."""
-        of_call = self.firing_state.of_call
+        of_call = self.current.of_call
         if of_call is not None:
             return of_call
         return 0 if self.calls is None else self.calls.now.number
@@ -212,7 +162,7 @@ class PlacedHook:
             "total": self.total,
             "draws": self._draws.state_dict(),
             "calls": None if self.calls is None else self.calls.state_dict(),
-            "held": self._held.state_dict(),
+            "held": [self._of_object(own, "state_dict") for own in self._held],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -222,14 +172,41 @@ class PlacedHook:
         self._draws.load_state_dict(state["draws"])
         if self.calls is not None and state["calls"] is not None:
             self.calls.load_state_dict(state["calls"])
-        self._held.load_state_dict(state["held"])
+        # for another plan there may be more or fewer states than objects
+        for own, held in zip(self._held, state["held"], strict=False):
+            self._of_object(own, "load_state_dict", held)
+
+    def _of_object(self, own: Any, method: str, *args: Any) -> Any:
+        try:
+            return getattr(own, method)(*args)
+        except Exception as error:
+            what = f"{type(own).__name__}.{method} failed: {reason(error)}"
+            raise HookError(f"{self.where}: {what}") from error
 
     # ---- values ------------------------------------------------------------------------------------------------
 
+    def operand(self, field: str) -> Callable[[Tensor], Tensor | float]:
+        action = self.spec.action
+        if action.trains:
+            return self._trained(field)
+        value = getattr(action, field)
+        if not isinstance(value, float):
+            return self.constant(field)
+        exact = scalars(value)
+        return lambda x: exact.get(x.dtype, value)
+
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
-        """A function tensor -> the value of `field` in the tensor's dtype and device; with `at: same` its part."""
-        given = getattr(self.spec.action, field)
-        return self._outside.constant(given, self._values.get(field))
+        constant = self._constant(field)
+
+        def broadcast(x: Tensor) -> Tensor:
+            value = constant(x)
+            check_broadcast(value, x)
+            return value
+
+        return broadcast
+
+    def _constant(self, field: str) -> Callable[[Tensor], Tensor]:
+        return self._outside.constant(getattr(self.spec.action, field), self._values.get(field))
 
     def function(self, field: str) -> Trusted | GivenFunction:
         """The user's own function that the field names."""
@@ -247,42 +224,43 @@ class PlacedHook:
             clock.epoch,
             clock.step,
             self.call,
-            self.within or str(keys.target or ""),
+            self.current.within or str(keys.target or ""),
             self.generator,
         )
 
     def holds(self, own: Any) -> None:
         """Include the state of this object, which the action keeps between firings, in `state_dict`."""
-        self._held.add(own)
+        self._held.append(own)
 
-    def trainable(self, field: str) -> Callable[[], nn.Parameter]:
-        """A function that returns the added parameter, looked up in the module at each call.
+    def _trained(self, field: str) -> Callable[[Tensor], Tensor]:
+        """The added parameter as an operand, looked up in the module at each call: fully_shard replaces parameters.
 
         The first installation adds the parameter to the module.
         """
-        name = self.spec.action.adds(self.hook_name)
-        if name is None:
-            raise self._undeclared("adds a parameter", "return its name from `adds`")
-        present = partial(getattr, self.module, name)
-        if was_added(self.module, name):
-            return present
-        # an activation has no parameters of its own
-        nearby = chain(self.module.parameters(), self.clock.model.parameters())
-        like = next((p for p in nearby if p.is_floating_point()), torch.empty(0))
-        parameter = nn.Parameter(self.constant(field)(like).clone())
-        add_parameter(self.module, name, parameter)
-        return present
+        name = str(self.spec.action.adds(self.hook_name))
+        if not was_added(self.module, name):
+            # an activation has no parameters of its own
+            nearby = chain(self.module.parameters(), self.clock.model.parameters())
+            like = next((p for p in nearby if p.is_floating_point()), torch.empty(0))
+            add_parameter(self.module, name, nn.Parameter(self._constant(field)(like).clone()))
+        module = self.module
+
+        def trained(x: Tensor) -> Tensor:
+            parameter: Tensor = getattr(module, name).to(x)  # under autocast x may be of half precision
+            check_broadcast(parameter, x)
+            return parameter
+
+        return trained
 
     @property
     def args(self) -> tuple[Any, ...]:
         """The arguments of the current module call."""
-        if not self.spec.action.reads_arguments:
-            raise self._undeclared("reads the module's arguments", "declare `reads_arguments = True`")
-        return self.firing_state.args
+        self._require("args")
+        return self.current.args
 
     @args.setter
     def args(self, args: tuple[Any, ...]) -> None:
-        self.firing_state.args = args
+        self.current.args = args
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         """Every tensor and every None in the value, with its path."""
@@ -300,13 +278,14 @@ class PlacedHook:
 
     def generator(self, like: Tensor) -> Generator:
         """A generator on the tensor's device, with a seed for this draw, so that a draw depends on its number only."""
-        if not self.spec.action.draws:  # activation checkpointing would recompute the call with other numbers
-            raise self._undeclared("draws random numbers", "declare `draws = True`")
+        self._require("generator")  # activation checkpointing would recompute the call with other numbers
         return self._draws.generator(like.device)
 
     def drawn(self, like: Tensor, fill: Fill) -> Tensor:
         """Random numbers in shape, dtype and device of `like`."""
-        return drawn(like, fill, self.generator(like), self.clock.rows if self.hook_type.of_rows else None)
+        self._require("drawn")
+        generator = self._draws.generator(like.device)
+        return drawn(like, fill, generator, self.clock.rows if self.hook_type.of_rows else None)
 
     def chance(self) -> float:
         """A number from 0 to 1 that decides whether this firing takes place; the same when the call is recomputed."""
@@ -332,14 +311,11 @@ class PlacedHook:
     # ---- records and captures ----------------------------------------------------------------------------------
 
     def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
-        """Send a record to the sink; path: of the tensor, by default the one that the action was given."""
-        clock, firing = self.clock, self.firing_state
-        at = firing.within + (firing.at if path is None else path)
+        clock, current = self.clock, self.current
+        at = current.within + (current.at if path is None else path)
         when = clock.mode, clock.epoch, clock.step, self.call
         start = (self.hook_name, self.path, at, self.spec.action.action_name, *when)
-        if type(data) is Measured and not show and self.sink.measure(start, data):
-            return
-        self.sink.emit({**dict(zip(RECORD_KEYS, start, strict=True)), **data}, show=show)
+        self.sink.emit(start, data, show=show)
 
     def fail(self, what: str) -> None:
         """The hook cannot do its work here: raises HookError; a trial run collects the message instead."""
@@ -347,8 +323,7 @@ class PlacedHook:
 
     def keep(self) -> Keeper:
         """A function that gives captured values to the sink."""
-        if not self.spec.action.captures:
-            raise self._undeclared("keeps values", "declare `captures = True`")
+        self._require("keep")
         keep = self.sink.keeper(self)
         return keep if self.spec.keys.tokens is None else self._with_tokens(keep)
 
@@ -356,7 +331,7 @@ class PlacedHook:
         """`keep`, called with the sample and the token of each row."""
 
         def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            chosen = self.firing_state.chosen
+            chosen = self.current.chosen
             if chosen is None:
                 raise HookError(f"{self.where}: the value holds no tensor: name one with `target`")
             found = chosen.rows if rows is None else chosen.rows.at(rows)
@@ -373,15 +348,15 @@ class PlacedHook:
             return kept.rows
 
         def rows_of_tokens(shape: Sequence[int]) -> Tensor:
-            chosen = self.firing_state.chosen
+            chosen = self.current.chosen
             of_rows = torch.arange(*shape[:1], device="cpu") if chosen is None else chosen.rows.samples
             return kept.is_kept()[of_rows].nonzero().squeeze(1)
 
         return rows_of_tokens
 
-    def judge(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
+    def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """Judge a check: policy `error` reads the result and raises CheckFailed, others emit a record."""
-        judge(self, ok, message, policy, least, largest)
+        check_result(self, ok, message, policy, least, largest)
 
     def found_nothing(self) -> None:
         """Count the current firing as idle: it found nothing for its action."""
@@ -389,5 +364,29 @@ class PlacedHook:
             self._idle_at = self.fired
             self.idle += 1
 
-    def _undeclared(self, does: str, hint: str) -> HookError:
-        return HookError(f"{self.where}: the action {does}, which it does not declare: {hint}")
+    def _require(self, member: str) -> None:
+        """Raise HookError if the action uses a member of the site that it does not declare."""
+        if member not in self.spec.action.uses:
+            raise HookError(f"{self.where}: the action uses `{member}` of its site: name it in `uses`")
+
+
+def _part_of(hook: PlannedHook, path: str, now: TokensNow) -> TensorPart | None:
+    """The part at one module: `heads` first, then `index` within these, then `tokens`; None: the whole tensor."""
+    keys, action = hook.spec.keys, hook.spec.action
+    parts = list[TensorPart]()
+    tokens = None
+    if keys.tokens is not None:
+        tokens = TokensPart(Rule(keys.tokens, action.observes, hook.texts), now)
+    if keys.heads is not None:
+        not_dim = tokens.dims[0] if tokens is not None else -1
+        parts.append(HeadsPart(keys.heads, hook.heads[path], not_dim))
+    if keys.index is not None:
+        in_order = hook.spec.hook_type.batch and action.captures
+        indexed = Part(keys.index, in_order=in_order)
+        parts.append(indexed if tokens is None else Indexed(indexed, tokens))
+    if tokens is not None:
+        parts.append(tokens)
+    whole: TensorPart | None = None
+    for part in reversed(parts):
+        whole = part if whole is None else PartOfPart(part, whole)
+    return whole

@@ -11,28 +11,26 @@ from typing import Any, TypeVar, cast
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.direct_calls import call_directly
+from hookrun.actions.own_code import may_draw
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import HookType
 from hookrun.plan.model_tree import unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
-from hookrun.runtime.apply_action import Op, compose
+from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import Tracing
-from hookrun.runtime.compiled_stats import with_compiled_stats
+from hookrun.runtime.fast.direct_calls import call_directly
 from hookrun.runtime.hooked_parameters import HookedParameters
 from hookrun.runtime.hooks import registered_hooks
-from hookrun.runtime.hooks.base import Firing, ModuleHook, ParameterHook, RegisteredHook, Shared
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, ParameterHook, RegisteredHook, Shared
 from hookrun.runtime.hooks.calls import CallCounter, ForwardCounter
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.reduced import ReducedGradients
-from hookrun.runtime.sharded import is_sharded
-from hookrun.runtime.sharded_models import move_inside_sharding, sharded_too_early
-from hookrun.runtime.site import PlacedHook, Sink
+from hookrun.runtime.sharded import is_sharded, move_inside_sharding, sharded_too_early
+from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.tokens.sequences import Sequences
-from hookrun.runtime.unscaled import unscaled
 from hookrun.runtime.wrapped import GradientsOfWrapped, in_group
 
 R = TypeVar("R", bound=RegisteredHook)
@@ -61,7 +59,7 @@ class Wiring:
         self.plan = plan
         self.clock = clock
         self.sink = sink
-        self.sites = list[PlacedHook]()
+        self.sites = list[HookSite]()
         self.tracing = Tracing(plan)
         self.sequences: Sequences | None = None
         self._model = model
@@ -114,12 +112,12 @@ class Wiring:
 
     # ---- sites and firings -------------------------------------------------------------------------------------
 
-    def _site(self, hook: PlannedHook, path: str, module: nn.Module) -> PlacedHook:
-        site = PlacedHook(hook, path, module, self.clock, self.sink, self.plan.seed)
+    def _site(self, hook: PlannedHook, path: str, module: nn.Module) -> HookSite:
+        site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed)
         self.sites.append(site)
         return site
 
-    def _firing(self, site: PlacedHook) -> Firing:
+    def _firing(self, site: HookSite) -> BoundHook:
         targeted = not registered_hooks()[site.hook_type].finds_target
         open_gate = gate(site.spec.keys.when, self.clock, lambda: site.call, site.chance)
 
@@ -133,14 +131,10 @@ class Wiring:
 
         composed = compose(site, targeted=targeted)
         op_of_new = None if composed.of_new is None else finished(composed.of_new)
-        keys, action = site.spec.keys, site.spec.action
-        alone = action.pointwise and site.part is None and keys.target is None
-        pointwise = action.build_into(site) if alone else None
         traced = self.tracing.of(site, targeted=targeted)
-        op = finished(with_compiled_stats(site, composed.op))
-        return Firing(site, op, traced, pointwise, open_gate, op_of_new)
+        return BoundHook(site, finished(composed.op), traced, op_of_new)
 
-    def _made(self, kind: type[R], sites: Sequence[PlacedHook]) -> R:
+    def _made(self, kind: type[R], sites: Sequence[HookSite]) -> R:
         made = kind.of([self._firing(site) for site in sites], self._shared)
         self._registered.append(made)
         return made
@@ -169,7 +163,7 @@ class Wiring:
 
     def _install_on(self, module: nn.Module, planned: Iterable[tuple[PlannedHook, Match]]) -> None:
         """Install the hooks of one module, one callable per type; those of greater depth run closer to the forward."""
-        by_kind = defaultdict[type[ModuleHook], list[PlacedHook]](list)
+        by_kind = defaultdict[type[ModuleHook], list[HookSite]](list)
         planned = list(planned)
         calls = self._calls(module, [hook for hook, _ in planned])
         for hook, match in planned:
@@ -223,8 +217,8 @@ class Wiring:
 
     def _install_on_parameters(self, modules: Mapping[str, nn.Module]) -> None:
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        on_gradients = defaultdict[tuple[str, HookType], list[PlacedHook]](list)
-        on_steps = list[PlacedHook]()
+        on_gradients = defaultdict[tuple[str, HookType], list[HookSite]](list)
+        on_steps = list[HookSite]()
         for hook, match in self._planned(ParameterHook, OptimizerSteps):
             site = self._site(hook, match.path, modules[_owner(hook, match)])
             if hook.spec.hook_type.on == "optimizer":
@@ -313,8 +307,8 @@ def _needs_calls(hook: PlannedHook) -> bool:
     """Whether the calls must be numbered, so that a recomputation under activation checkpointing can be identified."""
     spec = hook.spec
     draws = spec.draws_in_forward
-    if draws and spec.action.own_functions() and spec.keys.when.probability == 1:
-        draws = spec.action.may_draw(hook.functions.values())
+    if draws and hook.functions and spec.keys.when.probability == 1:
+        draws = may_draw(hook.functions.values())
     return draws or spec.keys.tokens is not None
 
 
@@ -323,7 +317,7 @@ def _owner(hook: PlannedHook, match: Match) -> str:
     return match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
 
 
-def _of_own_rows(op: Op, clock: Clock, site: PlacedHook, value: Any) -> Any:
+def _of_own_rows(op: Op, clock: Clock, site: HookSite, value: Any) -> Any:
     """Run the op; in a pass that this rank makes for other ranks only, run it only if it edits in the forward pass.
 
     The gradients of such a pass are all zero, so observers and edits of gradients are left out.

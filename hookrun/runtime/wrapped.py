@@ -21,8 +21,7 @@ from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooked_parameters import HookedParameters, Moves
 from hookrun.runtime.hooks.base import ParameterHook, RegisteredHook
 from hookrun.runtime.reduced import ReducedGradients
-from hookrun.runtime.sharded import is_sharded
-from hookrun.runtime.sharded_models import is_fully_sharded, reduces
+from hookrun.runtime.sharded import is_fully_sharded, is_sharded, reduces
 
 
 def in_group() -> bool:

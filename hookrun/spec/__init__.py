@@ -71,7 +71,8 @@ def read_experiment(
     problems += [*wrong_in_task, *wrong, *wrong_in_hooks]
     if problems or settings is None:
         return None, problems
-    return Experiment(settings, Spec(tuple(hooks), settings.seed), tuple(notes)), []
+    spec = Spec(tuple(hooks) if settings.hooked else (), settings.seed)
+    return Experiment(settings, spec, tuple(notes)), []
 
 
 def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:

@@ -306,7 +306,8 @@ class Settings(Section):
 
     vars:  the user's own keys, used only by interpolations in other places: `${vars.strength}`
     needs: experiments that are run before this one
-    baseline: a sweep also runs its jobs without hooks, and its page compares the other jobs with these
+    hooked: whether the hooks are installed; if false they are only checked and stored
+    baseline: a sweep also runs its jobs with `hooked: false`, and its page compares the other jobs with these
     tags:  words that reports and sweeps show; they have no other effect
     """
 
@@ -315,6 +316,7 @@ class Settings(Section):
     data: Data
     train: Train = Train.model_construct()
     compute: Compute = Compute.model_construct()
+    hooked: bool = Field(default=True, strict=True)
     seed: int = Field(default=0, ge=0, lt=2**63)
     strict: bool = False
     objective: Objective = Objective.model_construct()

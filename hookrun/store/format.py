@@ -40,8 +40,6 @@ JOB = "job.json"
 """In the directory of a job of a sweep: identifies the job when the sweep is resumed."""
 SWEEP = "sweep.json"
 """In the directory of a sweep: how it ended the last time."""
-STUDY = "study.jsonl"
-"""In the directory of a sweep whose sweeper chose the jobs: every trial, in the order of its choice."""
 RECORDED = "recorded"
 """A key in env.json of a run in a user's own loop, which may log a line twice."""
 

@@ -76,11 +76,9 @@ class Status(Record):
 
 
 class JobRecord(Record):
-    """job.json: hashes of the job's configuration; `without_hooks` is equal for jobs that differ in hooks alone."""
+    """job.json: the hash of the job's configuration, by which a resumed sweep knows the job."""
 
     config: Sha256
-    has_hooks: bool | None = None
-    without_hooks: Sha256 | None = None
 
 
 class SweepRecord(Record):
@@ -93,19 +91,6 @@ class SweepRecord(Record):
     fail_fast: bool = False
     stopped_by: Text = ""
     jobs: Count | None = None
-
-
-class TrialLine(Record):
-    """A line of study.jsonl: a job whose values a sweeper chose.
-
-    params: key -> the value that the sweeper chose
-    value:  of the objective; None if the job has none
-    """
-
-    number: Count
-    job: Text
-    params: dict[Name, Text]
-    value: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
 
 class PlannedMatch(Record):
@@ -345,7 +330,6 @@ class SampleLine(Record):
 
 
 SAMPLES_LINE: TypeAdapter[Any] = TypeAdapter(SampleLine)
-TRIAL_LINE: TypeAdapter[Any] = TypeAdapter(TrialLine)
 
 
 class TokenLine(Record):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +20,6 @@ if TYPE_CHECKING:
 MOST_YAML = 2**20
 """Most bytes of a YAML file."""
 
-_SMALL = 2**16
-"""Most characters of a file whose content is cached."""
-
-_MOST_KNOWN = 64
-_known = dict[str, Any]()
-"""Cache: text of a file -> its content."""
-
-_NOT_KNOWN = object()
-
 
 def read_yaml(path: Path, root: Path) -> Any:
     """The content with its interpolations unresolved; None if the file does not exist.
@@ -42,12 +32,7 @@ def read_yaml(path: Path, root: Path) -> Any:
     from yaml import YAMLError
 
     try:
-        text = read_inside(path, root, limit=MOST_YAML).decode("utf-8")
-        if len(text) > _SMALL:
-            return _content(text)
-        if (content := _known.get(text, _NOT_KNOWN)) is _NOT_KNOWN:
-            remember(text, content := _content(text))
-        return copy.deepcopy(content)
+        return _content(read_inside(path, root, limit=MOST_YAML).decode("utf-8"))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -61,44 +46,10 @@ def read_yaml(path: Path, root: Path) -> Any:
 def _content(text: str) -> Any:
     from omegaconf import OmegaConf
 
-    from hookrun.yaml_files import plain
     from hookrun.yaml_limits import check_text
 
     check_text(text)
-    found = plain(text, fast=True)
-    if isinstance(found, str):
-        found = {found: None}  # as OmegaConf reads a bare string
-    return OmegaConf.to_container(OmegaConf.create(found), resolve=False) if found is not None else {}
-
-
-def remember(text: str, content: Any) -> None:
-    """Let `read_yaml` return a copy of the content for a file with this text.
-
-    A page reads the same few files several times, usually of a run that was just written.
-    """
-    if len(text) > _SMALL:
-        return
-    if len(_known) >= _MOST_KNOWN:
-        _known.pop(next(iter(_known)), None)
-    _known[text] = content
-
-
-def comes_back(content: Any) -> bool:
-    """Whether writing the content as YAML and reading it back certainly gives the same.
-
-    True for mappings and lists of numbers, None and texts of printable ASCII; for others False, though it might.
-    """
-    if isinstance(content, str):
-        return content.isascii() and content.replace("\n", "").isprintable()
-    if isinstance(content, dict):
-        return all(isinstance(key, str) and comes_back(key) and comes_back(content[key]) for key in content)
-    if isinstance(content, list):
-        return all(map(comes_back, content))
-    return (
-        content is None
-        or isinstance(content, bool | int)
-        or (isinstance(content, float) and isfinite(content))
-    )
+    return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
 
 
 @dataclass(frozen=True)

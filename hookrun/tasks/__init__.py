@@ -67,16 +67,17 @@ def parse_experiment(config: Mapping[str, Any]) -> Experiment:
     return replace(experiment, notes=(*experiment.notes, note))
 
 
-def prepare(
-    experiment: Experiment, *, trust: frozenset[str] = frozenset(), cache: JobCache | None = None
-) -> Ready:
+def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> Ready:
     """Check everything that can be checked before the run directory is created.
 
     trust: names of the packages whose code the experiment may use
-    cache: models and trial runs of the sweep's jobs that were checked before
 
     Raises SpecError, or CompileError where only hooks do not fit the model, with every mistake.
     """
+    return _prepared(experiment, trust, None)
+
+
+def _prepared(experiment: Experiment, trust: frozenset[str], cache: JobCache | None) -> Ready:
     trust = trust | of_environment()
     problems, notes = list[Problem](), tuple[str, ...]()
     with read_once(trust):
@@ -109,7 +110,7 @@ def check_jobs(
     refused = dict[int, SpecError | CompileError]()
     for number in sorted(jobs, key=lambda number: model_key(jobs[number].settings)):
         try:
-            prepare(jobs[number], trust=trust, cache=cache)
+            _prepared(jobs[number], trust, cache)
         except (SpecError, CompileError) as error:
             refused[number] = error
     return refused

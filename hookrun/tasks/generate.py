@@ -83,7 +83,7 @@ class GenerateTask(TaskOfSplits):
 
         encoder: the prompt is read by an encoder, so that it takes no positions of the decoder
         """
-        from hookrun.models.token_fit import positions_of
+        from hookrun.models.arguments import positions_of
 
         limit, prompt = positions_of(model), _prompt_length(info)
         if limit is None or prompt is None:

@@ -10,8 +10,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hookrun.actions import Action
-from hookrun.actions.context import HookContext
 from hookrun.actions.given import GivenFunction
+from hookrun.actions.site import HookContext
+from hookrun.actions.tensors import check_broadcast, scalars
 from hookrun.hook_types import FORWARD
 
 
@@ -43,7 +44,28 @@ class FakeSite:
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         value = self.values.get(field)
         source = torch.tensor(getattr(self.action, field), dtype=torch.float64) if value is None else value
-        return lambda like: source.to(device=like.device, dtype=like.dtype)
+
+        def constant(like: Tensor) -> Tensor:
+            found = source.to(device=like.device, dtype=like.dtype)
+            check_broadcast(found, like)
+            return found
+
+        return constant
+
+    def operand(self, field: str) -> Callable[[Tensor], Tensor | float]:
+        if self.action.trains:
+            self.bias = nn.Parameter(torch.tensor(getattr(self.action, field)))
+
+            def trained(like: Tensor) -> Tensor:
+                check_broadcast(self.bias, like)
+                return self.bias.to(like)
+
+            return trained
+        value = getattr(self.action, field)
+        if not isinstance(value, float):
+            return self.constant(field)
+        exact = scalars(value)
+        return lambda like: exact.get(like.dtype, value)
 
     def function(self, field: str) -> Any:
         """The function that the action was given, or a stand-in for any name."""
@@ -56,10 +78,6 @@ class FakeSite:
 
     def holds(self, own: Any) -> None:
         """Does nothing: no state is saved."""
-
-    def trainable(self, field: str) -> Callable[[], nn.Parameter]:
-        self.bias = nn.Parameter(self.constant(field)(torch.empty(0)).clone())
-        return lambda: self.bias
 
     def drawn(self, like: Tensor, fill: Callable[[Tensor, Generator], Tensor]) -> Tensor:
         return fill(torch.empty_like(like), self.generator(like))
@@ -89,7 +107,7 @@ class FakeSite:
     def chosen(self, keep: Any) -> Callable[[Any], Tensor]:
         return lambda shape: torch.arange(0, shape[0], keep.every)
 
-    def judge(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
+    def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         self.verdicts.append((ok, message, policy))
 
 

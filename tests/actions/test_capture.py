@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from hookrun.actions.capture import Capture
+from hookrun.actions.rows import TokenRows
 from hookrun.hook_types import APPLY
 
 
@@ -104,3 +105,27 @@ def test_it_observes_and_does_not_change_the_value() -> None:
     assert Capture.observes
     assert Capture.scope == "value"
     assert APPLY not in Capture.hook_types
+
+
+@pytest.mark.parametrize(
+    "keep", [{}, {"every": 0}, {"every": 2, "reservoir": 3}, "all", {"first": 3}], ids=str
+)
+def test_a_choice_is_one_of_two(keep: Any) -> None:
+    with pytest.raises(ValidationError):
+        Capture(keep=keep)
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"), [({"every": 2}, "every 2"), ({"reservoir": 9}, "reservoir 9")], ids=str
+)
+def test_its_text_names_the_choice(keep: Any, said: str) -> None:
+    assert str(Capture(keep=keep).keep) == said
+
+
+def test_a_part_of_the_rows_has_all_their_columns() -> None:
+    columns = [torch.arange(start, start + 3) for start in (0, 10, 20, 30, 40)]
+    picked = torch.tensor([2, 0])
+    part = TokenRows(*columns).at(picked)
+    for name, column in zip(TokenRows.__slots__, columns, strict=True):
+        assert torch.equal(getattr(part, name), column[picked]), name
+    assert TokenRows(*columns[:4]).at(picked).keys is None

@@ -26,7 +26,7 @@ class Verdicts:
     def __init__(self) -> None:
         self.given = list[tuple[Tensor, str, str]]()
 
-    def judge(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
+    def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         self.given.append((ok, message, policy))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.actions.context import HookContext
+from hookrun.actions.site import HookContext
 
 
 def test_it_describes_the_current_firing() -> None:

@@ -44,7 +44,7 @@ def test_a_call_without_a_positional_argument_is_an_error(build: Callable[..., A
 
 def test_it_is_for_forward_and_declares_that_it_reads_arguments() -> None:
     assert Linear.hook_types == {FORWARD}
-    assert Linear.reads_arguments
+    assert Linear.uses == ("args",)
 
 
 @pytest.mark.parametrize("params", [{}, {"weight": "probe", "bias": None}], ids=str)

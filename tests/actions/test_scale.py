@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hookrun.actions.scale import Scale
@@ -25,12 +23,11 @@ def test_a_number_multiplies_as_a_python_float_does(
     assert torch.equal(build(Scale(factor=factor))(x), x * float(factor))
 
 
-@given(st.floats(-10, 10), st.integers(0, 4))
-def test_half_precision_does_not_round_the_factor_first(factor: float, seed: int) -> None:
-    x = torch.randn(8, generator=torch.Generator().manual_seed(seed)).bfloat16()
+@pytest.mark.parametrize("factor", [0.1, -2.7, 1 / 3, 9.99, 1.001])
+def test_half_precision_does_not_round_the_factor_first(factor: float, build: Callable[..., Any]) -> None:
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
     exact = (x.double() * factor).bfloat16()
-    scaled = Scale(factor=factor).build(None)(x)  # type: ignore[arg-type]  # a number asks nothing of the site
-    torch.testing.assert_close(scaled, exact, rtol=2**-7, atol=0)
+    assert torch.equal(build(Scale(factor=factor))(x), exact)
 
 
 def test_a_list_multiplies_along_the_last_dimension(build: Callable[..., Any]) -> None:

@@ -13,8 +13,6 @@ from hookrun.errors import CheckFailed, CompileError, Problem
 from hookrun.spec import Experiment
 from hookrun.store.run_dir import RunDir
 
-PREPARE = tasks.prepare
-
 
 @dataclass
 class Notes:
@@ -32,12 +30,7 @@ class Notes:
     went_on: list[Path] = field(default_factory=list)
     mended: bool = False
 
-    def prepare(
-        self, experiment: Experiment, *, trust: frozenset[str], cache: tasks.JobCache | None = None
-    ) -> Experiment | tasks.Ready:
-        """Jobs are really checked before a sweep; what a run prepares is noted."""
-        if cache is not None:
-            return PREPARE(experiment, trust=trust, cache=cache)
+    def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Experiment:
         self.prepared.append((experiment, trust))
         if experiment.settings.seed == 2:
             raise CompileError([Problem("hooks.clip_fc.select", "nothing matches")])

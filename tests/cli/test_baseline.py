@@ -26,9 +26,6 @@ def test_there_is_one_baseline_before_the_others_for_each_of_the_other_settings(
 
 
 def test_jobs_that_differ_only_in_hooks_share_a_baseline(cwd: Path, notes) -> None:
-    assert main([*CLIP, "+vars.limit=0.1,0.2", "hooks.clip_fc.max=${vars.limit}"]) == 0
-    assert jobs_of(notes) == [(0, False), (0, True), (0, True)]
-    notes.prepared.clear()
     assert main(["-m", "baseline=true", "hooks=none,noise"]) == 0
     assert jobs_of(notes) == [(0, False), (0, True)], "one is there already"
     notes.prepared.clear()
@@ -68,25 +65,42 @@ def test_the_page_finds_the_same_baseline_of_each_job_as_the_sweep(cwd: Path, no
     for name, top in (("one", 0.1), ("two", 0.2)):
         hook = f"{{select: fc, hook: grad, action: clamp, max: {top}}}"
         files[f"experiment/{name}"] = f"# @package _global_\nvars: {{top: {top}}}\nhooks: {{c: {hook}}}\n"
-    for name, key in (("added", "experiment=one,two"), ("there", "experiment=zero,one")):
+    for name, key in (("added", "experiment=one,two"), ("alone", "experiment=zero,one")):
         typed = ["-m", "--config-dir", conf(**files), key, "seed=5,6", "baseline=true"]
         assert main([*typed, f"hydra.sweep.dir={name}"]) == 0
         facts = read_sweep(cwd / name)
-        assert len(facts.baselines) == 2 and facts.counts == {"done": len(facts.jobs)}, name
+        assert len(facts.baselines) == (4 if name == "added" else 2) and facts.counts == {
+            "done": len(facts.jobs)
+        }, name
         for job in facts.compared:
             found = baseline_of(job, facts.baselines, facts.varied)
-            assert found is not None and found.overrides["seed"] == job.overrides["seed"], name
+            if job.overrides["experiment"] != "zero":
+                assert found is not None and found.overrides["seed"] == job.overrides["seed"], name
 
 
-def test_problems_of_a_baseline_say_that_it_was_added(cwd: Path, notes, conf, capsys) -> None:
+def test_hooks_can_be_switched_off_for_some_jobs_of_a_sweep(cwd: Path, notes) -> None:
+    command = ["-m", "experiment=clip_fc", "hooks.clip_fc.max=0.1,0.2", "hydra.sweep.dir=mine"]
+    assert main([*command, "hooked=true,false", "seed=5,6"]) == 0
+    assert sorted(jobs_of(notes)) == [(5, False), (5, True), (5, True), (6, False), (6, True), (6, True)]
+    facts = read_sweep(cwd / "mine")
+    assert (len(facts.baselines), facts.total) == (2, 6)
+    notes.ran.clear()
+    assert main(["-m", "resume=mine"]) == 0
+    assert notes.ran == []
+
+
+def test_a_baseline_is_not_repeated_for_jobs_that_switch_their_hooks_off(notes) -> None:
+    assert main([*CLIP, "hooks.clip_fc.max=0.1,0.2", "hooked=true,false"]) == 0
+    assert sorted(jobs_of(notes)) == [(0, False), (0, True), (0, True)]
+
+
+def test_a_value_may_come_from_a_hook_that_is_switched_off(cwd: Path, notes, conf) -> None:
     text = """# @package _global_
         hooks: {c: {select: fc, hook: grad, action: clamp, max: 0.1}}
         train: {optimizer: {lr: "${hooks.c.max}"}}"""
     mine = conf(**{"experiment/reads": "\n".join(map(str.strip, text.splitlines()))})
-    assert main(["-m", "--config-dir", mine, "experiment=reads", "seed=5,6", "baseline=true"]) == 2
-    said = capsys.readouterr().err
-    assert "added by `baseline: true` and has no hooks; take the value from `vars`" in said
-    assert not notes.ran
+    assert main(["-m", "--config-dir", mine, "experiment=reads", "seed=5,6", "baseline=true"]) == 0
+    assert jobs_of(notes) == [(5, False), (6, False), (5, True), (6, True)]
 
 
 def test_the_line_of_the_best_job_has_the_value_of_its_baseline(cwd: Path, capsys) -> None:

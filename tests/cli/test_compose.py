@@ -24,7 +24,7 @@ def test_an_experiment_is_plain_data_without_hydras_part() -> None:
     }
     assert config["seed"] == 3
     roots = {"task", "model", "data", "train", "compute", "hooks", "seed", "strict", "objective", "tags"}
-    assert set(config) == roots | {"baseline"}
+    assert set(config) == roots | {"baseline", "hooked"}
 
 
 def test_the_defaults_are_a_valid_experiment_without_hooks() -> None:

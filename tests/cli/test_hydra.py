@@ -46,7 +46,7 @@ def test_a_full_disk_is_not_a_wrong_configuration_and_its_folder_is_named(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("hookrun.cli.in_turn._save" if sweep else "hydra.core.utils._save_config", full)
+    monkeypatch.setattr("hydra.core.utils._save_config", full)
     typed = ["-m", "seed=5,6", "hydra.sweep.dir=mine"] if sweep else ["seed=5", "hydra.run.dir=mine"]
     assert main(typed) == 1
     said = "cannot write Hydra's files in mine: No space left on device"

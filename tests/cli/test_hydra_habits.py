@@ -9,42 +9,52 @@ import pytest
 
 from hookrun.cli import main
 from hookrun.cli.compose import compose_dict
+from hookrun.tasks import parse_experiment
 
 Conf = Callable[..., str]
+HOOK = "{select: fc, hook: grad, action: print}"
 TYPED = "+hooks.x={select: fc, hook: forward, action: print}"
 
 
-def test_hooks_none_removes_hooks_wherever_they_are_defined(conf: Conf) -> None:
-    hook = "{select: fc, hook: grad, action: print}"
-    inline = f"# @package _global_\ndefaults: [{{override /hooks: scale}}]\nhooks: {{a: {hook}}}\n"
-    below = f"# @package _global_\ndefaults: [mine]\nhooks: {{b: {hook}}}\n"
-    folder = conf(**{"experiment/mine": inline, "experiment/below": below})
-    for name in ("mine", "below"):
-        experiment = f"experiment={name}"
-        assert len(compose_dict([experiment], folder)["hooks"]) >= 3
-        for none in ("hooks=none", "~hooks"):
-            assert compose_dict([none, experiment], folder)["hooks"] == {}
-            assert list(compose_dict([TYPED, experiment, none], folder)["hooks"]) == ["x"]
-        assert "a" in compose_dict([experiment, "hooks=capture"], folder)["hooks"]
+INLINE = f"# @package _global_\ndefaults: [{{override /hooks: scale}}]\nhooks: {{print_a: {HOOK}, print_b: {HOOK}}}\n"
+BELOW = f"# @package _global_\ndefaults: [mine]\nhooks: {{b: {HOOK}}}\n"
 
 
-def test_a_hook_that_hooks_none_has_removed_may_be_deleted_too(conf: Conf, notes, capsys) -> None:
-    hook = "{select: fc, hook: grad, action: print}"
-    text = f"# @package _global_\ndefaults: [{{override /hooks: scale}}]\nhooks: {{print_a: {hook}, print_b: {hook}}}\n"
-    folder = conf(**{"experiment/mine": text})
-    for none in ("hooks=none", "~hooks"):
-        gone = [none, "~hooks.print_a", "~hooks.dim"]
-        assert compose_dict(["experiment=mine", *gone], folder)["hooks"] == {}
-        assert list(compose_dict([*gone, "experiment=mine", TYPED], folder)["hooks"]) == ["x"]
-    line = ["--config-dir", folder, "experiment=mine", "hooks=none", "~hooks.print_a"]
+@pytest.mark.parametrize("none", ["hooks=none", "~hooks"])
+@pytest.mark.parametrize("name", ["mine", "below"])
+def test_hooks_none_switches_hooks_off_wherever_they_are_defined(none: str, name: str, conf: Conf) -> None:
+    folder = conf(**{"experiment/mine": INLINE, "experiment/below": BELOW})
+    experiment = f"experiment={name}"
+    assert len(parse_experiment(compose_dict([experiment], folder)).hooks.hooks) >= 3
+    config = compose_dict([none, experiment], folder)
+    assert config["hooked"] is False and "print_a" in config["hooks"]
+    assert parse_experiment(config).hooks.hooks == ()
+    config = compose_dict([TYPED, experiment, none], folder)
+    assert config["hooked"] is True and list(config["hooks"]) == ["x"]
+    assert compose_dict([none, experiment, "hooked=true"], folder)["hooked"] is True
+
+
+@pytest.mark.parametrize("none", ["hooks=none", "~hooks"])
+def test_a_hook_may_be_deleted_beside_hooks_none(none: str, conf: Conf, notes, capsys) -> None:
+    folder = conf(**{"experiment/mine": INLINE})
+    gone = [none, "~hooks.print_a", "~hooks.print_b"]
+    assert compose_dict(["experiment=mine", *gone], folder)["hooked"] is False
+    assert list(compose_dict([*gone, "experiment=mine", TYPED], folder)["hooks"]) == ["x"]
+    line = ["--config-dir", folder, "experiment=mine", none, "~hooks.print_a"]
     assert main([*line, "-m", "seed=5,6"]) == 0
     assert [len(each.hooks.hooks) for each, _ in notes.prepared[-2:]] == [0, 0]
-    for more in (["~hooks.prnt_b"], ["-m", "seed=5,6", "~hooks.prnt_b"], ["~hooks.prnt_b", "train.epoch=3"]):
+    for more in (["~hooks.prnt_b"], ["-m", "seed=5,6", "~hooks.prnt_b"]):
         capsys.readouterr()
         assert main([*line, *more]) == 2
         said = capsys.readouterr().err
         assert "~hooks.prnt_b: there is no such key" in said and "did you mean 'hooks.print_b'" in said
-        assert "~hooks.print_a:" not in said
+
+
+def test_hooks_that_are_switched_off_are_checked(notes, capsys) -> None:
+    assert main(["experiment=clip_fc", "hooked=false", "hooks.clip_fc.max=x"]) == 2
+    assert "hooks.clip_fc.max: found 'x'" in capsys.readouterr().err
+    assert main(["experiment=clip_fc", "hooked=maybe"]) == 2
+    assert "hooked: found 'maybe'" in capsys.readouterr().err
 
 
 def test_a_job_of_a_sweep_without_hooks(notes) -> None:

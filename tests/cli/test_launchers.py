@@ -10,8 +10,6 @@ import pytest
 
 import hookrun
 from hookrun.cli import main
-from hookrun.report.sections.study import importance
-from hookrun.report.study import Trial, read_study
 
 SHORT = ["model=mlp", "train.limit_batches=1", "train.epochs=1", "compute.device=cpu", "compute.threads=1"]
 CHECK = "+hooks.c={select: fc, hook: forward, action: check, max: 1}"
@@ -59,28 +57,8 @@ def test_a_resumed_optuna_sweep_chooses_the_same_trials(cwd: Path, capsys) -> No
     capsys.readouterr()
     assert main(["-m", "resume=cut", "hydra.sweeper.n_trials=4"]) == 0
     assert "sweep: 4 of 4 jobs done, 1 of them before" in capsys.readouterr().out
-    assert (cwd / "cut/study.jsonl").read_text() == (cwd / "whole/study.jsonl").read_text()
-    assert len(read_study(cwd / "cut")) == 4 and read_study(cwd / "cut")[0].params.keys() == {
-        "experiment",
-        "hooks.x.factor",
-    }
-    factors = [hookrun.open_run(cwd / f"cut/{n}").config["hooks"]["x"]["factor"] for n in range(4)]
-    assert factors == [float(trial.params["hooks.x.factor"]) for trial in read_study(cwd / "cut")], (
-        "what a trial chose is what its job has"
-    )
-    page = (cwd / "cut/report.html").read_text()
-    assert "Optimization history" in page and "4 trials" in page and "best so far" in page
-
-
-def test_importance_is_highest_for_the_key_that_matters() -> None:
-    trials = [
-        Trial(
-            n, str(n), {"lr": str(n / 10), "kind": "ab"[n % 2], "same": "1", "noise": str(n * 7 % 5)}, n / 2
-        )
-        for n in range(20)
+    chosen = [
+        [hookrun.open_run(cwd / f"{sweep}/{n}").config["hooks"]["x"]["factor"] for n in range(4)]
+        for sweep in ("cut", "whole")
     ]
-    shares = importance(trials)
-    assert next(iter(shares)) == "lr" and shares["lr"] > 0.8
-    assert "same" not in shares and sum(shares.values()) == pytest.approx(1)
-    assert importance(trials[:3]) == {}
-    assert importance([Trial(n, str(n), {"lr": str(n)}, 1.0) for n in range(9)]) == {}
+    assert chosen[0] == chosen[1]

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hookrun.cli import main
 from hookrun.cli.jobs import require_goal
-from hookrun.cli.optimizing import tell_sweeper
+from hookrun.cli.optimizing import prepare_sweeper, set_direction
 from hookrun.errors import SpecError
 from hookrun.spec.objective import Goal
 from hookrun.tasks import parse_experiment
@@ -35,27 +35,43 @@ def config(*typed: str, **sweeper: Any) -> DictConfig:
 
 def test_an_unset_direction_is_set() -> None:
     cfg = config(direction=Default.minimize, max_failure_rate=0.0)
-    assert tell_sweeper(cfg, ACCURACY) == "objective: maximize val/accuracy (best epoch of a run)"
-    assert (cfg.hydra.sweeper.direction, cfg.hydra.sweeper.max_failure_rate) == ("maximize", 1.0)
+    assert set_direction(cfg, ACCURACY) == "objective: maximize val/accuracy (best epoch of a run)"
+    assert cfg.hydra.sweeper.direction == "maximize"
     ax = config(ax_config={"experiment": {"minimize": True}})
-    tell_sweeper(ax, ACCURACY)
+    set_direction(ax, ACCURACY)
     assert ax.hydra.sweeper.ax_config.experiment.minimize is False
 
 
 def test_a_set_direction_is_kept_and_a_contradiction_is_refused() -> None:
-    strict = config("hydra.sweeper.max_failure_rate=0", direction="maximize", max_failure_rate=0.0)
-    tell_sweeper(strict, ACCURACY)
-    assert strict.hydra.sweeper.max_failure_rate == 0.0
+    set_direction(config(direction="maximize"), ACCURACY)
     for cfg in (
         config(direction="minimize"),
         config("hydra.sweeper.optim.maximize=false", optim={"maximize": False}),
     ):
         with pytest.raises(SpecError) as refused:
-            tell_sweeper(cfg, ACCURACY)
+            set_direction(cfg, ACCURACY)
         assert "objective.direction=minimize" in str(refused.value)
         assert [each.where for each in refused.value.errors][1] == "objective.direction"
     with pytest.raises(SpecError, match="a run has one objective, val/accuracy"):
-        tell_sweeper(config(direction=["minimize", "maximize"]), ACCURACY)
+        set_direction(config(direction=["minimize", "maximize"]), ACCURACY)
+
+
+def test_a_sweep_goes_on_after_failed_jobs_unless_a_rate_was_typed(tmp_path: Path) -> None:
+    for typed, rate in (((), 1.0), (("hydra.sweeper.max_failure_rate=0",), 0.0)):
+        cfg = config(*typed, max_failure_rate=0.0)
+        prepare_sweeper(cfg, tmp_path, 7)
+        assert cfg.hydra.sweeper.max_failure_rate == rate
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 7), (3, 3)])
+def test_a_sampler_without_a_seed_gets_the_one_of_the_experiment(
+    given: int | None, expected: int, tmp_path: Path
+) -> None:
+    cfg = config(sampler={"seed": given})
+    prepare_sweeper(cfg, tmp_path, 2**32 + 7)
+    assert cfg.hydra.sweeper.sampler.seed == expected
+    stored = OmegaConf.load(tmp_path / "multirun.yaml")
+    assert stored.hydra.sweeper.sampler.seed == given, "as it was typed"
 
 
 def test_a_job_with_another_objective_is_refused() -> None:
@@ -68,7 +84,7 @@ def test_a_job_with_another_objective_is_refused() -> None:
 
 
 def test_a_sweeper_without_a_known_direction_setting_gives_a_note() -> None:
-    said = tell_sweeper(config(_target_="hydra_plugins.climber.Climber"), ACCURACY)
+    said = set_direction(config(_target_="hydra_plugins.climber.Climber"), ACCURACY)
     assert "NOTE: Climber has no setting that says which direction is better" in said
 
 

@@ -86,3 +86,8 @@ def test_sizes_come_from_the_data_or_are_required_and_impossible_ones_are_refuse
     with pytest.raises(ValueError, match="13 tokens, and the decoder has 12 positions"):
         made()(torch.zeros(1, 13, dtype=torch.int64))
     copy.deepcopy(made())
+
+
+def test_a_folder_of_gpt2_is_refused_with_the_model_that_reads_it() -> None:
+    assert "model.args.path" in problem(path="gpt2") and "model=transformers" in problem(path="gpt2")
+    assert made(path=None, width=None, layers=None).config.hidden_size == 64

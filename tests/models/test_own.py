@@ -1,9 +1,10 @@
-"""Promises of every model of hookrun: built from the data's shape alone, one file in conf/, cheap to import."""
+"""hookrun's own models: built from the data's shape alone, one file in conf/, cheap to import."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import nn
 from hookrun.models import build, names, own_names
 from hookrun.models.decoder import Decoder
 from hookrun.models.language import TransformersArgs
+from hookrun.models.networks import CNN, MLP
 from hookrun.spec.experiment import Model
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
@@ -119,3 +121,63 @@ def test_no_relu_of_hookrun_s_models_works_in_place() -> None:
     relus = [m for name in OF_IMAGES for m in built(name).modules() if isinstance(m, nn.ReLU)]
     assert relus
     assert not any(relu.inplace for relu in relus)
+
+
+def test_mlp_alternates_linear_and_relu_and_ends_in_fc() -> None:
+    model = MLP(64, 10, (7, 5))
+    assert [(name, type(m).__name__) for name, m in model.named_modules() if not list(m.children())] == [
+        ("flatten", "Flatten"),
+        ("layers.0", "Linear"),
+        ("layers.1", "ReLU"),
+        ("layers.2", "Linear"),
+        ("layers.3", "ReLU"),
+        ("fc", "Linear"),
+    ]
+    assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_mlp_without_hidden_layers_is_linear() -> None:
+    model = MLP(6, 10, ())
+    assert list(dict(model.named_parameters())) == ["fc.weight", "fc.bias"]
+    assert model(torch.rand(2, 6)).shape == (2, 10)
+
+
+def test_cnn_runs_its_modules_in_the_order_of_their_names_and_nothing_else() -> None:
+    model = CNN(1, (8, 8), 10)
+    ran: list[str] = []
+    for name, module in model.named_children():
+        module.register_forward_hook(lambda *_, name=name: ran.append(name))
+    model(torch.rand(2, 1, 8, 8))
+    assert ran == ["conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten", "fc"]
+    assert ran == [name for name, _ in model.named_children()]
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small batches are not worth sharing, and threads that wait for each other are slow on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_cnn_reads_97_of_100_digits_after_five_epochs() -> None:
+    """Real images: 1,437 for training, 360 for validation."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(digits.target)
+    torch.manual_seed(0)
+    train, val = torch.randperm(len(images)).split([1437, 360])
+    model = CNN(1, (8, 8), 10)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(5):
+        for batch in train[torch.randperm(len(train))].split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        accuracy = (model(images[val]).argmax(1) == labels[val]).float().mean()
+    assert accuracy >= 0.97

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import hookrun
 from hookrun.actions import Action
-from hookrun.actions.base import Site
+from hookrun.actions.base import HookSite
+from hookrun.actions.fields import Meaning
 from hookrun.hook_types import HOOK_TYPES
 from hookrun.spec import HookSpec, Spec
 from hookrun.spec.hook import HookKeys
@@ -35,20 +36,20 @@ class Doubles(Action):
     action_name = "doubles"
     hook_types = frozenset(HOOK_TYPES.values())
 
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Callable[[Any], Any]:
         return lambda x: self.act(site, x)
 
-    def act(self, site: Site, x: Any) -> Any:
+    def act(self, site: HookSite, x: Any) -> Any:
         return x * 2
 
 
 class Draws(Doubles):
-    def act(self, site: Site, x: Tensor) -> Tensor:
+    def act(self, site: HookSite, x: Tensor) -> Tensor:
         return x + torch.empty_like(x).normal_(generator=site.generator(x))
 
 
 class Reads(Doubles):
-    def act(self, site: Site, x: Tensor) -> Tensor:
+    def act(self, site: HookSite, x: Tensor) -> Tensor:
         return x + site.args[0]
 
 
@@ -56,7 +57,7 @@ class Keeps(Doubles):
     observes = True
     scope = "value"
 
-    def build(self, site: Site) -> Callable[[Any], Any]:
+    def build(self, site: HookSite) -> Callable[[Any], Any]:
         return site.keep()
 
 
@@ -69,21 +70,21 @@ class ReturnsAll(Returns):
 
 
 class Reshapes(Doubles):
-    def act(self, site: Site, x: Tensor) -> Tensor:
+    def act(self, site: HookSite, x: Tensor) -> Tensor:
         return x.sum(0)
 
 
 class Widens(Doubles):
-    def act(self, site: Site, x: Tensor) -> Tensor:
+    def act(self, site: HookSite, x: Tensor) -> Tensor:
         return x.double()
 
 
 @pytest.mark.cases(
     ("action", "says"),
     [
-        (Draws(), "declare `draws = True`"),
-        (Reads(), "declare `reads_arguments = True`"),
-        (Keeps(), "declare `captures = True`"),
+        (Draws(), "uses `generator` of its site: name it in `uses`"),
+        (Reads(), "uses `args` of its site"),
+        (Keeps(), "uses `keep` of its site"),
         (Returns(), "declares `observes = True` and returns a value"),
         (ReturnsAll(), "declares `observes = True` and returns a value"),
         (Reshapes(), r"changes the shape from \[2, 3\] to \[3\]"),
@@ -113,7 +114,7 @@ def test_a_part_is_not_filled_by_broadcasting() -> None:
 
 def test_declared_draws_are_repeated_under_activation_checkpointing() -> None:
     class Declared(Draws):
-        draws = True
+        uses = ("generator",)
 
     def gradient(checkpointed: bool) -> Tensor:
         model, x = net(), X.clone().requires_grad_()
@@ -129,14 +130,14 @@ def test_declared_draws_are_repeated_under_activation_checkpointing() -> None:
 class Freezes(Doubles):
     scope = "module"
 
-    def act(self, site: Site, x: Any) -> None:
+    def act(self, site: HookSite, x: Any) -> None:
         x.requires_grad_(False)
 
 
 class Adds(Doubles):
     scope = "module"
 
-    def act(self, site: Site, x: Any) -> None:
+    def act(self, site: HookSite, x: Any) -> None:
         x.register_parameter("extra", nn.Parameter(torch.ones(1)))
 
 
@@ -144,7 +145,7 @@ class Adds(Doubles):
     ("action", "says"),
     [
         (Freezes(), "does not declare `freezes = True`"),
-        (Adds(), "adds 'extra', which its `adds` does not name"),
+        (Adds(), "adds 'extra', which none of its fields names"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -162,8 +163,7 @@ def test_declared_freezing_and_adding_are_accepted() -> None:
         freezes = True
 
     class Named(Adds):
-        def adds(self, hook_name: str) -> str:
-            return "extra"
+        parameter: Annotated[str, Meaning.ADDED_NAME] = "extra"
 
     model = net()
     with hookrun.compile(spec_of(Declared(), hook="apply"), model).install(model):

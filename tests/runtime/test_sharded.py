@@ -1,19 +1,29 @@
-"""A sharded tensor is seen whole, and each rank keeps its own part of the result; other tensors are not changed."""
+"""A sharded tensor is seen whole, and each rank keeps its own part; hooks that came too late are refused."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hookrun.runtime.sharded import edited, is_sharded, like, own_part, whole, whole_of
+import hookrun
+from hookrun.runtime.sharded import (
+    edited,
+    is_fully_sharded,
+    is_sharded,
+    like,
+    move_inside_sharding,
+    own_part,
+    reduces,
+    sharded_modules,
+    whole,
+    whole_of,
+)
 
 
 class Op:
     """A firing that adds a number, or does nothing for 0."""
-
-    pointwise = None
 
     def __init__(self, number: float) -> None:
         self.number = number
@@ -30,3 +40,13 @@ def test_an_unsharded_tensor_is_passed_as_the_same_object() -> None:
     changing: Any = [Op(1), Op(2)]
     assert edited(x, unchanged) is x
     assert edited(x, changing).tolist() == [3, 3] and x.tolist() == [0, 0]
+
+
+def test_an_unsharded_model_is_not_changed() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0}}
+    with hookrun.hooked(model, spec):
+        numbers = list(model[0]._forward_hooks)
+        move_inside_sharding(model, numbers)
+        assert list(model[0]._forward_hooks) == numbers
+    assert not list(sharded_modules(model)) and not is_fully_sharded(model) and reduces(model)

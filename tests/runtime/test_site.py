@@ -1,11 +1,17 @@
-"""A site provides what an action declares, and refuses what it does not."""
+"""A site provides what an action declares, for the firing of its own thread."""
 
 from __future__ import annotations
 
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hookrun
+from hookrun.runtime.clock import Clock
+from hookrun.runtime.current_call import CurrentCall, TokensNow
 
 
 def test_a_hook_at_two_modules_draws_different_numbers_that_repeat_in_each_run() -> None:
@@ -32,3 +38,45 @@ def test_a_record_begins_with_hook_module_and_step() -> None:
         }
     ]
     assert "a" in hooks.records[0]["path"]
+
+
+def test_threads_do_not_see_each_other_s_firing() -> None:
+    state, seen = CurrentCall(), list[str]()
+    state.at = "[0]"
+    thread = Thread(target=lambda: seen.append(state.at))
+    thread.start()
+    thread.join()
+    assert seen == [""] and state.at == "[0]"
+
+
+def test_keys_of_cross_attention_belong_to_the_encoder_s_tokens() -> None:
+    current: Any = SimpleNamespace(encoder="of the encoder")
+    clock: Any = Clock(nn.Identity())
+    for path, expected in (
+        ("decoder.0.encoder_attn.k_proj", "of the encoder"),
+        ("decoder.0.encoder_attn.q_proj", current),
+        ("0.attn.k_proj", current),
+    ):
+        now, clock.passes = TokensNow(path, CurrentCall(), clock), None
+        assert now.current is None, path
+        clock.passes = SimpleNamespace(current=current)
+        assert now.current == expected and now.model_pass is current, path
+
+
+def test_a_value_takes_the_tensor_s_dtype_and_applies_to_the_part() -> None:
+    x = torch.zeros(2, 3, dtype=torch.float64)
+    given = torch.tensor([1.0, 2.0, 3.0])
+
+    def computed(part: Tensor) -> Tensor:
+        return part + 5
+
+    for keys, value, expected in (
+        ({}, given, [[1, 2, 3], [1, 2, 3]]),
+        ({"index": "..., :2"}, given[:2], [[1, 2, 0], [1, 2, 0]]),
+        ({"index": "..., 0"}, computed, [[5, 0, 0], [5, 0, 0]]),
+    ):
+        model = nn.Sequential(nn.Identity())
+        spec = {"h": {"select": "0", "hook": "forward", "action": "replace", "value": value, **keys}}
+        with hookrun.hooked(model, spec):
+            out = model(x)
+        assert out.dtype is torch.float64 and out.tolist() == expected, keys

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 import hookrun
 from hookrun.proving import compile_plan
-from hookrun.snapshot import held, snapshot
+from hookrun.runtime.snapshot import held, snapshot
 
 CAPTURE: dict[str, Any] = {"h": {"select": "", "hook": "forward", "action": "capture"}}
 

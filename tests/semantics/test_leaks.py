@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import hookrun
 from hookrun.runtime.hooks.base import RegisteredHook
-from hookrun.runtime.site import PlacedHook
+from hookrun.runtime.site import HookSite
 
 X = torch.ones(2, 3)
 EVERY: dict[str, dict[str, Any]] = {
@@ -70,7 +70,7 @@ def test_hundreds_of_installations_leave_the_model_collectable(kind: str) -> Non
     model = net()
     spec = EVERY if kind == "all" else {kind: EVERY[kind]}
     plan = hookrun.compile(spec, model)
-    before = alive(RegisteredHook), alive(PlacedHook)
+    before = alive(RegisteredHook), alive(HookSite)
     cycles = 200 if kind == "all" else 50
     for number in range(cycles):
         with plan.install(model) as hooks:
@@ -79,7 +79,7 @@ def test_hundreds_of_installations_leave_the_model_collectable(kind: str) -> Non
     gone = weakref.ref(hooks), weakref.ref(model)
     del hooks
     assert gone[0]() is None
-    assert (alive(RegisteredHook), alive(PlacedHook)) == before
+    assert (alive(RegisteredHook), alive(HookSite)) == before
     del model, plan
     assert gone[1]() is None
 

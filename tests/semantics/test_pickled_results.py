@@ -16,7 +16,7 @@ from torch import nn
 
 import hookrun
 from hookrun.cli import main
-from hookrun.models.cnn import CNN
+from hookrun.models.networks import CNN
 
 WAYS: dict[str, Callable[[Any], Any]] = {
     "pickle": lambda value: pickle.loads(pickle.dumps(value)),

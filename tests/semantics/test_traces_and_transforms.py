@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import hookrun
 from hookrun.actions.tensors import holds_data
-from hookrun.snapshot import held
+from hookrun.runtime.snapshot import held
 
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
 

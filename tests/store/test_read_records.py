@@ -8,7 +8,7 @@ import pytest
 
 from hookrun.store.files import StoreError
 from hookrun.store.read_records import read_record, read_records
-from hookrun.store.records import TRIAL_LINE, Status
+from hookrun.store.records import SAMPLES_LINE, Status
 
 
 def test_a_record_is_read_as_the_mapping_that_was_written(tmp_path: Path) -> None:
@@ -21,10 +21,10 @@ def test_a_record_is_read_as_the_mapping_that_was_written(tmp_path: Path) -> Non
 
 
 def test_a_wrong_line_is_named_and_an_incomplete_last_one_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "study.jsonl"
-    good = '{"number": 0, "job": "0", "params": {}}\n'
+    path = tmp_path / "samples.jsonl"
+    good = '{"split": "val", "sample": 0, "file": "a"}\n'
     path.write_text(good + good[:20])
-    assert read_records(path, TRIAL_LINE) == [{"number": 0, "job": "0", "params": {}}]
-    path.write_text(good + good.replace('"0"', "0") + good)
-    with pytest.raises(StoreError, match=r"study\.jsonl, line 2: .* \(job\)"):
-        read_records(path, TRIAL_LINE)
+    assert read_records(path, SAMPLES_LINE) == [{"split": "val", "sample": 0, "file": "a"}]
+    path.write_text(good + good.replace('"a"', "0") + good)
+    with pytest.raises(StoreError, match=r"samples\.jsonl, line 2: .* \(file\)"):
+        read_records(path, SAMPLES_LINE)

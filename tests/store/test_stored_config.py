@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,13 @@ from omegaconf import OmegaConf
 
 from hookrun.errors import SpecError
 from hookrun.store.files import StoreError
-from hookrun.store.stored_config import MOST_YAML, comes_back, data_used, read_yaml
+from hookrun.store.stored_config import MOST_YAML, data_used, read_yaml
 
 
-def test_interpolations_stay_and_each_reader_has_its_own_copy(tmp_path: Path) -> None:
+def test_interpolations_stay(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     assert read_yaml(path, tmp_path) is None
     path.write_text("a: ${seed}\nb: [1]\n")
-    first = read_yaml(path, tmp_path)
-    assert first == {"a": "${seed}", "b": [1]}
-    first["b"].append(2)
     assert read_yaml(path, tmp_path) == {"a": "${seed}", "b": [1]}
     path.write_text("")
     assert read_yaml(path, tmp_path) == {}
@@ -49,13 +45,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_plain_values_are_read_back_equal(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
     for content in ({"a": [1, 0.5, None, True, "off", "1e3", "x: y\n z", {}]}, {"1": "null"}, []):
-        assert comes_back(content)
-        path = tmp_path / "config.yaml"
         path.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
         assert read_yaml(path, tmp_path) == content
-    for odd in ({"a": math.nan}, {1: "a"}, {"a": "é"}, {"a": "\t"}, {"a": object()}):
-        assert not comes_back(odd)
 
 
 CONFIG: dict[str, Any] = {

@@ -27,7 +27,7 @@ def val(run: Any) -> list[dict[str, Any]]:
 def test_a_run_that_fails_has_the_reason_and_no_hooks(
     run, monkeypatch: pytest.MonkeyPatch, capsys, hook
 ) -> None:
-    from hookrun.models.cnn import CNN
+    from hookrun.models.networks import CNN
 
     calls, models, forward = [], [], CNN.forward
 

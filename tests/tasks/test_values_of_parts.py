@@ -131,7 +131,7 @@ def test_bounds_and_factors_by_channel() -> None:
     for keys, said in {
         "min: [1, 2, 3], max: [2, 1, 4]": "min 2.0 is greater than max 1.0",
         "min: [[1], [5]], max: 3": "min 5.0 is greater than max 3.0",
-        "min: [1, 2], max: [1, 2, 3]": "min has 2 members where max has 3",
+        "min: [1, 2], max: [1, 2, 3]": r"min has shape \[2\] where max has \[3\]",
         "min: [1, .nan]": "found nan",
     }.items():
         with pytest.raises(hookrun.SpecError, match=said):

@@ -23,7 +23,6 @@ from hookrun.report.sections import (
     parts_of_passes,
     plan,
     repeat,
-    study,
     summary,
     swept,
 )
@@ -51,7 +50,6 @@ OF_A_SWEEP: tuple[ReportSection[SweepFacts], ...] = (
     job_outcomes.SECTION,
     objective.SECTION,
     jobs.SECTION,
-    study.SECTION,
     swept.SECTION,
     failed_jobs.SECTION,
     repeat.OF_A_SWEEP,

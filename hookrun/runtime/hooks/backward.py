@@ -17,16 +17,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.containers import arguments, call_with, members, rebuild
+from hookrun.containers import arguments, call_with, functorch_level, members, rebuild
 from hookrun.errors import HookError
 from hookrun.hook_types import BACKWARD, BACKWARD_PRE
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_graph, no_gradient
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph, no_gradient
 from hookrun.runtime.hooks.exits import EndOfForward, preserved_version, storage, takes_nodes
 from hookrun.runtime.hooks.places import Placed, exchange, place, put_back
 from hookrun.runtime.module_calls import call_frame, finished
-from hookrun.runtime.site import PlacedHook
-from hookrun.tensor_copies import functorch_level
+from hookrun.runtime.site import HookSite
 
 Grads = Sequence[Tensor | None]
 
@@ -90,7 +89,7 @@ class BackwardCall:
     inputs, outputs: the arguments and the output, with a number for each tensor that requires a gradient, else None
     """
 
-    def __init__(self, hook: Backward, site: PlacedHook) -> None:
+    def __init__(self, hook: Backward, site: HookSite) -> None:
         self.hook = hook
         self.number = site.call
         self.tokens = site.tokens_now
@@ -134,17 +133,17 @@ class BackwardCall:
         new = self._run(self.hook.full_firings, value, grad_output)
         return grads if new is value else _in_order(self.inputs, new)
 
-    def _run(self, firings: Sequence[Firing], value: Any, grad_output: Any = None) -> Any:
+    def _run(self, firings: Sequence[BoundHook], value: Any, grad_output: Any = None) -> Any:
         for firing in firings:
             site = firing.site
-            site.of_call, site.of_pass = self.number, self.tokens
+            site.current.of_call, site.current.of_pass = self.number, self.tokens
             try:
                 if site.hook_type is BACKWARD and site.spec.action.observes:
                     firing.op({"grad_input": value, "grad_output": grad_output})
                 else:
                     value = firing.op(value)
             finally:
-                site.of_call = site.of_pass = None
+                site.current.of_call = site.current.of_pass = None
         return value
 
 
@@ -258,7 +257,7 @@ class Backward(ModuleHook):
     hook_types = (BACKWARD_PRE, BACKWARD)
     depth = 1
 
-    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
+    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
         self.pre_firings = tuple(firing for firing in firings if firing.site.hook_type is BACKWARD_PRE)
         self.full_firings = tuple(firing for firing in firings if firing.site.hook_type is BACKWARD)

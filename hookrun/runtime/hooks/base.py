@@ -12,36 +12,30 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.containers import tensors
-from hookrun.direct_calls import Direct
 from hookrun.hook_types import HookType
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import InGraph
-from hookrun.runtime.in_parts import Into
-from hookrun.runtime.site import PlacedHook
+from hookrun.runtime.fast.direct_calls import Direct
+from hookrun.runtime.site import HookSite
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Firing:
+class BoundHook:
     """A site with its effect on a value, schedule included.
 
     op:        value -> value
     traced:    the same inside a compiled graph
     op_of_new: a faster `op` for tensors that nobody else refers to yet: outputs in new memory, gradients of tensor
                hooks; or None
-    pointwise: the action, without its schedule, as a function that can be applied to any part of a tensor; None if the
-               action is not pointwise or acts on a part only
-    is_open:   whether the schedule lets the hook fire now; None: always
     """
 
-    site: PlacedHook
+    site: HookSite
     op: Op
     traced: InGraph
-    pointwise: Into | None = None
-    is_open: Callable[[], bool] | None = None
     op_of_new: Op | None = None
 
     def repeat(self, value: Any) -> Any:
@@ -90,12 +84,12 @@ class RegisteredHook:
     hook_types: ClassVar[Sequence[HookType]] = ()
     finds_target: ClassVar[bool] = False
 
-    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
+    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         self.firings = tuple(firings)
         self.ops = tuple(firing.op for firing in firings)
 
     @classmethod
-    def of(cls, firings: Sequence[Firing], shared: Shared) -> Self:
+    def of(cls, firings: Sequence[BoundHook], shared: Shared) -> Self:
         """The object for these firings, in their order."""
         return cls(firings, shared)
 
@@ -152,14 +146,14 @@ class ParameterHook(RegisteredHook):
         raise TypeError(f"{type(self).__name__} does not define `reduced`, for gradients of several ranks")
 
 
-def in_graph(firings: Sequence[Firing], value: Any) -> Any:
+def in_graph(firings: Sequence[BoundHook], value: Any) -> Any:
     """Run the firings of a module while torch.compile reads it."""
     for firing in firings:
         value = firing.traced.fire(value)
     return value
 
 
-def in_backward(firings: Sequence[Firing], value: Any) -> Any:
+def in_backward(firings: Sequence[BoundHook], value: Any) -> Any:
     """Run the firings of a module call during a backward pass, which is nearly always a recomputation."""
     again = repeating() is not None
     for firing in firings:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from sys import _getframe, getrefcount
 from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.containers import arguments, call_with
-from hookrun.direct_calls import Direct
-from hookrun.errors import HookError
 from hookrun.hook_types import FORWARD, FORWARD_PRE
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_backward, in_graph
-from hookrun.runtime.in_parts import SMALLEST, divisible, in_parts
-from hookrun.runtime.new_tensors import maker
-from hookrun.runtime.sole_reference import SoleReference
+from hookrun.runtime.fast.direct_calls import Direct, maker
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_backward, in_graph
 
 
 class ForwardPre(ModuleHook):
@@ -52,14 +47,11 @@ class Forward(ModuleHook):
     depth = 2
 
     @classmethod
-    def of(cls, firings: Sequence[Firing], shared: Shared) -> Forward:
+    def of(cls, firings: Sequence[BoundHook], shared: Shared) -> Forward:
         """An object of the fastest class that these firings allow."""
-        if any(firing.site.spec.action.reads_arguments for firing in firings):
+        if any("args" in firing.site.spec.action.uses for firing in firings):
             return ForwardWithArguments(firings, shared)
-        if len(firings) == 1:
-            return ForwardOne(firings, shared)
-        parts = all(firing.pointwise is not None for firing in firings)
-        return ForwardInParts(firings, shared) if parts else Forward(firings, shared)
+        return ForwardOne(firings, shared) if len(firings) == 1 else Forward(firings, shared)
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook without keyword arguments, which would cost a little."""
@@ -87,7 +79,7 @@ class Forward(ModuleHook):
 class ForwardOne(Forward):
     """`forward` with a single action, the most frequent case: no loop."""
 
-    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
+    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
         self.op: Op = self.ops[0] if self.ops else _unchanged
 
@@ -106,36 +98,6 @@ class ForwardOne(Forward):
         """Drop all firings: the object does nothing from now on."""
         super().clear()
         self.op = _unchanged
-
-
-class ForwardInParts(Forward):
-    """`forward` with several pointwise edits, applied in one pass over a large tensor."""
-
-    def direct(self, module: nn.Module) -> Direct | None:
-        """None: whether the edits may overwrite the output can be found out only in calls through torch."""
-        return None
-
-    def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """torch's forward hook."""
-        if tracing() or graph_task() != NO_BACKWARD or not divisible(output):
-            return super().forward(module, args, output)
-        if self.firings and self.firings[0].site.clock.counting:  # the changes of each edit are counted
-            return super().forward(module, args, output)
-        now = [firing for firing in self.firings if firing.is_open is None or firing.is_open()]
-        for firing in now:
-            firing.site.fired += 1
-        functions = [firing.pointwise for firing in now if firing.pointwise is not None]
-        overwrite = _OUTPUTS.overwritable(output, getrefcount(output), _getframe(1).f_code)
-        try:
-            return in_parts(functions, output, overwrite=overwrite) if functions else output
-        except Exception as error:
-            raise HookError(f"{now[0].site.where}: {error}") from error
-
-
-_OUTPUTS = SoleReference(
-    lambda module: module.register_forward_hook(ForwardInParts().forward),  # without firings: changes nothing
-    SMALLEST,
-)
 
 
 def _unchanged(value: Any) -> Any:
@@ -158,12 +120,12 @@ class ForwardWithArguments(Forward):
     ) -> Any:
         """torch's forward hook, registered with kwargs."""
         for firing in self.firings:
-            firing.site.args = (*args, *kwargs.values()) if kwargs else args
+            firing.site.current.args = (*args, *kwargs.values()) if kwargs else args
             if tracing():
                 output = firing.traced.fire(output)
             elif graph_task() != NO_BACKWARD:
                 output = in_backward((firing,), output)
             else:
                 output = firing.op(output)
-            firing.site.args = ()
+            firing.site.current.args = ()
         return output

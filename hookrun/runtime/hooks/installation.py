@@ -12,7 +12,7 @@ from hookrun.actions.own_code import OwnCodeError
 from hookrun.errors import HookError
 from hookrun.hook_types import APPLY
 from hookrun.runtime.hooks.base import RegisteredHook
-from hookrun.runtime.site import PlacedHook
+from hookrun.runtime.site import HookSite
 
 
 class AtInstallation(RegisteredHook):
@@ -24,7 +24,7 @@ class AtInstallation(RegisteredHook):
     def run(
         model: nn.Module,
         paths: Mapping[int, str],
-        site_for: Callable[[str, nn.Module], PlacedHook],
+        site_for: Callable[[str, nn.Module], HookSite],
         *,
         restored: bool = False,
     ) -> None:
@@ -47,7 +47,7 @@ class AtInstallation(RegisteredHook):
         model.apply(visit)
 
 
-def _run_on(module: nn.Module, site: PlacedHook) -> None:
+def _run_on(module: nn.Module, site: HookSite) -> None:
     """Run the action. Raises HookError if it adds or freezes parameters without declaring it, as the plan needs."""
     action = site.spec.action
     before = _requires_grad(module)
@@ -59,7 +59,7 @@ def _run_on(module: nn.Module, site: PlacedHook) -> None:
     after = _requires_grad(module)
     added = sorted(after.keys() - before.keys() - {action.adds(site.hook_name)})
     if added:
-        raise HookError(f"{site.where}: the action adds {added[0]!r}, which its `adds` does not name")
+        raise HookError(f"{site.where}: the action adds {added[0]!r}, which none of its fields names")
     frozen = sorted(name for name, trains in before.items() if trains and not after.get(name, False))
     if frozen and not action.freezes:
         raise HookError(

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
+from hookrun.runtime.apply_action import run_unscaled
 from hookrun.runtime.hooked_parameters import Moves, moved
-from hookrun.runtime.hooks.base import Firing, RegisteredHook, Shared, write
+from hookrun.runtime.hooks.base import BoundHook, RegisteredHook, Shared, write
 from hookrun.runtime.sharded import due, edited, is_sharded, shard_of, whole
-from hookrun.runtime.unscaled import run_unscaled
 
 
 class OptimizerSteps(RegisteredHook):
@@ -26,7 +26,7 @@ class OptimizerSteps(RegisteredHook):
 
     hook_types = (OPTIMIZER_STEP_PRE, OPTIMIZER_STEP_POST)
 
-    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
+    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
         named = dict(shared.model.named_parameters(remove_duplicate=False)) if shared is not None else {}
         self.parameters = tuple(named[firing.site.path] for firing in firings)
@@ -62,11 +62,11 @@ class OptimizerSteps(RegisteredHook):
                     _alone(firing, parameter, unscale)
 
 
-def _value(firing: Firing, parameter: nn.Parameter) -> Tensor | None:
+def _value(firing: BoundHook, parameter: nn.Parameter) -> Tensor | None:
     return parameter.grad if firing.site.hook_type.gradient else parameter.data
 
 
-def _alone(firing: Firing, parameter: nn.Parameter, scale: Tensor | None) -> None:
+def _alone(firing: BoundHook, parameter: nn.Parameter, scale: Tensor | None) -> None:
     value = _value(firing, parameter)
     if value is not None and is_sharded(value) and scale is None:
         write(value, edited(value, [firing]))
@@ -83,7 +83,7 @@ def _write_whole(value: Tensor, seen: Tensor | None, new: Any) -> None:
         write(value, shard_of(new, value) if is_sharded(value) else new)
 
 
-def _together(pairs: list[tuple[Firing, nn.Parameter]], scale: Tensor | None) -> None:
+def _together(pairs: list[tuple[BoundHook, nn.Parameter]], scale: Tensor | None) -> None:
     """Run the first site's op on the values of all parameters; the other sites are counted as fired with it."""
     first = pairs[0][0]
     if not due(first):

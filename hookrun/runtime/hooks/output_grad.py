@@ -11,15 +11,14 @@ from torch.nn.modules.module import _global_forward_hooks
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.containers import get, leaves, rebuild, tensors
-from hookrun.direct_calls import Direct
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.base import Firing, ModuleHook, RegisteredHook, Shared, no_gradient
+from hookrun.runtime.fast.copies import owned
+from hookrun.runtime.fast.direct_calls import Direct, maker
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, RegisteredHook, Shared, no_gradient
 from hookrun.runtime.hooks.exits import Attached, EndOfForward, Watched, aliased, hooked_inside, versions_of
 from hookrun.runtime.hooks.places import exchange
 from hookrun.runtime.module_calls import call_frame
-from hookrun.runtime.new_tensors import maker
-from hookrun.tensor_copies import owned
 
 
 class OutputGrad(ModuleHook):
@@ -29,7 +28,7 @@ class OutputGrad(ModuleHook):
     finds_target = True
     depth = 0
 
-    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
+    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
         self._shared = shared
         self._end: EndOfForward | None = None
@@ -149,7 +148,7 @@ def _is_new(output: Any, module: nn.Module, args: tuple[Any, ...]) -> bool:
     )
 
 
-def _carrying(firing: Firing, output: Any) -> list[tuple[str, Tensor]]:
+def _carrying(firing: BoundHook, output: Any) -> list[tuple[str, Tensor]]:
     """(path, tensor) for each tensor of the output that the hook selects and that requires a gradient, each once."""
     site = firing.site
     target = site.spec.keys.target
@@ -167,16 +166,16 @@ def _carrying(firing: Firing, output: Any) -> list[tuple[str, Tensor]]:
 class _GradientOfNew(Attached):
     """One hook on the gradient of a layer's new output; the same object serves all calls."""
 
-    def __init__(self, registered: RegisteredHook, firing: Firing) -> None:
+    def __init__(self, registered: RegisteredHook, firing: BoundHook) -> None:
         self._registered = registered
         self._op = firing.op if firing.op_of_new is None else firing.op_of_new
-        self._firing_state = firing.site.firing_state
+        self._current = firing.site.current
 
     def run(self, grad: Tensor) -> Tensor | None:
         """torch's hook on the tensor."""
         if not self._registered.ops:
             return None
-        self._firing_state.within = ""
+        self._current.within = ""
         new: Tensor = self._op(grad)
         return None if new is grad else new
 
@@ -186,7 +185,7 @@ class _Gradient:
 
     __slots__ = ("call", "firing", "path", "registered", "tokens")
 
-    def __init__(self, registered: RegisteredHook, firing: Firing, path: str) -> None:
+    def __init__(self, registered: RegisteredHook, firing: BoundHook, path: str) -> None:
         self.registered = registered
         self.firing = firing
         self.path = path
@@ -196,12 +195,12 @@ class _Gradient:
     def __call__(self, grad: Tensor) -> Tensor:
         if not self.registered.ops:
             return grad
-        site = self.firing.site
-        site.within, site.of_call, site.of_pass = self.path, self.call, self.tokens
+        current = self.firing.site.current
+        current.within, current.of_call, current.of_pass = self.path, self.call, self.tokens
         try:
             new: Tensor = self.firing.op(grad)
         finally:
-            site.of_call = site.of_pass = None
+            current.of_call = current.of_pass = None
         return new
 
 

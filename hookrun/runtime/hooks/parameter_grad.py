@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import GRAD, POST_ACCUMULATE_GRAD
-from hookrun.runtime.hooks.base import Firing, ParameterHook, Shared, write
+from hookrun.runtime.hooks.base import BoundHook, ParameterHook, Shared, write
 from hookrun.runtime.sharded import edited
 
 
@@ -43,7 +43,7 @@ class AccumulatedGrad(ParameterHook):
 
     hook_types = (POST_ACCUMULATE_GRAD,)
 
-    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
+    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
         self.clock = shared.clock if shared is not None else None
 

@@ -18,7 +18,7 @@ from hookrun.errors import HookError
 from hookrun.hook_types import SAVED_TENSORS
 from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_graph
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph
 from hookrun.runtime.module_calls import call_frame, finished
 
 Undo = Callable[[Tensor | None], Tensor | None]
@@ -133,11 +133,11 @@ class Scope:
                 site = firing.site
                 if tensor is None or (is_parameter and not site.spec.keys.parameters):
                     continue
-                site.of_call = scope.call
+                site.current.of_call = scope.call
                 try:
                     packed = firing.op(tensor)
                 finally:
-                    site.of_call = None
+                    site.current.of_call = None
                 if isinstance(packed, Packed):
                     undos.append(packed.undo)
                     tensor = packed.tensor
@@ -234,7 +234,7 @@ class SavedTensors(ModuleHook):
     hook_types = (SAVED_TENSORS,)
     depth = 3
 
-    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
+    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
         self.scopes = shared.once(Scopes) if shared is not None else None
         self.edits = any(not firing.site.spec.action.observes for firing in firings)

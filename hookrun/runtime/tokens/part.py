@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hookrun.runtime.firing_state import TokensNow
+from hookrun.runtime.current_call import TokensNow
 from hookrun.runtime.part import Part
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.runtime.tokens.passes import Pass

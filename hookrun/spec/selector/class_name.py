@@ -7,8 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from hookrun.errors import nearest
-from hookrun.spec.selector.base import Parser, Selector, shown
-from hookrun.spec.selector.braces import alternatives
+from hookrun.spec.selector.base import Parser, Selector, alternatives, shown
 from hookrun.spec.selector.tree import Names, Tree
 
 PREFIX = "type:"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ class RegexSelector(Selector):
         parser.count(REGEX_PARTS - 1)
         pattern = raw.removeprefix(_PREFIX)
         try:
-            _compile(pattern)
+            compiled(pattern)
         except re2.error as error:
             reason = error.args[0].decode(errors="replace") if error.args else "it is too large"
             found = f"found {shown(raw)}, which is not a regular expression of RE2: {reason}"
@@ -52,20 +53,25 @@ class RegexSelector(Selector):
         return {"type": "string", "pattern": f"^{_PREFIX}", "description": "re:PATTERN"}
 
     def find(self, tree: Tree) -> list[str]:
-        pattern = self.text.removeprefix(_PREFIX)
-        fullmatch = _compile(pattern).fullmatch
-        try:  # for an expression that begins with ^ RE2 gives the range of its matches
-            least, most = _compile(f"^(?:{pattern})").possiblematchrange(_RANGE_BYTES)
-        except re2.error:  # a match may begin with anything
-            return [path for path, name in tree.encoded.items() if fullmatch(name)]
-        return [path for path, name in tree.encoded.items() if least <= name <= most and fullmatch(name)]
+        return matching(self.text.removeprefix(_PREFIX), tree.encoded.items())
 
 
-def _compile(pattern: str) -> Any:
+def matching(pattern: str, texts: Iterable[tuple[str, bytes]]) -> list[str]:
+    """The paths whose text the whole pattern matches."""
+    fullmatch = compiled(pattern).fullmatch
+    try:  # for an expression that begins with ^ RE2 gives the range of its matches
+        least, most = compiled(f"^(?:{pattern})").possiblematchrange(_RANGE_BYTES)
+    except re2.error:  # a match may begin with anything
+        return [path for path, text in texts if fullmatch(text)]
+    return [path for path, text in texts if least <= text <= most and fullmatch(text)]
+
+
+def compiled(pattern: str, memory: int = _MAX_MEMORY) -> Any:
+    """The expression, of at most these bytes. Raises re2.error if it is wrong or too large."""
     options = re2.Options()
     options.dot_nl = True
     options.log_errors = False  # to stderr
-    options.max_mem = _MAX_MEMORY
+    options.max_mem = memory
     options.never_capture = True  # without groups it matches in one pass
     return re2.compile(pattern, options)
 

@@ -23,15 +23,6 @@ class Node:
     parameters: int = 0
 
 
-@dataclass(slots=True)
-class Branch:
-    """A name between two dots, with the names below it. is_node: its path is in the tree."""
-
-    path: str
-    is_node: bool = False
-    children: dict[str, Branch] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Tree:
     """Every path of a model in ``named_modules`` order, and the numbered children of its containers.
@@ -45,24 +36,24 @@ class Tree:
     first: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def root(self) -> Branch:
-        """The paths as a tree of the names between their dots."""
-        root = Branch("")
-        for path in self.nodes:
-            branch = root
-            for name in path.split(".") if path else ():
-                child = branch.children.get(name)
-                if child is None:
-                    child = Branch(f"{branch.path}.{name}" if branch.path else name)
-                    branch.children[name] = child
-                branch = child
-            branch.is_node = True
-        return root
-
-    @cached_property
     def encoded(self) -> Mapping[str, bytes]:
         """Each path in UTF-8."""
-        return {path: path.encode("utf-8", "surrogatepass") for path in self.nodes}
+        return {path: path.encode("utf-8", "replace") for path in self.nodes}
+
+    @cached_property
+    def _dotted(self) -> Mapping[str, bytes]:
+        return {path: _dotted(path) for path in self.nodes}
+
+    def below(self, paths: Iterable[str], starts: Collection[str]) -> Iterable[tuple[str, bytes]]:
+        """Each path with what follows each of the starts that it lies under or is, with a dot before each name."""
+        if starts == {""} and paths is self.nodes:
+            return self._dotted.items()
+        return (
+            (path, _dotted(path)[len(_dotted(start)) :])
+            for path in paths
+            for start in (path, *ancestors(path))
+            if start in starts
+        )
 
     def ordered(self, found: Collection[str]) -> list[str]:
         """The paths found, each once, in the tree's order."""
@@ -102,3 +93,12 @@ def ancestors(name: str) -> Iterator[str]:
     while name:
         name = name.rpartition(".")[0]
         yield name
+
+
+def join(container: str, name: str) -> str:
+    """The path of a child."""
+    return f"{container}.{name}" if container else name
+
+
+def _dotted(path: str) -> bytes:
+    return f".{path}".encode("utf-8", "replace") if path else b""

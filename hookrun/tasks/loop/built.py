@@ -13,7 +13,7 @@ from hookrun import data, models
 from hookrun.data import DataInfo, Split
 from hookrun.data.samples import IGNORED
 from hookrun.errors import CompileError, Problem, Refusal, SpecError
-from hookrun.models.token_fit import unfit_tokens
+from hookrun.models.arguments import unfit_tokens
 from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
 from hookrun.spec import Settings
 from hookrun.tasks.base import JobCache, metrics_of, model_key

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.containers import rebuild
+from hookrun.containers import differentiable, rebuild
 from hookrun.errors import Problem, SpecError, counted
 from hookrun.spec.task import BackwardPass
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.losses import main_tensor
 from hookrun.tasks.loop.own_losses import TrainLoss
 from hookrun.tasks.loop.running import Running
-from hookrun.tensor_copies import differentiable
 
 Score = Callable[[Any, Tensor], Tensor]
 """(the model's output for a batch, its targets [B, ...]) -> the sum of its samples' scores, without dimensions."""

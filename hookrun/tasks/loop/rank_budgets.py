@@ -17,7 +17,7 @@ from hookrun.actions.rows import TokenRows
 from hookrun.ranks.alone import Ranks
 from hookrun.runtime.clock import Moment
 from hookrun.runtime.records import Budget, first_rows, spent_line
-from hookrun.runtime.site import PlacedHook
+from hookrun.runtime.site import HookSite
 
 Key = tuple[str, str, str, int, int]
 """A firing within a batch, the same on every rank: hook, module, path in the value, call, number within the call."""
@@ -34,7 +34,7 @@ class _HeldValue:
     """
 
     key: Key
-    site: PlacedHook
+    site: HookSite
     keep: Keeper
     value: Any
     places: Tensor | None
@@ -49,7 +49,7 @@ class _HeldValue:
         if count is not None:
             value, places = first_rows(value, places, count)
             tokens = None if tokens is None else tokens.at(torch.arange(count))
-        firing = self.site.firing_state
+        firing = self.site.current
         before = firing.within, firing.of_call
         firing.within, firing.of_call = self.key[2], self.key[3]
         try:
@@ -64,16 +64,16 @@ class BudgetsOfRanks:
 
     def __init__(self) -> None:
         self._held = list[_HeldValue]()
-        self._of_hooks = dict[str, tuple[PlacedHook, Budget]]()
+        self._of_hooks = dict[str, tuple[HookSite, Budget]]()
         self._counts = Counter[tuple[str, str, str, int]]()
 
-    def add(self, site: PlacedHook, budget: Budget) -> None:
+    def add(self, site: HookSite, budget: Budget) -> None:
         """Register a site of a hook with its budget."""
         self._of_hooks.setdefault(site.hook_name, (site, budget))
 
     def hold(
         self,
-        site: PlacedHook,
+        site: HookSite,
         keep: Keeper,
         value: Any,
         places: Tensor | None,
@@ -82,7 +82,7 @@ class BudgetsOfRanks:
         size: int,
     ) -> None:
         """Hold a copy of a captured value, of `size` bytes."""
-        place = site.hook_name, site.path, site.within, site.call
+        place = site.hook_name, site.path, site.current.within, site.call
         self._counts[place] += 1
         key = (*place, self._counts[place])
         self._held.append(_HeldValue(key, site, keep, value, places, tokens, rows, size, site.clock.moment))

@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from hookrun.errors import Problem, listed
 from hookrun.plan.model_tree import ModelNames
 from hookrun.plan.plan import ResolvedPlan
-from hookrun.runtime.sharded import is_sharded, like, whole
-from hookrun.runtime.sharded_models import sharded_modules
+from hookrun.runtime.sharded import is_sharded, like, sharded_modules, whole
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Fsdp
 from hookrun.spec.selector import Names

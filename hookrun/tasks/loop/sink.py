@@ -11,15 +11,15 @@ from torch import Tensor
 
 from hookrun.actions.base import OF_RANK, Keeper
 from hookrun.actions.rows import TokenRows
+from hookrun.containers import readable
 from hookrun.data import Split
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.records import Budget, RecordSink, batch_rows
-from hookrun.runtime.site import PlacedHook
-from hookrun.snapshot import in_reach, opened, snapshot
+from hookrun.runtime.site import HookSite
+from hookrun.runtime.snapshot import in_reach, opened, snapshot
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.loggers.together import Loggers
 from hookrun.tasks.loop.rank_budgets import BudgetsOfRanks
-from hookrun.tensor_copies import readable
 
 
 class RunSink(RecordSink):
@@ -46,7 +46,7 @@ class RunSink(RecordSink):
         self._show = show
         self._of_ranks = BudgetsOfRanks()
 
-    def keeper(self, site: PlacedHook) -> Keeper:
+    def keeper(self, site: HookSite) -> Keeper:
         """The function that writes each captured value immediately; the writer copies it."""
         writer, clock, loggers = self._run_dir.captures, site.clock, self.loggers
         of_samples = not site.hook_type.on_parameters  # a bias of 64 elements is not a batch of 64 samples
@@ -77,7 +77,7 @@ class RunSink(RecordSink):
                 step=clock.step,
                 call=site.call,
                 split=self.split,
-                path=site.within,
+                path=site.current.within,
                 tokens=tokens,
             )
             if tokens is not None:
@@ -89,7 +89,7 @@ class RunSink(RecordSink):
 
         return self.within_budget(site, keep)
 
-    def within_budget(self, site: PlacedHook, keep: Keeper) -> Keeper:
+    def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep`, limited by the hook's `max_bytes`; with several ranks, by the total of all ranks after each batch."""
         limit = site.spec.action.budget()
         if limit is None or not self._run_dir.ranks.several or not site.hook_type.of_rows:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from hookrun.errors import counted, listed
 from hookrun.plan.table import SHOWN, size
 from hookrun.runtime import Installation
-from hookrun.runtime.counts import describe_inactive
-from hookrun.runtime.site import PlacedHook
+from hookrun.runtime.install import describe_inactive
+from hookrun.runtime.site import HookSite
 from hookrun.tasks.loop.running import Running
 
 
@@ -21,7 +21,7 @@ def summary(running: Running) -> list[str]:
 
 def hook_lines(running: Running) -> Iterator[str]:
     """Lines for each hook: how often it fired on each module, and how much it changed, captured or counted."""
-    by_hook = defaultdict[str, list[PlacedHook]](list)
+    by_hook = defaultdict[str, list[HookSite]](list)
     for site in running.hooks.sites:
         by_hook[site.hook_name].append(site)
     fired = running.hooks.fired

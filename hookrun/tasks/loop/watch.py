@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,11 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.actions.base import Keeper
-from hookrun.actions.stats import Measured
 from hookrun.containers import tensors
-from hookrun.errors import HookError
-from hookrun.runtime.site import PlacedHook
+from hookrun.runtime.site import HookSite, Sink
 from hookrun.tasks.loop.finite import not_finite
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -80,7 +77,7 @@ class _Span:
 
 
 @dataclass
-class Watch:
+class Watch(Sink):
     """The record sink for the repetition of a step; it checks all inputs and outputs of modules and hooks.
 
     gradients: the origins among hooks on gradients and backward functions, in order of their calls
@@ -88,9 +85,7 @@ class Watch:
 
     model: nn.Module
     gradients: list[Origin] = field(default_factory=list)
-    stop: str | None = None
     wants_calls = True
-    has_values = True
 
     def __post_init__(self) -> None:
         self._origins = list[Origin]()
@@ -175,7 +170,7 @@ class Watch:
 
     # ---- hooks -------------------------------------------------------------------------------------------------
 
-    def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def guard(self, site: HookSite, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The op of a site, with a check of its argument and result."""
         forward = site.hook_type.phase == "forward" and not site.hook_type.until_backward
         added = site.spec.action.adds(site.hook_name)
@@ -204,31 +199,6 @@ class Watch:
             return new
 
         return watched
-
-    def keeper(self, site: PlacedHook) -> Keeper:
-        """A function that drops each captured value."""
-        return lambda value, rows=None, tokens=None: None
-
-    def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
-        """Do nothing: the records were written when the step ran first."""
-
-    def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
-        """Do nothing: statistics are not needed here."""
-        return True
-
-    def fail(self, site: PlacedHook, what: str) -> None:
-        """Raise HookError, as in the run."""
-        raise HookError(f"{site.where}: {what}")
-
-    def settle(self) -> None:
-        """Do nothing: no record is pending."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Empty: the repetition of a step is never resumed."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing: the repetition of a step is never resumed."""
 
     # ---- backward ----------------------------------------------------------------------------------------------
 

@@ -22,11 +22,13 @@ IMPORTS = "import torch, hydra; from sklearn.datasets import load_digits; load_d
 HOOKRUN = (sys.executable, "-m", "hookrun")
 # The same as the console script: Hydra completes only if the command line does not begin with an interpreter.
 SCRIPT = (sys.executable, "-c", "import sys; from hookrun.cli import main; sys.exit(main())")
-ONE_BATCH = ("experiment=clip_fc", "train.steps=1", "train.limit_batches=1")
+CLIP = ("experiment=clip_fc",)
+CLIP_FC = "hooks.clip_fc"
+ONE_BATCH = (*CLIP, "train.steps=1", "train.limit_batches=1")
 
 
-def process(command: Sequence[str], folder: str, env: Mapping[str, str] | None = None) -> Run:
-    """A function that runs a process in a folder; CalledProcessError if the process fails.
+def process(command: Sequence[str], folder: str, env: Mapping[str, str] | None = None, code: int = 0) -> Run:
+    """A function that runs a process in a folder; CalledProcessError if it does not exit with `code`.
 
     Python may write bytecode files: otherwise hookrun, in a checkout, would be compiled at every start, but not its
     dependencies. They are written in the first run, which is not measured.
@@ -34,14 +36,15 @@ def process(command: Sequence[str], folder: str, env: Mapping[str, str] | None =
     outer = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def run() -> None:
-        subprocess.run(
+        done = subprocess.run(
             command,
-            check=True,
             cwd=folder,
             env={**outer, **(env or {})},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+        if done.returncode != code:
+            raise subprocess.CalledProcessError(done.returncode, command)
 
     return run
 
@@ -75,6 +78,18 @@ def against_imports(base: str, code: str, arguments: Sequence[str]) -> Callable[
     return runs
 
 
+def against_help(arguments: Sequence[str]) -> Callable[[str], dict[str, Run]]:
+    """A command line that hookrun refuses compared with its help."""
+
+    def runs(folder: str) -> dict[str, Run]:
+        return {
+            "hookrun --help": process([*HOOKRUN, "--help"], folder),
+            OURS: process([*HOOKRUN, *arguments], folder, code=2),
+        }
+
+    return runs
+
+
 def row(
     name: str, work: str, runs: Callable[[str], dict[str, Run]], target: float
 ) -> Callable[[Settings], Result]:
@@ -97,5 +112,7 @@ ROWS = (
     row("start_completion", "shell completion", against_hydra(["-sc", "query=bash"], "hookrun see"), 1.5),
     row("start_batch", "start to first batch on digits", _first_batch(ONE_BATCH), 1.3),
     row("start_smallest", "the smallest run", _torch(ONE_BATCH), 1.5),
+    row("start_typed", "a misspelt key on the command line", against_help([*CLIP, f"{CLIP_FC}.maxx=3"]), 1.5),
+    row("start_value", "a misspelt value of a hook", against_help([*CLIP, f"{CLIP_FC}.action=clmap"]), 1.5),
     row("start_plan", "task=plan", _torch(["experiment=clip_fc", "task=plan"]), 1.5),
 )

@@ -44,6 +44,7 @@ def endless() -> list[Any]:
         (nested(5000, lambda raw: {"path": raw}), "nested too deep"),
         (nested(5000, lambda raw: {"exclude": [raw]}), "nested too deep"),
         (endless(), "nested too deep"),
+        ("{a,**}.{a,*}.{a,**}.{a,*}.{a,**}.{a,*}.{a,**}.{a,*}" + ".**.a" * 160, "too large together"),
         (["a"] * 1000, "too large: at most 1,000 members"),
         ([["a"] * 500, ["b"] * 500], "too large"),
         (["{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}"] * 4, "too large"),

@@ -1,8 +1,10 @@
-"""Paths and globs: exact names, wildcards, Python indexes over numbered children."""
+"""Paths and globs: exact names, wildcards, braces, Python indexes over numbered children, and their worst-case cost."""
 
 from __future__ import annotations
 
+import random
 import re
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookrun.spec.selector import Node, Tree, parse_selector
+from hookrun.spec.selector.base import MAX_DEPTH, alternatives
 
 NAMES = (
     "", "conv1", "layer1", "layer1.0", "layer1.0.conv1", "layer1.1", "layer1.1.conv1", "layer2", "layer2.0",
@@ -89,28 +92,12 @@ GLOB = st.lists(st.one_of(SEGMENT, st.just("**")), min_size=1, max_size=4)
 PATH = st.lists(st.text(alphabet="ab", min_size=1, max_size=2), max_size=4)
 
 
-def fits(glob: list[str], path: list[str]) -> bool:
-    """The meaning of a glob: a slow and simple implementation."""
-    if not glob:
-        return not path
-    if glob[0] == "**":
-        return any(fits(glob[1:], path[skip:]) for skip in range(len(path) + 1))
-    return bool(path) and name_fits(glob[0], path[0]) and fits(glob[1:], path[1:])
-
-
-def name_fits(glob: str, name: str) -> bool:
-    if not glob:
-        return not name
-    if glob[0] == "*":
-        return name_fits(glob[1:], name) or (bool(name) and name_fits(glob, name[1:]))
-    return bool(name) and glob[0] in ("?", name[0]) and name_fits(glob[1:], name[1:])
-
-
 @given(GLOB, st.lists(PATH, max_size=8))
 def test_globs_match_as_a_simple_implementation(glob: list[str], paths: list[list[str]]) -> None:
     names = list(dict.fromkeys(".".join(path) for path in paths))
-    found = parse_selector(".".join(glob)).select(Tree({name: Node(name) for name in names}))
-    assert found == [name for name in names if fits(glob, name.split(".") if name else [])]
+    tree = Tree({name: Node(name) for name in names})
+    found = parse_selector(".".join(glob)).select(tree)
+    assert found == [name for name in names if fits(glob, name.split(".") if name else [], "", tree)]
 
 
 @given(st.integers(-4, 4), st.one_of(st.none(), st.integers(-4, 4)), st.integers(0, 5))
@@ -121,3 +108,148 @@ def test_indexes_and_slices_are_those_of_python(start: int, end: int | None, chi
     assert parse_selector(f"h[{index}]").select(tree) == [f"h.{n}" for n in numbers[start:end]]
     one = numbers[start : start + 1 or None]
     assert parse_selector(f"h[{start}]").select(tree) == [f"h.{n}" for n in one]
+
+
+def fits(segments: list[str], names: list[str], container: str, tree: Tree) -> bool:
+    """Whether names below a container match segments: a slow and simple implementation."""
+    if not segments:
+        return not names
+    first, *rest = segments
+    if first == "**":
+        return any(
+            fits(rest, names[skip:], ".".join([*filter(None, [container]), *names[:skip]]), tree)
+            for skip in range(len(names) + 1)
+        )
+    if not names:
+        return False
+    below = f"{container}.{names[0]}" if container else names[0]
+    return name_fits(first, names[0], tree.numbered.get(container, ())) and fits(rest, names[1:], below, tree)
+
+
+def name_fits(segment: str, name: str, numbered: tuple[str, ...]) -> bool:
+    if segment.startswith("["):
+        parts = [int(part) if part else None for part in segment[1:-1].split(":")]
+        if len(parts) > 1:
+            return name in numbered[slice(*parts)]
+        return -len(numbered) <= parts[0] < len(numbered) and name == numbered[parts[0]]
+    return re.fullmatch(segment.replace("*", ".*").replace("?", "."), name) is not None
+
+
+def random_glob(chance: random.Random) -> list[str]:
+    """Segments of a glob; an index is a segment of its own, written `[1]`."""
+    kinds = ("**", "**", "*", "a", "b", "a", "?", "a*", "[0]", "[-1]", "[1:]", "[::2]", "[-2:]", "0", "1")
+    return [chance.choice(kinds) for _ in range(chance.randint(1, 6))]
+
+
+def written(segments: list[str]) -> str:
+    """The glob as a user writes it: `a`, `[0]` -> `a[0]`. An index after ** is between dots."""
+    text = ""
+    for number, segment in enumerate(segments):
+        attached = segment.startswith("[") and number and segments[number - 1] != "**"
+        text += segment if attached or not number else f".{segment}"
+    return text
+
+
+def random_tree(chance: random.Random) -> Tree:
+    """Few names at many depths, so that a path has several parses."""
+    paths = {""}
+    for _ in range(chance.randint(1, 25)):
+        parent = chance.choice(sorted(paths))
+        name = chance.choice(("a", "b", "ab", "0", "1", "2"))
+        paths.add(f"{parent}.{name}" if parent else name)
+    order = sorted(paths)
+    chance.shuffle(order)
+    numbered: dict[str, tuple[str, ...]] = {}
+    for path in order:
+        container, _, last = path.rpartition(".")
+        if last.isdecimal():
+            numbered[container] = (*numbered.get(container, ()), last)
+    return Tree({path: Node(path) for path in order}, numbered)
+
+
+def test_indexes_may_be_satisfied_by_any_parse_of_a_path() -> None:
+    paths = ("layers", "layers.0", "layers.0.layers", "layers.0.layers.1", "layers.0.layers.1.fc")
+    tree = Tree({path: Node(path) for path in paths}, {"layers": ("0",), "layers.0.layers": ("1",)})
+    assert parse_selector("**.layers[0].**").select(tree) == list(paths[1:])
+
+
+def test_two_thousand_random_globs_match_as_an_independent_matcher() -> None:
+    chance = random.Random(0)
+    matched = 0
+    for _ in range(2000):
+        tree, segments = random_tree(chance), random_glob(chance)
+        expected = [path for path in tree.nodes if fits(segments, path.split(".") if path else [], "", tree)]
+        assert parse_selector(written(segments)).select(tree) == expected, written(segments)
+        matched += bool(expected)
+    assert matched > 400, "the globs are too strange to test anything"
+
+
+def test_alternatives_match_what_each_of_them_matches() -> None:
+    chance = random.Random(1)
+    for _ in range(500):
+        tree = random_tree(chance)
+        globs = [written(random_glob(chance)) for _ in range(3)]
+        each = [set(parse_selector(glob).select(tree)) for glob in globs]
+        assert set(parse_selector("{" + ",".join(globs) + "}").select(tree)) == set().union(*each)
+
+
+BLOCKS = [f"blocks.{n}.{child}" for n in range(400) for child in ("attn", "mlp", "norm", "proj")]
+LARGE = Tree({name: Node(name) for name in BLOCKS}, {"blocks": [str(n) for n in range(400)]})
+LONG = Tree({name: Node(name) for name in (f"{'ab' * 150}{n}.x" for n in range(1500))})
+DEEP = Tree({name: Node(name) for name in (".".join(["a"] * 60 + [f"{n}"]) for n in range(1500))})
+
+
+@pytest.mark.cases(
+    ("raw", "tree"),
+    [
+        ("**.*.**.*.**.*.**.*.**.*.nosuch", LARGE),
+        ("**.*.**.*.**.*.**.*.**.*.nosuch", DEEP),
+        (".".join(["**.a"] * 200), DEEP),
+        ("*a" * 400 + "c", LONG),
+        ("*a?" * 300 + "c", LONG),
+        ("{a*,b*}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}", LONG),
+        ("{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}.*", LONG),
+        ("blocks[{" + ",".join(f"{n}:" for n in range(150)) + "}].*", LARGE),
+        ([f"**.x{n}" for n in range(190)], LARGE),
+        ([f"re:.*x{n}" for n in range(49)], LARGE),
+        (r"re:(.*)(.*)(.*)(.*)(.*)(.*)(.*)(.*)c", LONG),
+        (r"re:(a|b|ab)*c", LONG),
+        (r"re:.*[ab].{400}[ab].{400}.*", LONG),
+    ],
+)
+def test_no_selector_takes_long(raw: str | list[str], tree: Tree) -> None:
+    """A backtracking matcher takes hours for most of these; the bound is far above what a slow machine needs."""
+    start = time.process_time()
+    parse_selector(raw).select(tree)
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.cases(
+    ("text", "found"),
+    [
+        ("{q,k,v}_proj", ["q_proj", "k_proj", "v_proj"]),
+        ("a{b,{c,d}e}f", ["abf", "acef", "adef"]),
+        ("{a,b}{c,d}", ["ac", "ad", "bc", "bd"]),
+        ("{a,}b", ["ab", "b"]),
+        ("{}", [""]),
+        ("a,b", ["a,b"]),  # a comma outside of braces is text
+    ],
+)
+def test_every_alternative_is_expanded(text: str, found: list[str]) -> None:
+    assert alternatives(text) == found
+
+
+def test_numbers_up_to_the_limits_are_accepted() -> None:
+    assert len(alternatives("{0,1,2,3,4,5,6,7,8,9}" * 3)) == 1000
+    with pytest.raises(ValueError, match="more than 1,000 alternatives"):
+        alternatives("{0,1,2,3,4,5,6,7,8,9}" * 3 + "{a,b}")
+    assert alternatives("{" * MAX_DEPTH + "}" * MAX_DEPTH) == [""]
+    with pytest.raises(ValueError, match="at most 32 deep"):
+        alternatives("{" * (MAX_DEPTH + 1) + "}" * (MAX_DEPTH + 1))
+
+
+def test_an_unmatched_brace_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a \{ without its \}"):
+        alternatives("{q,k")
+    with pytest.raises(ValueError, match=r"a \} without its \{"):
+        alternatives("q}")

@@ -30,13 +30,6 @@ def test_a_module_selects_the_parameters_below_it(raw: Any, names: list[str]) ->
     assert parse_selector(raw).select_parameters(MODULES, PARAMETERS) == set(names)
 
 
-def test_branches_are_modules_or_parameters() -> None:
-    root = Tree({name: Node(name) for name in ("", "a.b")}).root
-    between = root.children["a"]
-    assert (root.is_node, between.is_node, between.children["b"].is_node) == (True, False, True)
-    assert (between.path, between.children["b"].path) == ("a", "a.b")
-
-
 def test_removing_one_name_of_an_object_removes_all_of_them() -> None:
     tree = Tree({name: Node(name) for name in ("a", "b", "c")}, first={"b": "a"})
     assert tree.without(["a", "b", "c"], ["b"]) == {"c"}

@@ -16,7 +16,7 @@ from torch import Tensor
 from hookrun.ranks.alone import Ranks
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.records import Budget
-from hookrun.runtime.site import PlacedHook
+from hookrun.runtime.site import HookSite
 from hookrun.tasks.loop.rank_budgets import BudgetsOfRanks, Key, in_order
 
 
@@ -54,23 +54,24 @@ class Captures:
         for name, limit in limits.items():
             self.budgets.add(self.sites[name], Budget(limit))
 
-    def site(self, name: str) -> PlacedHook:
+    def site(self, name: str) -> HookSite:
         firing = SimpleNamespace(within="", of_call=0)
         made = SimpleNamespace(
-            hook_name=name, path="fc", within=".a", call=0, clock=self.clock, firing_state=firing,
+            hook_name=name, path="fc", call=0, clock=self.clock, current=firing,
             emit=lambda record: self.told.append((name, record)),
         )  # fmt: skip
-        return cast(PlacedHook, made)
+        return cast(HookSite, made)
 
     def fire(self, name: str, rows: Tensor) -> None:
         site = self.sites[name]
 
         def keep(value: Any, places: Any = None, tokens: Any = None) -> None:
-            firing = site.firing_state
+            firing = site.current
             assert (firing.within, firing.of_call) == (".a", 0)
             self.kept.append((name, self.clock.epoch, self.clock.step, value.tolist()))
 
         if len(rows):
+            site.current.within = ".a"
             self.budgets.hold(site, keep, rows.clone(), None, None, len(rows), 4 * len(rows))
 
 

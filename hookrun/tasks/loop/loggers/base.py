@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from hookrun.runtime.site import PlacedHook
+    from hookrun.runtime.site import HookSite
     from hookrun.store.records import Of
 
 
@@ -57,7 +57,7 @@ class RunLogger(ABC):
     def record(self, record: dict[str, Any]) -> None:  # noqa: B027 a logger need not show it
         """Log a line of stats.jsonl."""
 
-    def value(self, site: PlacedHook, value: Any) -> None:  # noqa: B027 a logger need not show it
+    def value(self, site: HookSite, value: Any) -> None:  # noqa: B027 a logger need not show it
         """Log a captured value."""
 
     @abstractmethod

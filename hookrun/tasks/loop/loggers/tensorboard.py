@@ -11,7 +11,7 @@ from hookrun.tasks.loop.loggers.base import LoggedRun, RunLogger, flat, tag
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookrun.runtime.site import PlacedHook
+    from hookrun.runtime.site import HookSite
     from hookrun.store.records import Of
 
 FOLDER = "tensorboard"
@@ -50,7 +50,7 @@ class TensorBoard(RunLogger):
                 at = self._step(record["mode"], record["step"])
                 self._scalar(f"{place}/{name}/{record['mode']}", value, at)
 
-    def value(self, site: PlacedHook, value: Any) -> None:
+    def value(self, site: HookSite, value: Any) -> None:
         """Log a histogram of each tensor in a captured value, and the first sample's maps of tensors [B, C, H, W]."""
         from hookrun.containers import leaves
 
@@ -59,7 +59,7 @@ class TensorBoard(RunLogger):
         for path, leaf in leaves(value):
             if leaf is None or not leaf.numel():
                 continue
-            tag = f"{_tag(site.hook_name, site.path, site.within + path)}/{clock.mode}"
+            tag = f"{_tag(site.hook_name, site.path, site.current.within + path)}/{clock.mode}"
             tensor = _plain(leaf)
             flat = tensor.flatten()[:: -(-tensor.numel() // MOST_ELEMENTS)]
             finite = flat[flat.isfinite()]

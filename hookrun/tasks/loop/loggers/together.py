@@ -13,7 +13,7 @@ from hookrun.tasks.loop.loggers import loggers
 from hookrun.tasks.loop.loggers.base import LoggedRun, RunLogger
 
 if TYPE_CHECKING:
-    from hookrun.runtime.site import PlacedHook
+    from hookrun.runtime.site import HookSite
     from hookrun.store.records import Of
 
 
@@ -56,7 +56,7 @@ class Loggers:
         """Log a line of stats.jsonl."""
         self._each(lambda logger: logger.record(record))
 
-    def value(self, site: PlacedHook, value: Any) -> None:
+    def value(self, site: HookSite, value: Any) -> None:
         """Log a captured value."""
         self._each(lambda logger: logger.value(site, value))
 

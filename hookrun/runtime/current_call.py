@@ -1,0 +1,81 @@
+"""The state of the current firing at a site, separate for each thread, and the tokens that it belongs to."""
+
+from __future__ import annotations
+
+import re
+from threading import local
+from typing import Any
+
+from torch import Tensor
+
+from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
+from hookrun.runtime.clock import Calls, Clock
+from hookrun.runtime.tokens.choice import Chosen
+from hookrun.runtime.tokens.passes import Pass
+
+
+class CurrentCall(local):
+    """The state of the firing at a site in this thread.
+
+    within:  path of the tensor that the hook is attached to, if a gradient hook is attached to several
+    at:      path, below `within`, of the tensor that the action is given
+    of_call: the number of the call that a gradient or a saved tensor belongs to; None: the module's current call
+    of_pass: the pass over the tokens that a gradient belongs to; None: the current pass
+    args:    the arguments of the module call, for actions that use them
+    whole:   the whole tensor while the action is given a part of it, if it needs the whole
+    chosen:  the positions that `tokens` selects
+    """
+
+    within = ""
+    at = ""
+    of_call: int | None = None
+    of_pass: Pass | None = None
+    args: tuple[Any, ...] = ()
+    whole: Tensor | None = None
+    chosen: Chosen | None = None
+
+
+_CROSS_ATTENTION = re.compile(
+    r"(^|\.)(EncDecAttention|encoder_attn|cross_?attention|cross_?attn)\.(.*\.)?(k|v|k_proj|v_proj|key|value)$",
+    re.IGNORECASE,
+)
+"""Names in transformers of the modules of a decoder whose values belong to the encoder's tokens."""
+
+
+class TokensNow:
+    """Finds the pass over the tokens that the current firing at a site belongs to.
+
+    path:  of the site's module
+    calls: numbers the calls of the site's module; None: they are not numbered
+    """
+
+    def __init__(self, path: str, call: CurrentCall, clock: Clock) -> None:
+        self.calls: Calls | None = None
+        self._sees_encoder = _CROSS_ATTENTION.search(path) is not None
+        self._call, self._clock = call, clock
+
+    @property
+    def current(self) -> Pass | None:
+        """The pass whose tokens the value has: for cross-attention keys and values the encoder's; None: not known."""
+        found = self.model_pass
+        return found.encoder if self._sees_encoder and found is not None and found.encoder else found
+
+    @property
+    def model_pass(self) -> Pass | None:
+        """The pass over the tokens of the model, or of its decoder; None: not known."""
+        of_gradient, passes = self._call.of_pass, self._clock.passes
+        if of_gradient is not None or passes is None:
+            return of_gradient
+        # recomputation by activation checkpointing
+        if self.calls is not None and graph_task() != NO_BACKWARD:
+            return self.calls.now.tokens
+        return passes.current
+
+    @property
+    def samples(self) -> Tensor | None:
+        """The sample numbers of the current batch, [n] int64; None: not known."""
+        return self._clock.samples
+
+    def note(self, chosen: Chosen) -> None:
+        """Store the positions that `tokens` selects in the current firing."""
+        self._call.chosen = chosen

@@ -1,0 +1,243 @@
+"""Snapshots of a value: its containers are copied and its tensors detached and copied; unknown types are refused."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import fractions
+import pathlib
+import re
+import types
+import uuid
+from array import array
+from collections import UserDict, deque
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hookrun.containers import attributes, children, readable, replaced
+from hookrun.runtime.fast.copies import snapshot_of_tensor
+from hookrun.spec.target import Key, path_text
+
+Members = list[tuple[Key, Any]]
+
+_NEVER_CHANGE = (
+    bool, int, float, complex, str, bytes, range, slice, type, types.EllipsisType, types.NotImplementedType,
+    types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
+    enum.Enum, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal,
+    fractions.Fraction, pathlib.PurePath, uuid.UUID, re.Pattern, np.generic, np.dtype,
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo,
+    torch.SymInt, torch.SymFloat, torch.SymBool,
+)  # fmt: skip
+
+
+class Uncopyable(ValueError):
+    """A value holds an object that cannot be copied; the message says which, where, and what to do."""
+
+
+def snapshot(value: Any) -> Any:
+    """A detached copy of the value, which later writes to its tensors and containers do not change.
+
+    Raises Uncopyable for an object that is not a known container of tensors.
+    """
+    return copied(value, snapshot_of_tensor)
+
+
+def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of the value with `change` applied once to each distinct tensor.
+
+    Raises Uncopyable.
+    """
+    if isinstance(value, Tensor):
+        return change(value)
+    return _copied(value, _once(change), (), value)
+
+
+def _copied(value: Any, change: Callable[[Tensor], Tensor], keys: tuple[Key, ...], whole: Any) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    found = _known_members(value, keys, whole)
+    return _rebuilt(value, [_copied(member, change, (*keys, key), whole) for key, member in found], found)
+
+
+def _once(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`change` with a cache: a tensor that a value holds twice stays one tensor in the copy."""
+    made = dict[int, Tensor]()
+
+    def changed(tensor: Tensor) -> Tensor:
+        if (new := made.get(id(tensor))) is None:
+            new = made[id(tensor)] = change(tensor)
+        return new
+
+    return changed
+
+
+def opened(value: Any) -> Any:
+    """The value with its containers as dicts by key, so that every tensor has a path, also in transformers caches.
+
+    Raises Uncopyable.
+    """
+    return _opened(value, (), value)
+
+
+def _opened(value: Any, keys: tuple[Key, ...], whole: Any) -> Any:
+    if isinstance(value, Tensor) or value is None:
+        return value
+    return {key: _opened(member, (*keys, key), whole) for key, member in _known_members(value, keys, whole)}
+
+
+def held(value: Any) -> Iterator[Tensor]:
+    """Every tensor of a value, including those in transformers caches. Raises Uncopyable."""
+    yield from _held(value, (), value)
+
+
+def _held(value: Any, keys: tuple[Key, ...], whole: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        for key, member in _known_members(value, keys, whole):
+            yield from _held(member, (*keys, key), whole)
+
+
+def in_reach(value: Any) -> Any:
+    """The value with its tensors unwrapped from `torch.func`; None if a tensor has no data because it is being traced.
+
+    A meta tensor is left as it is. Raises Uncopyable.
+    """
+    others = dict[int, Tensor]()
+    for tensor in held(value):
+        found = tensor if tensor.is_meta else readable(tensor)
+        if found is None:
+            return None
+        if found is not tensor:
+            others[id(tensor)] = found
+    return copied(value, lambda tensor: others.get(id(tensor), tensor)) if others else value
+
+
+# ---- known containers of tensors -------------------------------------------------------------------------------
+
+
+def _known_members(value: Any, keys: tuple[Key, ...], whole: Any) -> Members:
+    found = _members(value)
+    if found is None:
+        raise Uncopyable(_refusal(value, keys, whole))
+    return found
+
+
+def _members(value: Any) -> Members | None:
+    """The members of a value by key: empty for a plain value; None for an object of an unknown type."""
+    if value is None or isinstance(value, _NEVER_CHANGE) or _is_data(value):
+        return []
+    if isinstance(value, torch.nn.Module):
+        return None
+    if isinstance(value, tuple | list):
+        return children(value)
+    if isinstance(value, dict | UserDict | types.MappingProxyType):
+        return list(value.items())
+    if isinstance(value, set | frozenset | deque):
+        return list(enumerate(value))
+    if _is_cache(value):  # other attributes, such as its configuration or a stream, are not copied
+        found = attributes(value)
+        return [(key, each) for key, each in found if isinstance(each, Tensor) or _members(each) is not None]
+    if is_dataclass(value):
+        return [*attributes(value)]
+    if (node := pytree.SUPPORTED_NODES.get(type(value))) is not None:
+        return _with_keys(node, value)
+    return None
+
+
+def _is_data(value: Any) -> bool:
+    """Whether the value is a buffer of numbers, without references to other objects."""
+    return isinstance(value, bytearray | array) or (
+        isinstance(value, np.ndarray) and not value.dtype.hasobject
+    )
+
+
+def _is_cache(value: Any) -> bool:
+    """Whether the value is a cache of transformers, or a layer of one: they hold tensors as attributes."""
+    return any(
+        base.__module__ == "transformers.cache_utils"
+        or (base.__module__.startswith("transformers.models.") and base.__name__.endswith("Cache"))
+        for base in type(value).__mro__
+    )
+
+
+def _with_keys(node: Any, value: Any) -> Members:
+    if node.flatten_with_keys_fn is None:
+        return list(enumerate(node.flatten_fn(value)[0]))
+    entries, _ = node.flatten_with_keys_fn(value)
+    return [(_key(entry, place), member) for place, (entry, member) in enumerate(entries)]
+
+
+def _key(entry: Any, place: int) -> Key:
+    for name in ("key", "name", "idx"):
+        if isinstance(key := getattr(entry, name, None), int | str):
+            return key
+    return place
+
+
+def _rebuilt(value: Any, new: list[Any], found: Members) -> Any:
+    """A container of the same type with these members, in the order of `found`."""
+    changed = {key: member for (key, _), member in zip(found, new, strict=True)}
+    if _is_data(value):
+        return value.copy() if isinstance(value, np.ndarray | bytearray) else copy(value)
+    if value is None or isinstance(value, _NEVER_CHANGE):
+        return value
+    if isinstance(value, dict | tuple | list):
+        return replaced(value, changed)
+    if isinstance(value, UserDict):
+        user_dict = copy(value)
+        user_dict.data = changed
+        return user_dict
+    if isinstance(value, types.MappingProxyType):
+        return types.MappingProxyType(changed)
+    if isinstance(value, deque):
+        return deque(new, value.maxlen)
+    if isinstance(value, set | frozenset):
+        return type(value)(new)
+    if is_dataclass(value) or _is_cache(value):
+        instance = object.__new__(type(value))
+        for name, member in [*attributes(value), *changed.items()]:
+            object.__setattr__(instance, str(name), member)  # works for a frozen dataclass too
+        return instance
+    node = pytree.SUPPORTED_NODES[type(value)]
+    return node.unflatten_fn(new, node.flatten_fn(value)[1])
+
+
+# ---- error messages --------------------------------------------------------------------------------------------
+
+
+def _refusal(value: Any, keys: tuple[Key, ...], whole: Any) -> str:
+    at = f" at {path_text(keys)!r}" if keys else ""
+    found = _target(value, keys, whole)
+    step = (
+        f"name what to keep of the value with `target:`, such as target: {found}"
+        if found is not None
+        else "name a tensor of the value with `target:`, or hook a module that returns one"
+    )
+    return (
+        f"it cannot copy the {type(value).__name__}{at}, which could change after the hook has fired; {step}"
+    )
+
+
+def _target(value: Any, keys: tuple[Key, ...], whole: Any) -> str | None:
+    """The path of a tensor that could be captured instead: in the object, or elsewhere in the whole value."""
+    for name, member in attributes(value):
+        if isinstance(member, Tensor):
+            return path_text((*keys, name))
+    return next((path_text(found) for found, _ in _tensors(whole, ())), None)
+
+
+def _tensors(value: Any, keys: tuple[Key, ...]) -> Iterator[tuple[tuple[Key, ...], Tensor]]:
+    if isinstance(value, Tensor):
+        yield keys, value
+    else:
+        for key, member in children(value):
+            yield from _tensors(member, (*keys, key))

@@ -1,0 +1,65 @@
+"""A captured value stays what it was, whoever writes to the tensor later."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+import hookrun
+from hookrun.runtime import fast
+from hookrun.runtime.fast.copies import OF_GRADIENT, UNSHARED
+from hookrun.runtime.fast.kept_in_memory import KeptInMemory
+
+
+class Site:
+    """Counts the firings."""
+
+    fired = 0
+
+
+@pytest.mark.parametrize("way", ["any", "new", "gradient"])
+def test_a_kept_value_does_not_change_with_later_writes(way: str) -> None:
+    values, site, others = list[torch.Tensor](), Site(), list[torch.Tensor]()
+    kept = KeptInMemory(values)
+
+    def otherwise(value: torch.Tensor) -> torch.Tensor:
+        others.append(value)
+        kept(value)
+        return value
+
+    references = OF_GRADIENT if way == "gradient" else UNSHARED
+    keep = kept.observer(cast(Any, site), otherwise, references=references, new=way == "new")
+    base, array = torch.zeros(4), np.zeros(2, np.float32)
+    given = [torch.zeros(2), torch.zeros(2), base[:2], torch.from_numpy(array), torch.zeros(2)]
+    given.append(torch.zeros(2, requires_grad=True) * 1)
+    given.append(torch.from_dlpack(torch.zeros(2).__dlpack__()))
+    for each in given:
+        assert keep(each) is each
+        with torch.no_grad():
+            each.add_(1)
+    base.add_(1)
+    array += 1
+    assert torch.is_grad_enabled()
+    assert not any(each.any() or each.requires_grad for each in values)
+    assert site.fired + len(others) == len(values) == len(given)
+    assert (site.fired > 1) == (fast.IS_ON and way != "gradient"), "which has one reference more"
+
+
+def test_members_of_containers_are_kept_too() -> None:
+    values = list[dict[str, torch.Tensor]]()
+    given = {"a": torch.zeros(2)}
+    KeptInMemory(values)(given)
+    given["a"].add_(1)
+    assert values[0]["a"].tolist() == [0, 0]
+
+
+def test_a_layer_that_returns_a_sparse_tensor() -> None:
+    model = torch.nn.Sequential(torch.nn.ReLU())
+    with hookrun.hooked(model, {"seen": {"select": "0", "hook": "forward", "action": "capture"}}) as hooks:
+        for number in range(4):
+            output = model(torch.sparse_coo_tensor([[1]], [float(number)], (2,), check_invariants=False))
+            output._values().fill_(-1)
+    assert [each.to_dense().tolist() for each in hooks.captures["seen"]["0"]] == [[0, x] for x in range(4)]

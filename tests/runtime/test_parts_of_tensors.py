@@ -1,0 +1,149 @@
+"""The part of a tensor that `index`, `heads` and `tokens` select together is read and written back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from draws import normal
+from torch import Tensor, nn
+
+import hookrun
+from hookrun.index import Index, Item
+from hookrun.plan.heads import HeadCount
+from hookrun.runtime.heads import HeadsPart
+from hookrun.runtime.part import Part, PartOfPart, TensorPart
+from hookrun.runtime.site import _part_of as part_of
+from hookrun.runtime.tokens.calls import CallTokens
+from hookrun.runtime.tokens.passes import Pass
+from hookrun.spec.heads import Heads
+
+X = torch.arange(24.0).reshape(2, 3, 4)
+
+
+def part(*items: Item, in_order: bool = False) -> Part:
+    return Part(Index(str(items), items), in_order=in_order)
+
+
+def test_writing_a_part_changes_nothing_else() -> None:
+    for items in ((..., (0, -1)), (slice(None), 1), (0,), (slice(None), (2, 0), slice(1, 3))):
+        of = part(*items)
+        plain = tuple(list(item) if isinstance(item, tuple) else item for item in items)
+        expected = X.clone()
+        expected[plain] = -1.0
+        before = X.clone()
+        assert torch.equal(of.of(X), X[plain]), items
+        assert torch.equal(of.put(X, torch.full_like(of.of(X), -1)), expected), items
+        assert torch.equal(X, before)
+
+
+def test_missing_repeated_and_unordered_positions_are_refused() -> None:
+    for of, said in (
+        (part(..., (0, 4)), "index 4 is out of bounds for dimension 2 with size 4"),
+        (part(..., (1, -3)), "selects a position of dimension 2 twice"),
+        (part((1, 0), in_order=True), "out of order"),
+        (part(slice(2, 5)), r"selects nothing of a tensor of shape \[2, 3, 4\]"),
+    ):
+        with pytest.raises(IndexError, match=said):
+            of.of(X)
+    assert torch.equal(part((1, 0)).of(X), X.flip(0))
+
+
+def test_samples_are_known_if_the_first_dimension_is_complete() -> None:
+    for items, kept in (((..., 0), True), ((slice(None), 1), True), ((0,), False), (((0, 1),), False)):
+        assert part(*items).keeps_samples(3) is kept, items
+    assert not part(..., 0).keeps_samples(1)
+    assert part(..., 0).leaves((0, 1), 3) and not part(..., 0).leaves((-1,), 3)
+
+
+def test_a_part_of_a_part_is_written_through_both() -> None:
+    both = PartOfPart(part(slice(None), 1), part(..., 2))
+    expected = X.clone()
+    expected[:, 1, 2] = 7
+    assert torch.equal(both.of(X), X[:, 1, 2])
+    assert torch.equal(both.put(X, torch.full((2,), 7.0)), expected)
+
+
+class Attention(nn.Module):
+    num_heads = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Identity()
+
+
+def part_at(action: str = "capture", **keys: Any) -> TensorPart | None:
+    """The part at the heads of a batch of two prompts, of four tokens and, padded on the left, of two."""
+    given = {"factor": 2} if action == "scale" else {}
+    hook = {"select": "out", "hook": "forward", "action": action, **given, **keys}
+    (planned,) = hookrun.compile({"h": hook}, Attention()).hooks
+    of = Pass(
+        CallTokens(2, 4),
+        **{"real": torch.tensor([[True] * 4, [False, False, True, True]]), "ids": None, "prompt": 4},
+        **{"new_from": 0, "number": 0, "session": None, "spans": {}, "by_hand": False},
+    )
+    now: Any = SimpleNamespace(current=of, samples=None, note=lambda chosen: None)
+    return part_of(planned, "out", now)
+
+
+def test_without_a_clause_there_is_no_part() -> None:
+    assert part_at() is None
+
+
+def test_the_three_are_taken_one_within_the_other_and_put_back_alone() -> None:
+    x = normal(2, 4, 8)  # four heads of width 2
+    whole = part_at(heads=[1, 3], index="..., 1:", tokens=0)
+    assert whole is not None
+    apart = x.unflatten(-1, (4, 2))
+    assert torch.equal(whole.of(x), torch.stack([apart[0, 0], apart[1, 2]])[:, [1, 3], 1:])
+    expected = apart.clone()
+    expected[0, 0, [1, 3], 1:] = expected[1, 2, [1, 3], 1:] = 7.0
+    before = x.clone()
+    assert torch.equal(whole.put(x, torch.tensor(7.0)), expected.flatten(2)) and torch.equal(x, before)
+
+
+def test_heads_are_not_sought_in_the_dimension_of_the_tokens() -> None:
+    x = normal(2, 4, 4, 5)
+    whole, of_tokens = part_at(heads=2), part_at(heads=2, tokens={"position": 0, "dim": 2})
+    assert whole is not None and of_tokens is not None
+    with pytest.raises(ValueError, match="could all be the head dimension"):
+        whole.of(x)
+    assert torch.equal(of_tokens.of(x), torch.stack([x[0, [2], 0], x[1, [2], 2]]))
+
+
+def test_samples_must_stay_in_order_where_they_are_captured_and_may_change_places_in_an_edit() -> None:
+    x = normal(2, 4, 8)
+    captured, edited = part_at(index="[1, 0]"), part_at("scale", index="[1, 0]")
+    assert captured is not None and edited is not None
+    with pytest.raises(IndexError, match="out of order"):
+        captured.of(x)
+    assert torch.equal(edited.of(x), x.flip(0))
+
+
+def heads(*pick: int, count: int = 4, not_dim: int = -1) -> HeadsPart:
+    return HeadsPart(Heads.model_validate({"pick": list(pick)}), HeadCount((count,)), not_dim)
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+
+
+def test_heads_are_read_and_written_in_either_layout() -> None:
+    flat, apart = numbers(2, 3, 8), numbers(2, 4, 3, 5)
+    part = heads(1, 3)
+    assert torch.equal(part.of(flat), flat.unflatten(-1, (4, 2))[..., [1, 3], :])
+    assert torch.equal(part.of(apart), apart[:, [1, 3]])
+    for whole in (flat, apart):
+        new = part.put(whole, torch.zeros_like(part.of(whole)))
+        assert new.shape == whole.shape and not part.of(new).any()
+        assert torch.equal(heads(0, 2).of(new), heads(0, 2).of(whole))
+
+
+def test_a_tensor_whose_heads_cannot_be_found_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"dimensions \[1, 2\] .* could all be the head dimension"):
+        heads(0).of(numbers(2, 4, 4, 5))
+    assert heads(0, not_dim=2).of(numbers(2, 4, 4, 5)).shape == (2, 1, 4, 5)
+    with pytest.raises(ValueError, match="does not hold 4 heads"):
+        heads(0).of(numbers(2, 3, 7))
