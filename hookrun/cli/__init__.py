@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from hookrun.cli.garbage import collector_of_command
 from hookrun.cli.waiting import waiting, waiting_for
-from hookrun.interruptions import SIGNALLED, code_of, exit_at_next, handled
+from hookrun.interruptions import code_of, handled
 from hookrun.trust import read_once
 
 
@@ -25,10 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with waiting(arguments):
             waiting_for("reading the configuration")
-            code = _main(arguments)
-        if argv is None and code > SIGNALLED:
-            _leave(code)
-        return code
+            return _main(arguments)
     except BrokenPipeError:
         return _reader_gone()
 
@@ -78,15 +75,6 @@ def _named_hookrun(arguments: Sequence[str]) -> Iterator[None]:
 def _flush() -> None:
     if sys.stdout is not None:
         sys.stdout.flush()
-
-
-def _leave(code: int) -> None:
-    """End the process after a signal: a later signal neither changes the exit code nor prints a traceback."""
-    try:
-        _flush()
-    except BrokenPipeError:
-        _reader_gone()
-    exit_at_next(code)
 
 
 def _reader_gone() -> int:

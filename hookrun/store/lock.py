@@ -1,7 +1,7 @@
 """A run directory has one writer at a time, which holds a lock that the operating system releases when it ends.
 
-The lock is `flock` on the file `.lock`. It is released with its process, also one that is killed. A lock file that is
-left over has no effect and never has to be removed.
+The lock is on the file `.lock`. It is released with its process, also one that is killed. A lock file that is left over
+has no effect and never has to be removed.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ import errno
 import os
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hookrun.store.files import StoreError, make_folder, os_reason
 from hookrun.store.format import LOCK
 
-try:
-    import fcntl
-except ImportError:  # Windows has no flock: two writers are not kept apart there
-    fcntl = None  # type: ignore[assignment]
-
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""Errors of a file system that does not support locks, such as some on clusters."""
+"""Errors of a file system that does not support locks, such as some on clusters: it does not keep writers apart."""
+
+_SECONDS = 0.2
+"""For how long a lock is tried: `refuse_held` of another process may hold it for a moment."""
 
 _MOST_TOLD = 200
 """The number of bytes that are read from a lock file to say who holds it."""
@@ -30,35 +28,6 @@ _MOST_TOLD = 200
 
 class LockedError(StoreError):
     """Another process is writing into the directory."""
-
-
-class _Held:
-    """The file descriptors of the locks that this process holds."""
-
-    def __init__(self) -> None:
-        self.descriptors = set[int]()
-
-    @contextmanager
-    def until_the_end(self, descriptor: int) -> Iterator[None]:
-        """Hold the lock of the descriptor during the block."""
-        self.descriptors.add(descriptor)
-        try:
-            yield
-        finally:
-            self.descriptors.discard(descriptor)
-            os.close(descriptor)
-
-    def leave_to_parent(self) -> None:
-        """Close them in a forked child, such as a worker that loads data: it must not hold its parent's locks."""
-        for descriptor in self.descriptors:
-            with suppress(OSError):
-                os.close(descriptor)
-        self.descriptors.clear()
-
-
-_held = _Held()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_held.leave_to_parent)
 
 
 @contextmanager
@@ -78,21 +47,16 @@ def sole_writer(folder: Path, within: Path | None = None) -> Iterator[None]:
         for parent in folder.parents:
             if parent != within:
                 refuse_held(parent)
-        descriptor = _acquired(folder)
-    except BaseException:
-        _remove_empty(folder, made)
-        raise
-    try:
-        with _held.until_the_end(descriptor):
+        with _held(folder):
             try:
                 yield
             finally:
-                with suppress(
-                    OSError
-                ):  # the directory was removed during the run, or the disk became read-only
+                with suppress(OSError):  # the directory was removed, or the disk became read-only
                     (folder / LOCK).unlink()
     finally:
-        _remove_empty(folder, made)
+        if made:
+            with suppress(OSError):  # it is not empty, or another process has taken it
+                folder.rmdir()
 
 
 @contextmanager
@@ -104,33 +68,13 @@ def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
     Raises StoreError if the folder or the lock cannot be created.
     """
     make_folder(folder)
-    try:
-        descriptor = _acquired(folder)
-    except LockedError:
-        waiting()
-        descriptor = _acquired(folder, wait=True)
-    with _held.until_the_end(descriptor):
-        yield
-
-
-def _acquired(folder: Path, *, wait: bool = False) -> int:
-    """A descriptor that holds the lock of the folder."""
-    path = folder / LOCK
-    while True:
-        descriptor = _opened(path, os.O_RDWR | os.O_CREAT)
+    with ExitStack() as stack:
         try:
-            _lock(descriptor, folder, exclusive=True, wait=wait)
-            if _is_named(descriptor, path):
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
-                return descriptor
-        except OSError as error:
-            os.close(descriptor)
-            raise StoreError(f"cannot write {path}: {os_reason(error)}") from error
-        except StoreError:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # the previous holder removed the file after this process had opened it
+            stack.enter_context(_held(folder))
+        except LockedError:
+            waiting()
+            stack.enter_context(_held(folder, seconds=-1))
+        yield
 
 
 def refuse_held(folder: Path) -> None:
@@ -138,50 +82,42 @@ def refuse_held(folder: Path) -> None:
     if not (folder / LOCK).is_file():
         return
     try:
-        descriptor = _opened(folder / LOCK, os.O_RDONLY)
+        with _held(folder):
+            pass
+    except LockedError:
+        raise
     except StoreError:
         return  # it was just removed, or this process may not open it
+
+
+@contextmanager
+def _held(folder: Path, seconds: float = _SECONDS) -> Iterator[None]:
+    """Hold the lock of the folder during the block. seconds: to wait for it; negative: without end."""
+    from filelock import FileLock, Timeout
+
+    path = folder / LOCK
+    lock = FileLock(path, seconds, fallback_to_soft=False, on_acquired=_sign)
     try:
-        _lock(descriptor, folder, exclusive=False)
-    finally:
-        os.close(descriptor)
-
-
-def _opened(path: Path, flags: int) -> int:
-    try:
-        return os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0), 0o644)
-    except OSError as error:
-        raise StoreError(f"cannot open {path}: {os_reason(error)}") from error
-
-
-def _lock(descriptor: int, folder: Path, *, exclusive: bool, wait: bool = False) -> None:
-    """Take the lock; if it is held, wait or raise LockedError.
-
-    A file system that does not support locks does not keep writers apart.
-    """
-    if fcntl is None:
-        return
-    kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
-    try:
-        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, _MOST_TOLD, 0).decode("ascii", "replace")
-        who = holder if holder.isprintable() and holder else "another process"
-        raise LockedError(f"{folder} is being written by {who}") from None
+        lock.acquire()
+    except Timeout:
+        raise LockedError(f"{folder} is being written by {_holder(path)}") from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
-            raise StoreError(f"cannot lock {folder / LOCK}: {os_reason(error)}") from error
-
-
-def _is_named(descriptor: int, path: Path) -> bool:
-    """Whether the open file still has the name `path`."""
+            raise StoreError(f"cannot lock {path}: {os_reason(error)}") from error
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
-    except FileNotFoundError:
-        return False
+        yield
+    finally:
+        lock.release()
 
 
-def _remove_empty(folder: Path, made: bool) -> None:
-    if made:
-        with suppress(OSError):  # it is not empty, or another process has taken it
-            folder.rmdir()
+def _sign(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+
+
+def _holder(path: Path) -> str:
+    with suppress(OSError), open(path, "rb") as file:
+        text = file.read(_MOST_TOLD).decode("ascii", "replace")
+        if text and text.isprintable():
+            return text
+    return "another process"

@@ -21,6 +21,7 @@ from hookrun.interruptions import Interrupted, pending
 from hookrun.runtime import Installation
 from hookrun.runtime.rng import derived_seed
 from hookrun.runtime.sharded import like, whole
+from hookrun.store.background import BackgroundWriter
 from hookrun.store.files import StoreError
 from hookrun.store.format import encode
 from hookrun.store.named_files import named_files
@@ -31,7 +32,6 @@ from hookrun.store.states import LEAST_KEPT, SavedState, write_state
 from hookrun.store.tree import Flat, NotPlain, flatten
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.average import Average
-from hookrun.tasks.loop.background_writer import BackgroundWriter
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.rank_states import RANKS, SUMS, RankState, for_rank, with_sums
