@@ -36,7 +36,10 @@ class Ranks:
         return list(values)
 
     def gathered(self, plain: Any) -> list[Any]:
-        """The values of all ranks, in the order of the ranks. plain: a value that JSON can represent."""
+        """The values of all ranks, in the order of the ranks.
+
+        plain: numbers, texts, None, tensors, and lists and dicts of these
+        """
         return [plain]
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:

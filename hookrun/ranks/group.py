@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import time
@@ -66,8 +67,10 @@ class RankGroup(Ranks):
         return found
 
     def gathered(self, plain: Any) -> list[Any]:
-        """The values of all ranks, in the order of the ranks. plain: a value that JSON can represent."""
-        mine = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
+        """The values of all ranks, in the order of the ranks, with tensors on the CPU; see `Ranks`."""
+        content = io.BytesIO()
+        torch.save(plain, content)
+        mine = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
         distributed.all_gather(sizes, torch.tensor([len(mine)], device="cpu"))
         longest = max(int(each) for each in sizes)
@@ -75,9 +78,8 @@ class RankGroup(Ranks):
         padded[: len(mine)] = mine
         found = [torch.empty_like(padded) for _ in range(self.size)]
         distributed.all_gather(found, padded)
-        return [
-            json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(found, sizes, strict=True)
-        ]
+        contents = [part[: int(size)].numpy().tobytes() for part, size in zip(found, sizes, strict=True)]
+        return [torch.load(io.BytesIO(each), map_location="cpu", weights_only=True) for each in contents]
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Add the tensors of all ranks, in place."""

@@ -16,10 +16,15 @@ from pathlib import Path
 from hookrun.store.files import StoreError, make_folder, os_reason
 from hookrun.store.format import LOCK
 
+try:
+    import fcntl
+except ImportError:  # on Windows a writer of a folder above is not seen
+    fcntl = None  # type: ignore[assignment]
+
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 """Errors of a file system that does not support locks, such as some on clusters: it does not keep writers apart."""
 
-_SECONDS = 0.2
+_SECONDS = 0.05
 """For how long a lock is tried: `refuse_held` of another process may hold it for a moment."""
 
 _MOST_TOLD = 200
@@ -79,15 +84,18 @@ def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 def refuse_held(folder: Path) -> None:
     """Raise LockedError where another process is writing into the folder."""
-    if not (folder / LOCK).is_file():
+    path = folder / LOCK
+    if fcntl is None or not path.is_file():
         return
     try:
-        with _held(folder):
-            pass
-    except LockedError:
-        raise
-    except StoreError:
-        return  # it was just removed, or this process may not open it
+        with open(
+            path, "rb"
+        ) as file:  # a shared lock, so that two processes that look do not refuse each other
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _locked(folder) from None
+    except OSError:
+        return  # it was just removed, this process may not open it, or the file system has no locks
 
 
 @contextmanager
@@ -96,11 +104,11 @@ def _held(folder: Path, seconds: float = _SECONDS) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     path = folder / LOCK
-    lock = FileLock(path, seconds, fallback_to_soft=False, on_acquired=_sign)
+    lock = FileLock(path, seconds, poll_interval=0.01, fallback_to_soft=False, on_acquired=_sign)
     try:
         lock.acquire()
     except Timeout:
-        raise LockedError(f"{folder} is being written by {_holder(path)}") from None
+        raise _locked(folder) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise StoreError(f"cannot lock {path}: {os_reason(error)}") from error
@@ -115,9 +123,9 @@ def _sign(descriptor: int) -> None:
     os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
 
 
-def _holder(path: Path) -> str:
-    with suppress(OSError), open(path, "rb") as file:
+def _locked(folder: Path) -> LockedError:
+    holder = "another process"
+    with suppress(OSError), open(folder / LOCK, "rb") as file:
         text = file.read(_MOST_TOLD).decode("ascii", "replace")
-        if text and text.isprintable():
-            return text
-    return "another process"
+        holder = text if text and text.isprintable() else holder
+    return LockedError(f"{folder} is being written by {holder}")

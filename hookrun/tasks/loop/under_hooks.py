@@ -19,11 +19,10 @@ from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.facts import hook_facts, model_facts
 from hookrun.tasks.loop.loggers.base import LoggedRun
 from hookrun.tasks.loop.loggers.together import Loggers
+from hookrun.tasks.loop.over_ranks import bytes_of_all, counts_of_all, effects_of_all, left_out
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen
 from hookrun.tasks.loop.rank_fit import under_ranks
-from hookrun.tasks.loop.rank_states import left_out
-from hookrun.tasks.loop.rank_sums import bytes_of_all, counts_of_all, effects_of_all
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.run import ending
 from hookrun.tasks.loop.running import Running
