@@ -105,7 +105,7 @@ def test_a_state_is_saved_after_every_epoch_however_short(run, monkeypatch: pyte
     assert saved == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_state_is_saved_after_every_step_if_asked_for(run) -> None:
+def test_a_state_is_saved_after_every_step_and_epoch_if_asked_for(run) -> None:
     found = run(
         "train.epochs=1",
         "train.limit_batches=5",
@@ -113,4 +113,4 @@ def test_a_state_is_saved_after_every_step_if_asked_for(run) -> None:
         "train.checkpoint.keep=9",
         "train.checkpoint.keep_done=true",
     )
-    assert len(list((found.path / "checkpoints").glob("state_*"))) == 5
+    assert len(list((found.path / "checkpoints").glob("state_*"))) == 6

@@ -23,7 +23,7 @@ from hookrun.runtime.rng import derived_seed
 from hookrun.runtime.sharded import like, whole
 from hookrun.store.background import BackgroundWriter
 from hookrun.store.files import StoreError
-from hookrun.store.format import encode
+from hookrun.store.format import differences, encode
 from hookrun.store.named_files import named_files
 from hookrun.store.rank_dir import take_kept
 from hookrun.store.run_dir import RunDir
@@ -217,11 +217,8 @@ def about(ready: Ready, run: Path) -> dict[str, Any]:
 
 def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
     """Raise SpecError with a line for each difference between the run of the state and the run that would resume it."""
-    before, now = dict(_flat(saved.about)), dict(_flat(about(ready, run)))
-    keys = [key for key in dict.fromkeys([*before, *now]) if not key.startswith("at.")]
-    # Compared as text, in which NaN equals NaN.
-    changed = [key for key in keys if encode(before.get(key)) != encode(now.get(key))]
-    lines = [_difference(key, before.get(key), now.get(key)) for key in changed]
+    changed = differences(saved.about, about(ready, run))
+    lines = [_difference(*change) for change in changed if not change[0].startswith("at.")]
     if lines:
         more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
         what = f"{saved.path} is of another run:\n" + "\n".join(
@@ -229,14 +226,6 @@ def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
         )
         hint = "undo the change, or type resume_anyway=true: the results will differ from those of the original run"
         raise SpecError([Problem("resume", what, hint)])
-
-
-def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping) and node:
-        for key, value in node.items():
-            yield from _flat(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, list(node) if isinstance(node, tuple) else node
 
 
 def _difference(key: str, before: Any, now: Any) -> str:
