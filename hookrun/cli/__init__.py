@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from hookrun.cli.garbage import collector_of_command
 from hookrun.cli.waiting import waiting, waiting_for
 from hookrun.interruptions import code_of, handled
+from hookrun.ranks.started import size_of_world
 from hookrun.trust import read_once
 
 
@@ -25,9 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with waiting(arguments):
             waiting_for("reading the configuration")
-            return _main(arguments)
+            code = _main(arguments)
     except BrokenPipeError:
-        return _reader_gone()
+        code = _reader_gone()
+    if argv is None and size_of_world() > 1:
+        _leave(code)
+    return code
 
 
 def _main(arguments: list[str]) -> int:
@@ -75,6 +82,21 @@ def _named_hookrun(arguments: Sequence[str]) -> Iterator[None]:
 def _flush() -> None:
     if sys.stdout is not None:
         sys.stdout.flush()
+
+
+def _leave(code: int) -> NoReturn:
+    """End a process of several with this exit code, without freeing what is left in memory.
+
+    One of gloo's threads may still have to free the tensor of a finished collective, for which it needs Python's lock.
+    Python ends such a thread in the middle when it ends itself, which aborts the process (pytorch issue 190489).
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # joins every thread that is not a daemon
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader is gone, or it is closed
+            if stream is not None:
+                stream.flush()
+    os._exit(code)
 
 
 def _reader_gone() -> int:

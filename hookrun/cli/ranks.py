@@ -39,6 +39,8 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
     device = device_named(compute.device)
     with joined(me, device.type, compute.timeout) as ranks, ranks.failures_told():
         yield ranks
+        if not ranks.failed:  # a rank that dies at its end costs no page
+            ranks.meet()
 
 
 class RefusedByMain(HookrunError):

@@ -23,6 +23,8 @@ _FAILED = "hookrun/failed"
 _PRESENT = "hookrun/present/{}"
 _ROLL_CALL = 3.0
 """Seconds in which the other ranks must answer after a rank has lost contact."""
+_LET_GO = 1.0
+"""Seconds to wait until no thread holds the tensors of a collective."""
 _MOST_TEXT = 4000
 """Characters of an error message that are sent to the other ranks."""
 
@@ -56,6 +58,7 @@ class RankGroup(Ranks):
         """The sum of each value over all ranks, in float64."""
         tensor = torch.tensor(list(values), dtype=torch.float64, device="cpu")
         distributed.all_reduce(tensor)
+        _released(tensor)
         found: list[float] = tensor.tolist()
         return found
 
@@ -63,6 +66,7 @@ class RankGroup(Ranks):
         """The largest of each value over all ranks."""
         tensor = torch.tensor(list(values), dtype=torch.int64, device="cpu")
         distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
+        _released(tensor)
         found: list[int] = tensor.tolist()
         return found
 
@@ -72,12 +76,14 @@ class RankGroup(Ranks):
         torch.save(plain, content)
         mine = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
-        distributed.all_gather(sizes, torch.tensor([len(mine)], device="cpu"))
+        size = torch.tensor([len(mine)], device="cpu")
+        distributed.all_gather(sizes, size)
         longest = max(int(each) for each in sizes)
         padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         padded[: len(mine)] = mine
         found = [torch.empty_like(padded) for _ in range(self.size)]
         distributed.all_gather(found, padded)
+        _released(size, padded, *sizes, *found)
         contents = [part[: int(size)].numpy().tobytes() for part, size in zip(found, sizes, strict=True)]
         return [torch.load(io.BytesIO(each), map_location="cpu", weights_only=True) for each in contents]
 
@@ -95,6 +101,7 @@ class RankGroup(Ranks):
                 tensor.detach().to(torch.uint8 if tensor.dtype == torch.bool else tensor.dtype).contiguous()
             )
             distributed.broadcast(content, 0)
+            _released(content)
             with torch.no_grad():
                 tensor.copy_(content)
 
@@ -158,6 +165,16 @@ class RankGroup(Ranks):
         return RankFailed(
             f"{what}; its own output says why, or the system's log where it was killed ({first})"
         )
+
+
+def _released(*tensors: Tensor) -> None:
+    """Wait until gloo's threads have let go of the tensors of a finished collective.
+
+    The last owner frees a tensor, for which it needs Python's lock: a program that ends meanwhile aborts.
+    """
+    end = time.monotonic() + _LET_GO
+    while any(tensor._use_count() > 1 for tensor in tensors) and time.monotonic() < end:
+        time.sleep(0)  # another thread gets Python's lock
 
 
 def _is_lost_contact(error: BaseException) -> bool:
