@@ -13,7 +13,7 @@ from typing import NoReturn
 from hookrun.cli.garbage import collector_of_command
 from hookrun.cli.waiting import waiting, waiting_for
 from hookrun.interruptions import code_of, handled
-from hookrun.ranks.started import size_of_world
+from hookrun.ranks.alone import size_of_world
 from hookrun.trust import read_once
 
 
@@ -52,7 +52,7 @@ def _main(arguments: list[str]) -> int:
     except Exception as error:
         from hookrun.cli.exit_codes import exit_code, report
         from hookrun.errors import Refusal
-        from hookrun.ranks.started import is_main
+        from hookrun.ranks.alone import is_main
 
         if is_main() or not isinstance(error, Refusal):  # rank 0 reports a wrong configuration
             report(error)

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 from hookrun.cli.exit_codes import exit_code
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.ranks.alone import ALONE, Ranks
-from hookrun.ranks.started import started
+from hookrun.ranks.alone import ALONE, Ranks, started
 from hookrun.spec import Experiment
 from hookrun.tasks import Ready, refuse_ranks, task_of
 

@@ -38,7 +38,7 @@ from hookrun.cli.stored_sweep import KEY
 from hookrun.cli.study import prepare_study
 from hookrun.cli.sweep_check import SECONDS, check
 from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason
-from hookrun.ranks.started import is_main, size_of_world
+from hookrun.ranks.alone import is_main, size_of_world
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
 from hookrun.store.outputs import outputs_folder

@@ -16,8 +16,7 @@ from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import Store
 
 from hookrun.errors import HookrunError
-from hookrun.ranks.alone import Ranks
-from hookrun.ranks.started import Started
+from hookrun.ranks.alone import Ranks, Started
 
 _FAILED = "hookrun/failed"
 _PRESENT = "hookrun/present/{}"

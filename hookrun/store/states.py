@@ -23,7 +23,7 @@ from hookrun.store.tensor_file import Crc32, open_tensors, read_tensor, write_te
 from hookrun.store.tree import Flat, flatten, unflatten
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
-VERSION = 1
+VERSION = 2
 LEAST_KEPT = 2
 """The minimum number of states kept during a run: the newest one may be damaged."""
 

@@ -14,8 +14,8 @@ from torch import Tensor, distributed
 
 from hookrun.errors import CheckFailed, HookrunError
 from hookrun.ranks import group
+from hookrun.ranks.alone import Started
 from hookrun.ranks.group import RankFailed, RankGroup, joined
-from hookrun.ranks.started import Started
 
 LOST = "[Rank 0] gloo/transport/tcp/pair.cc: Connection closed by peer"
 

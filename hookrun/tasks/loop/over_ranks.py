@@ -1,16 +1,14 @@
 """What the ranks of a run sum, agree on and save; every rank must call the functions that communicate.
 
 In a state, weights, optimizer, schedules and counts are the same on every rank, and are saved once. The other, small
-parts are saved for each rank. A run that is resumed with the same number of ranks is bit-identical; with another
-number, rank 0 continues with the sums of all ranks, and the other ranks start with empty sums.
+parts are saved for each rank, also for an only one. A run that is resumed with the same number of ranks is
+bit-identical; with another number, rank 0 continues with the sums of all ranks, and the others with empty sums.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import reduce
-from operator import getitem
 from typing import Any
 
 from hookrun.errors import listed
@@ -22,10 +20,7 @@ from hookrun.store.writer import Count
 from hookrun.tasks.loop.average import Average
 
 RANKS = "ranks"
-"""The key of the list of RankStates in a state; a run of one process does not have it."""
-
-SUMS = "sums"
-"""The key of the list of key paths in `held` at which the sums over batches are."""
+"""The key of the list of RankStates in a state."""
 
 _SHOWN = 4
 
@@ -121,15 +116,14 @@ def counts_of_all(
             each.rows += rows
 
 
-def for_rank(tree: Mapping[str, Any], ranks: Ranks, of_batch: Collection[str]) -> RankState:
+def for_rank(before: Sequence[RankState], ranks: Ranks, of_batch: Collection[str]) -> RankState:
     """The part of a saved state from which this rank continues.
 
-    tree:     the saved state
+    before:   the part of each rank in the saved state
     of_batch: the names of the hooks that count changes in the rank's own rows
 
     With another number of ranks than before, `generators` is missing on all ranks but 0.
     """
-    before: Sequence[RankState] = tree.get(RANKS) or [_of_one(tree)]
     if len(before) == ranks.size:
         return before[ranks.rank]
     own = before if ranks.is_main else []
@@ -138,12 +132,12 @@ def for_rank(tree: Mapping[str, Any], ranks: Ranks, of_batch: Collection[str]) -
     return {"hooks": hooks, "sums": sums, **({"generators": before[0]["generators"]} if own else {})}
 
 
-def left_out(tree: Mapping[str, Any], ranks: Ranks, hooks: Mapping[str, Collection[int]]) -> list[str]:
+def left_out(before: int, ranks: Ranks, hooks: Mapping[str, Collection[int]]) -> list[str]:
     """A note on hooks that act only on ranks which the run does not have anymore.
 
-    hooks: name -> the ranks on which it acts (`when.rank`)
+    before: the number of ranks that it had
+    hooks:  name -> the ranks on which it acts (`when.rank`)
     """
-    before = len(tree.get(RANKS) or [None])
     gone = [name for name, of in hooks.items() if min(of) >= ranks.size and min(of) < before]
     if not gone:
         return []
@@ -165,12 +159,6 @@ def with_sums(held: Mapping[str, Any], sums: Mapping[str, Any]) -> dict[str, Any
             node = node[part]
         node[last] = state
     return found
-
-
-def _of_one(tree: Mapping[str, Any]) -> RankState:
-    """The RankState of a run of one process, whose state has these parts at other keys."""
-    sums = {place: reduce(getitem, place.split("."), tree["held"]) for place in tree.get(SUMS, [])}
-    return {"generators": tree["generators"], "hooks": tree["hooks"], "sums": sums}
 
 
 def _sum_of(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from hookrun.store.tree import Flat, NotPlain, flatten
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.generators import generator_states, set_generators
-from hookrun.tasks.loop.over_ranks import RANKS, SUMS, for_rank, gathered_trees, with_sums
+from hookrun.tasks.loop.over_ranks import RANKS, for_rank, gathered_trees, with_sums
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.results import Results
 from hookrun.version import __version__
@@ -69,7 +69,7 @@ class Resuming:
         if saved is not None:
             with _fitting(saved):
                 of_batch = {each.spec.name for each in hooks.plan.hooks if each.spec.hook_type.batch}
-                mine = for_rank(saved.tree, run_dir.ranks, of_batch)
+                mine = for_rank(saved.part(RANKS), run_dir.ranks, of_batch)
                 self._waiting = with_sums(saved.part("held"), mine["sums"])
                 self._generators = mine.get("generators", {})
                 load_model(model, saved.part("model"))
@@ -147,22 +147,22 @@ class Resuming:
         ranks = self._run_dir.ranks
         try:
             with self.around():
-                sums = {
-                    f"{name}.{place}": each for name, of in self._sums.items() for place, each in of().items()
-                }
-                tree: dict[str, Any] = {
-                    "held": {name: state() for name, state in self._held.items()},
-                    SUMS: list(sums),
-                    "model": model_state(self._model, trains=self._ready.task.trains),
+                mine = {
                     "generators": generator_states(),
                     "hooks": self._hooks.state_dict(),
+                    "sums": {
+                        f"{name}.{place}": average.state_dict()
+                        for name, sums in self._sums.items()
+                        for place, average in sums().items()
+                    },
                 }
                 take_kept(self._run_dir)
-                tree["files"] = self._run_dir.written()
-                if ranks.several:
-                    of_rank = {place: each.state_dict() for place, each in sums.items()}
-                    mine = {"generators": tree["generators"], "hooks": tree["hooks"], "sums": of_rank}
-                    tree[RANKS] = gathered_trees(ranks, mine)
+                tree = {
+                    "held": {name: state() for name, state in self._held.items()},
+                    "model": model_state(self._model, trains=self._ready.task.trains),
+                    "files": self._run_dir.written(),
+                    RANKS: gathered_trees(ranks, mine) if ranks.several else [mine],
+                }
                 clock = self._hooks.clock
                 at = encode({"epoch": clock.epoch, "step": clock.step})
                 write = partial(self._write, f'{self._about[:-1]}, "at": {at}}}')

@@ -17,7 +17,7 @@ from hookrun.data import Split
 from hookrun.errors import HookrunError
 from hookrun.interruptions import pending
 from hookrun.plan.texts import decoder_of, tokenizer_of
-from hookrun.ranks.alone import Ranks
+from hookrun.ranks.alone import Ranks, share
 from hookrun.runtime import Installation
 from hookrun.runtime.clock import Clock, RowsOfRank
 from hookrun.runtime.reduced import ReducedGradients
@@ -34,7 +34,6 @@ from hookrun.tasks.loop.over_ranks import agreed_stop, draws_of_main, summed
 from hookrun.tasks.loop.passing import DurableRows, PartialPass, Resumable
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
-from hookrun.tasks.loop.rank_rows import share
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.sample_names import SampleNames
 from hookrun.tasks.loop.session import leave_new_memory

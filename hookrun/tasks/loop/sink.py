@@ -13,12 +13,12 @@ from hookrun.actions.base import OF_RANK, Keeper
 from hookrun.actions.rows import TokenRows
 from hookrun.data import Split
 from hookrun.plan.texts import decoder_of
+from hookrun.ranks.alone import share
 from hookrun.runtime.records import Budget, RecordSink
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import in_reach, opened
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.loggers.together import Loggers
-from hookrun.tasks.loop.rank_rows import share
 from hookrun.tensor_copies import readable
 
 

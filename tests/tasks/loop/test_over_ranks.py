@@ -152,23 +152,20 @@ def state(rank: int) -> dict[str, Any]:
     }
 
 
-def tree(size: int) -> dict[str, Any]:
-    """A saved state of `size` ranks; one process has these parts at other keys."""
-    main = state(0)
-    plain = {"generators": main["generators"], "hooks": main["hooks"], "sums": [PLACE]}
-    held = {"held": {"train": {"means": main["sums"][PLACE], "epoch": 1}}}
-    return {**plain, **held, **({"ranks": [state(rank) for rank in range(size)]} if size > 1 else {})}
+def saved_by(size: int) -> list[dict[str, Any]]:
+    """The parts of so many ranks."""
+    return [state(rank) for rank in range(size)]
 
 
 def test_each_of_the_same_number_of_ranks_gets_its_own_part() -> None:
     for rank in range(3):
-        assert for_rank(tree(3), Of(rank, 3), {"rows"}) == state(rank)
-    assert for_rank(tree(1), ALONE, {"rows"}) == state(0)
+        assert for_rank(saved_by(3), Of(rank, 3), {"rows"}) == state(rank)
+    assert for_rank(saved_by(1), ALONE, {"rows"}) == state(0)
 
 
 def test_with_another_number_the_sums_and_counts_of_all_are_on_rank_0() -> None:
     for ranks in (ALONE, Of(0, 2)):
-        saved = tree(3)
+        saved = saved_by(3)
         before = copy.deepcopy(saved)
         found = for_rank(saved, ranks, {"rows"})
         assert found["sums"] == {PLACE: average(1.0, 2.0, 2.0, 3.0, 3.0, 3.0)}
@@ -193,7 +190,7 @@ def test_with_another_number_the_sums_and_counts_of_all_are_on_rank_0() -> None:
 
 def test_the_other_ranks_begin_with_empty_sums_so_that_nothing_counts_twice() -> None:
     for size in (1, 3):
-        found = for_rank(tree(size), Of(1, 2), {"rows"})
+        found = for_rank(saved_by(size), Of(1, 2), {"rows"})
         assert "generators" not in found, "the run did not have this rank, or had it among others"
         assert found["sums"] == {PLACE: Average().state_dict()}
         rows, weights = (found["hooks"]["sites"][name]["fc"] for name in ("rows", "weights"))
@@ -206,9 +203,9 @@ def test_the_other_ranks_begin_with_empty_sums_so_that_nothing_counts_twice() ->
 
 def test_a_hook_whose_ranks_are_all_gone_is_told() -> None:
     chosen = {"first": (0, 2), "last": (2,), "never": (9,)}
-    (line,) = left_out(tree(3), Of(0, 2), chosen)
+    (line,) = left_out(3, Of(0, 2), chosen)
     assert line.startswith("last: ") and "(3 before, 2 now)" in line
-    assert left_out(tree(3), Of(0, 3), chosen) == left_out(tree(1), ALONE, chosen) == []
+    assert left_out(3, Of(0, 3), chosen) == left_out(1, ALONE, chosen) == []
 
 
 def test_sums_are_put_where_they_belong_and_the_state_stays_as_it_was() -> None:
