@@ -74,16 +74,15 @@ class RankGroup(Ranks):
         content = io.BytesIO()
         torch.save(plain, content)
         mine = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
         size = torch.tensor([len(mine)], device="cpu")
+        sizes = [torch.zeros_like(size) for _ in range(self.size)]
         distributed.all_gather(sizes, size)
-        longest = max(int(each) for each in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
+        padded = torch.zeros(max(map(int, sizes)), dtype=torch.uint8, device="cpu")
         padded[: len(mine)] = mine
-        found = [torch.empty_like(padded) for _ in range(self.size)]
-        distributed.all_gather(found, padded)
-        _released(size, padded, *sizes, *found)
-        contents = [part[: int(size)].numpy().tobytes() for part, size in zip(found, sizes, strict=True)]
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        distributed.all_gather(parts, padded)
+        _released(size, padded, *sizes, *parts)
+        contents = [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
         return [torch.load(io.BytesIO(each), map_location="cpu", weights_only=True) for each in contents]
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:

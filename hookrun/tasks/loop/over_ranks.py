@@ -34,8 +34,8 @@ def gathered_trees(ranks: Ranks, tree: Any) -> list[Any]:
     Raises NotPlain for a value that a tree cannot hold.
     """
     values, tensors = flatten(tree)
-    found = ranks.gathered([values, {name: each.detach().cpu().clone() for name, each in tensors.items()}])
-    return [unflatten(values, tensors.__getitem__) for values, tensors in found]
+    mine = [values, {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}]
+    return [unflatten(values, tensors.__getitem__) for values, tensors in ranks.gathered(mine)]
 
 
 def summed(average: Average, empty: Callable[[], Average], ranks: Ranks) -> Average:
