@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 from hookrun.cli.exit_codes import exit_code
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.ranks.alone import ALONE, Ranks
-from hookrun.ranks.started import started
+from hookrun.ranks.alone import ALONE, Ranks, started
 from hookrun.spec import Experiment
 from hookrun.tasks import Ready, refuse_ranks, task_of
 
@@ -39,6 +38,8 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
     device = device_named(compute.device)
     with joined(me, device.type, compute.timeout) as ranks, ranks.failures_told():
         yield ranks
+        if not ranks.failed:  # a rank that dies at its end costs no page
+            ranks.meet()
 
 
 class RefusedByMain(HookrunError):

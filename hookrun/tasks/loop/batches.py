@@ -13,16 +13,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler, default_collate
 
 from hookrun import data
+from hookrun.containers import rebuild
 from hookrun.data import Split
 from hookrun.data.samples import IGNORED, Samples, TensorSamples
 from hookrun.interruptions import left_to_main
-from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.ranks.alone import ALONE, Ranks, share
 from hookrun.runtime.rng import derived_seed
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Data
 from hookrun.tasks.loop.generators import all_seeded, seeded
 from hookrun.tasks.loop.prepared import Prepared
-from hookrun.tasks.loop.rank_rows import RankRows, without_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +262,37 @@ def _order(samples: int, generator: torch.Generator | None) -> Tensor:
     return torch.randperm(samples, generator=generator, device="cpu")
 
 
+class RankRows(Sampler[list[int]]):
+    """Samples this rank's rows of each batch, as lists of sample numbers.
+
+    A rank without rows loads the first row of the batch as a pattern of its shape. The number `n` of this row is given
+    as `~n`, and the row is removed from the batch.
+    """
+
+    def __init__(self, order: Sampler[int], batch_size: int, rank: int, size: int) -> None:
+        self._order, self._batch_size = order, batch_size
+        self._rank, self._size = rank, size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rest = iter(self._order)
+        while batch := list(islice(rest, self._batch_size)):
+            places = share(len(batch), self._rank, self._size)
+            yield [batch[place] for place in places] or [~batch[0]]
+
+    def __len__(self) -> int:
+        return -(-len(self._order) // self._batch_size)  # type: ignore[arg-type]
+
+
 def _without_rows(batch: Batch) -> Batch:
-    ids, inputs, target = without_rows(batch.ids, batch.inputs, batch.target)
-    return replace(batch, ids=ids, inputs=inputs, target=target, pattern=replace(batch, ids=~batch.ids))
+    """The batch without rows, with the structure, dtypes and other dimensions; its row becomes the pattern."""
+
+    def nothing(leaf: Any) -> Any:
+        return leaf[:0] if isinstance(leaf, Tensor) else leaf
+
+    inputs, target = rebuild(batch.inputs, nothing), rebuild(batch.target, nothing)
+    return replace(
+        batch, ids=batch.ids[:0], inputs=inputs, target=target, pattern=replace(batch, ids=~batch.ids)
+    )
 
 
 def _rows_of(ranks: Ranks, order: _SkippingSampler, batch_size: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from hookrun.data import Split
 from hookrun.errors import HookrunError
 from hookrun.interruptions import pending
 from hookrun.plan.texts import decoder_of, tokenizer_of
-from hookrun.ranks.alone import Ranks
+from hookrun.ranks.alone import Ranks, share
 from hookrun.runtime import Installation
 from hookrun.runtime.clock import Clock, RowsOfRank
 from hookrun.runtime.reduced import ReducedGradients
@@ -30,11 +30,10 @@ from hookrun.tasks.loop.built import as_call
 from hookrun.tasks.loop.compiled import Compiled, buffers_kept
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.measuring import Measuring
+from hookrun.tasks.loop.over_ranks import agreed_stop, draws_of_main, summed
 from hookrun.tasks.loop.passing import DurableRows, PartialPass, Resumable
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
-from hookrun.tasks.loop.rank_rows import share
-from hookrun.tasks.loop.rank_sums import agreed_stop, draws_of_main, summed
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.sample_names import SampleNames
 from hookrun.tasks.loop.session import leave_new_memory
@@ -205,10 +204,8 @@ class Running:
         If a rank had no row of the batch, its hooks made fewer random draws, so draws are set to those of rank 0.
         """
         self.run_dir.batches += 1
-        if self.ranks.several:
-            self.sink.batch_is_over()
-            if batch.whole < self.ranks.size:
-                draws_of_main(self.hooks, self.ranks)
+        if self.ranks.several and batch.whole < self.ranks.size:
+            draws_of_main(self.hooks, self.ranks)
 
     def agree(self) -> None:
         """If a check on one rank stops the run, stop it on every rank; every rank calls it."""

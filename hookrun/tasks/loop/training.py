@@ -291,7 +291,7 @@ def _after_epoch(loop: Loop) -> None:
     loop.epoch, loop.batches, loop.values, loop.means = loop.epoch + 1, 0, None, running.average()
     take_kept(running.run_dir)
     every = running.settings.train.checkpoint.every.epochs
-    running.resuming.point(every is not None and loop.epoch % every == 0, may_wait=True)
+    running.resuming.point(every is not None and loop.epoch % every == 0, in_background=True)
 
 
 def _names_samples(loop: Loop, val: Batches) -> bool:

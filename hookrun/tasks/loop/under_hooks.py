@@ -19,11 +19,10 @@ from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.facts import hook_facts, model_facts
 from hookrun.tasks.loop.loggers.base import LoggedRun
 from hookrun.tasks.loop.loggers.together import Loggers
+from hookrun.tasks.loop.over_ranks import RANKS, bytes_of_all, counts_of_all, effects_of_all, left_out
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen
 from hookrun.tasks.loop.rank_fit import under_ranks
-from hookrun.tasks.loop.rank_states import left_out
-from hookrun.tasks.loop.rank_sums import bytes_of_all, counts_of_all, effects_of_all
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.run import ending
 from hookrun.tasks.loop.running import Running
@@ -94,7 +93,7 @@ def run_under_hooks(
             screen.say(f"resumed from {run_dir.resumed.path.name}, step {hooks.clock.step}")
             of_rank = {each.spec.name: each.spec.keys.when.rank for each in prepared.plan.hooks}
             chosen = {name: of for name, of in of_rank.items() if of is not None}
-            screen.note(left_out(run_dir.resumed.tree, ranks, chosen))
+            screen.note(left_out(len(run_dir.resumed.part(RANKS)), ranks, chosen))
         running = Running(
             prepared, hooks, sink, run_dir, screen, scaler, resuming, reduced or ReducedGradients()
         )

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch.utils.data import SequentialSampler
 
 from hookrun.data import DataInfo, describe
 from hookrun.spec import Settings
 from hookrun.tasks import parse_experiment
-from hookrun.tasks.loop.batches import Batches, BatchesOfSplits
+from hookrun.tasks.loop.batches import Batches, BatchesOfSplits, RankRows
 
 
 @dataclass
@@ -92,3 +93,9 @@ def test_several_splits_are_passed_one_after_the_other_from_any_batch() -> None:
     assert len(both) == len(seen) and seen[-1][0] == "val" and seen[0] == ("train", 600)
     for start in range(len(seen) + 1):
         assert [(batch.split, len(batch.ids)) for batch in both.epoch(0, start)] == seen[start:], start
+
+
+def test_a_rank_without_rows_loads_a_marked_placeholder() -> None:
+    ranks = [RankRows(SequentialSampler(range(7)), 3, rank, 2) for rank in range(2)]
+    assert [list(each) for each in ranks] == [[[0, 1], [3, 4], [6]], [[2], [5], [~6]]]
+    assert [len(each) for each in ranks] == [3, 3]
