@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hookrun.data import DataInfo
     from hookrun.tasks.loop.batches import Batch
     from hookrun.tasks.loop.gradients import Score
-    from hookrun.tasks.loop.own_losses import TrainLoss
+    from hookrun.tasks.loop.losses import TrainLoss
     from hookrun.tasks.loop.running import Running
     from hookrun.tasks.loop.trained import Trained
 

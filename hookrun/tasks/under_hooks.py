@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.loop.built import Attempt, Maker
     from hookrun.tasks.loop.gradients import Score
-    from hookrun.tasks.loop.own_losses import TrainLoss
+    from hookrun.tasks.loop.losses import TrainLoss
     from hookrun.tasks.loop.prepared import Prepared
     from hookrun.tasks.loop.running import Running
     from hookrun.tasks.loop.trained import Trained

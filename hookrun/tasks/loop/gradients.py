@@ -14,8 +14,7 @@ from hookrun.containers import rebuild
 from hookrun.errors import Problem, SpecError, counted
 from hookrun.spec.backward import BackwardPass
 from hookrun.tasks.loop.batches import Batch
-from hookrun.tasks.loop.losses import main_tensor
-from hookrun.tasks.loop.own_losses import TrainLoss
+from hookrun.tasks.loop.losses import TrainLoss, main_tensor
 from hookrun.tasks.loop.running import Running
 from hookrun.tensor_copies import differentiable
 

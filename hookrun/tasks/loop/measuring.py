@@ -16,14 +16,14 @@ from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, on_
 from hookrun.runtime.tokens.choice import Rule
 from hookrun.runtime.tokens.passes import Pass
 from hookrun.tasks.base import metric_tokens_of
-from hookrun.tasks.loop import scored as rows_of
+from hookrun.tasks.loop import rows as rows_of
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.batches import Batch
+from hookrun.tasks.loop.losses import NEXT_TOKEN_LOSSES
 from hookrun.tasks.loop.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE, precise
-from hookrun.tasks.loop.own_losses import NEXT_TOKEN_LOSSES
 from hookrun.tasks.loop.predicted import Predicted
 from hookrun.tasks.loop.prepared import Prepared
-from hookrun.tasks.loop.scored import Scored
+from hookrun.tasks.loop.rows import Rows
 
 LABELS = "labels"
 
@@ -84,34 +84,25 @@ class Measuring:
         loss:   the mean loss of the batch; None: not computed
         others: the output of the model without its hooks, if a metric compares with it
         """
-        if self._metrics is DEFAULT and self._rule is None:
-            average.add(loss, output, batch.target, tokens=batch.data.of_tokens)
-            return
+        weight = None
         if not batch.data.of_tokens:
-            found = rows_of.of_labels(output, batch.target) or rows_of.without_labels(output)
-            found = self._compared(found, batch, others)
-            average.add(loss, output, batch.target, scored=found, ids=batch.ids, split=batch.split)
-            return
-        sequences = self._sequences(batch)
-        scored = self._scored(output, sequences, batch, others)
-        weight = int((batch.target != IGNORED).sum())
-        if loss is not None and self._rule is not None and self._prepared.loss.name in NEXT_TOKEN_LOSSES:
-            weight = len(scored.with_targets)
-            loss = self._loss(scored)
-        average.add(
-            loss,
-            output,
-            sequences.target,
-            tokens=True,
-            scored=scored,
-            weight=weight,
-            ids=batch.ids,
-            split=batch.split,
-        )
+            rows = self._compared(rows_of.of_samples(output, batch.target), batch, others)
+        elif self._metrics is DEFAULT and self._rule is None:
+            target = batch.target
+            found = rows_of.of_tokens(output, target, target != IGNORED, torch.zeros_like(target))
+            rows = Rows(None, target) if found is None else found
+        else:
+            rows = self._tokens(output, self._sequences(batch), batch, others)
+            weight = int((batch.target != IGNORED).sum())
+            if loss is not None and self._rule is not None and self._prepared.loss.name in NEXT_TOKEN_LOSSES:
+                weight = len(rows.with_targets)
+                loss = self._loss(rows)
+        average.add(loss, rows, weight=weight, ids=batch.ids, split=batch.split)
 
-    def _loss(self, scored: Scored) -> Tensor:
+    def _loss(self, rows: Rows) -> Tensor:
         """The mean loss of the chosen tokens, in float32 or float64; 0 if there are none."""
-        total, chosen = torch.zeros((), device=scored.scores.device), scored.with_targets
+        chosen = rows.with_targets
+        total = torch.zeros((), device=chosen.targets.device)
         with torch.no_grad():
             for part in chosen.parts():
                 mean = self._prepared.loss(part.scores[None], part.targets[None])
@@ -128,7 +119,7 @@ class Measuring:
         real = torch.ones(batch.target.shape, dtype=torch.bool) if mask is None else mask.cpu() != 0
         return ScoredTokens(batch.target, real, None if ids is None else on_cpu(ids), decodes=False)
 
-    def _scored(self, output: Any, sequences: ScoredTokens, batch: Batch, others: Any) -> Scored:
+    def _tokens(self, output: Any, sequences: ScoredTokens, batch: Batch, others: Any) -> Rows:
         """The rows of the chosen tokens. HookrunError if the output has no scores for tokens."""
         target = sequences.target
         chosen = target != IGNORED if self._rule is None else self._chosen(sequences, batch)
@@ -137,9 +128,7 @@ class Measuring:
             raise HookrunError(f"{WHERE}: the model's output has no score for each token at each position")
         if LOGIT_DIFFERENCE in self._names:
             found = self._with_answers(found, sequences, batch)
-        compared = self._compared(found, batch, others)
-        assert compared is not None
-        return compared
+        return self._compared(found, batch, others)
 
     def _chosen(self, sequences: ScoredTokens, batch: Batch) -> Tensor:
         """[B, T] bool: the tokens that `task.tokens` selects."""
@@ -166,7 +155,7 @@ class Measuring:
         chosen[places] = True
         return chosen.to(sequences.target.device)
 
-    def _with_answers(self, found: Scored, sequences: ScoredTokens, batch: Batch) -> Scored:
+    def _with_answers(self, found: Rows, sequences: ScoredTokens, batch: Batch) -> Rows:
         """The rows with right and wrong answers; the right answer of a sample is its first token to be predicted."""
         if sequences.decodes and self._rule is None:
             text = f"{WHERE}: {LOGIT_DIFFERENCE!r} needs one token of the answer, and the decoder's answer has more"
@@ -180,8 +169,8 @@ class Measuring:
 
     # ---- comparison with other predictions -------------------------------------------------------------------------
 
-    def _compared(self, found: Scored | None, batch: Batch, others: Any) -> Scored | None:
-        if found is None or KL not in self._names:
+    def _compared(self, found: Rows, batch: Batch, others: Any) -> Rows:
+        if KL not in self._names or found.scores is None or found.scores.dim() != 2:
             return found
         if self._predicted is not None:
             return found.compared_with(self._predicted.scores(batch.ids, batch.split))

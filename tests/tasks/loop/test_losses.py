@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from hookrun.errors import HookrunError, SpecError
-from hookrun.tasks.loop.losses import LOSSES, NEED_TARGET, correct, loss_named, main_tensor
+from hookrun.tasks.loop.losses import LOSSES, NEED_TARGET, loss_named, main_tensor
 
 SCORES = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
 LABELS = torch.tensor([0, 2])
@@ -102,27 +102,3 @@ def test_an_unknown_loss_is_refused_with_the_nearest_name() -> None:
     assert set(LOSSES) >= {"cross_entropy", "mse", "output", "output_mean"}
     with pytest.raises(SpecError, match="did you mean 'cross_entropy'"):
         loss_named("crossentropy")
-
-
-def test_correct_counts_samples() -> None:
-    right = correct(SCORES, LABELS)
-    assert right is not None and right.item() == 1
-    pixels = torch.tensor([[[5.0, 0.0], [0.0, 5.0]]])  # one sample, two classes, two pixels: classes 0, 1
-    half = correct(pixels, torch.tensor([[0, 0]]))
-    assert half is not None and half.item() == 0.5
-
-
-@pytest.mark.parametrize(
-    ("output", "target"),
-    [
-        (torch.ones(5), LABELS),
-        (torch.tensor(1.0), LABELS),
-        (torch.ones(2, 1), torch.tensor([0.5, 1.0])),
-        (torch.ones(5, 3), LABELS),
-        (torch.ones(2, 4), torch.empty(2, 0)),
-    ],
-)
-def test_without_labels_of_the_output_nothing_is_correct_or_wrong(
-    output: torch.Tensor, target: torch.Tensor
-) -> None:
-    assert correct(output, target) is None

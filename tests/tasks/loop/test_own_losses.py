@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hookrun.errors import HookrunError, SpecError
 from hookrun.spec.experiment import Named
-from hookrun.tasks.loop.own_losses import OwnLoss, load_loss
+from hookrun.tasks.loop.losses import UserLoss, load_loss
 
 SOURCE = """
 import torch
@@ -180,7 +180,7 @@ def test_a_loss_moves_with_the_output_and_draws_nothing_of_the_run() -> None:
     smooth = load_loss(Named(name="ownlosses:Smooth"))
     assert torch.equal(torch.get_rng_state(), before)
     assert smooth.to(torch.device("meta")) is smooth
-    assert isinstance(smooth.function, OwnLoss) and isinstance(smooth.function.call, nn.Module)
+    assert isinstance(smooth.function, UserLoss) and isinstance(smooth.function.call, nn.Module)
     assert smooth.function.call.drawn.is_meta
     weighted = load_loss(Named(name="ownlosses:weighted", weight=[3]))
     assert weighted(SCORES.to("meta"), LABELS).is_meta and weighted(SCORES, LABELS) == 3

@@ -10,6 +10,7 @@ import torch
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.rank_states import for_rank, left_out, with_sums
+from hookrun.tasks.loop.rows import of_samples
 
 PLACE = "train.means"
 
@@ -24,7 +25,7 @@ class Of(Ranks):
 def average(*losses: float) -> dict[str, Any]:
     found = Average()
     for loss in losses:
-        found.add(torch.tensor(loss), torch.zeros(1, 2), torch.zeros(1))
+        found.add(torch.tensor(loss), of_samples(torch.zeros(1, 2), torch.zeros(1)))
     return found.state_dict()
 
 

@@ -17,9 +17,8 @@ from hookrun.errors import HookrunError
 from hookrun.spec.metric import MetricKeys
 from hookrun.store.reader import Run
 from hookrun.tasks.loop.average import Average
-from hookrun.tasks.loop.metrics import load_metrics
-from hookrun.tasks.loop.score_metrics import kl, probability, rank
-from hookrun.tasks.loop.scored import ScorePart
+from hookrun.tasks.loop.metrics import kl, load_metrics, probability, rank
+from hookrun.tasks.loop.rows import RowPart, of_samples
 
 Runs = Callable[..., Run]
 DECODER = ("model=decoder", "model.args.width=16", "model.args.layers=1", "model.args.heads=2")
@@ -177,20 +176,20 @@ def test_impossible_metrics_are_refused_before_the_run(refused: Callable[..., st
 
 def test_nonfinite_values_are_logged() -> None:
     scores = torch.tensor([[math.nan, 1.0, 2.0], [0.0, 1.0, 2.0], [-math.inf, 0.0, 0.0]])
-    part = ScorePart(scores, torch.tensor([1, 1, 0]), others=scores.flip(0))
+    part = RowPart(scores, torch.tensor([1, 1, 0]), others=scores.flip(0))
     ranks = rank(part)
     assert ranks[0].isnan() and ranks[1:].tolist() == [2, 3]
     assert probability(part)[0].isnan() and probability(part)[2] == 0
-    same = ScorePart(scores[2:], torch.tensor([1]), others=scores[2:])
+    same = RowPart(scores[2:], torch.tensor([1]), others=scores[2:])
     assert kl(same).tolist() == [0]
-    assert kl(ScorePart(scores[2:], torch.tensor([1]), others=scores[1:2])).isinf()
-    assert kl(ScorePart(scores[:1], torch.tensor([1]), others=scores[:1])).isnan()
+    assert kl(RowPart(scores[2:], torch.tensor([1]), others=scores[1:2])).isinf()
+    assert kl(RowPart(scores[:1], torch.tensor([1]), others=scores[:1])).isnan()
 
 
 def test_kl_is_not_below_zero_where_two_predictions_nearly_agree() -> None:
     torch.manual_seed(0)
     scores = torch.randn(200, 1000) * 5
-    near = kl(ScorePart(scores, torch.zeros(200).long(), others=scores + 1e-5 * torch.randn(200, 1000)))
+    near = kl(RowPart(scores, torch.zeros(200).long(), others=scores + 1e-5 * torch.randn(200, 1000)))
     assert (near >= 0).all() and near.max() < 1e-6
 
 
@@ -208,7 +207,7 @@ def test_a_resumed_pass_has_the_same_numbers() -> None:
 
     def add(average: Average, some: list[Any]) -> Average:
         for scores, target, ids in some:
-            average.add(F.cross_entropy(scores, target), scores, target, ids=ids, split="val")
+            average.add(F.cross_entropy(scores, target), of_samples(scores, target), ids=ids, split="val")
         return average
 
     whole, first, second = (Average(metrics) for _ in range(3))
@@ -221,7 +220,7 @@ def test_a_resumed_pass_has_the_same_numbers() -> None:
     joined.include(add(Average(metrics), batches[1:]))
     assert joined.read() == pytest.approx(whole.read()) and list(joined.lines()) == list(whole.lines())
     with pytest.raises(HookrunError, match="'rank' needs scores"):
-        whole.add(None, torch.randn(4, 9, 2), torch.zeros(4, 2), ids=torch.arange(4))
+        whole.add(None, of_samples(torch.randn(4, 9, 2), torch.zeros(4, 2)), ids=torch.arange(4))
 
 
 def test_weights_of_another_run(run: Runs, refused: Callable[..., str]) -> None:
