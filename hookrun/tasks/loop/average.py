@@ -31,7 +31,14 @@ class Average:
         self.samples = 0
         self._metrics = metrics
         self._of_loss = of_loss
-        self._computed = list({metric.name: metric for metric in metrics if metric.name != LOSS}.values())
+        computed = {metric.name: metric for metric in metrics if metric.name != LOSS}.values()
+        self._computed = {
+            of_tokens: [
+                [metric for metric in computed if metric.leaves_out(of_tokens=of_tokens) is left_out]
+                for left_out in (False, True)
+            ]
+            for of_tokens in (False, True)
+        }  # of samples, and of tokens: the metrics of all rows, and of the rows that have a target
         self._grouped = [metric for metric in metrics if metric.by is not None]
         self._sums = dict[str, Cell]()
         self._groups = dict[tuple[str, str, str], dict[int, Cell]]()  # (metric, `by`, split) -> key -> sum
@@ -62,29 +69,29 @@ class Average:
             self._add(self._sums, LOSS, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
         values = self._values(rows)
         for name, (source, column) in values.items():
-            self._add(self._sums, name, column.sum(dtype=precise_dtype(column.device)), len(source))
+            is_count = column.dtype is torch.bool  # then counting is three times faster than summing
+            total = column.count_nonzero() if is_count else column.sum(dtype=precise_dtype(column))
+            self._add(self._sums, name, total, len(source))
         if self._grouped and ids is not None:
             self._add_groups(rows, values, ids, split, with_loss=loss is not None)
 
-    @torch.no_grad()
     def _values(self, rows: Rows) -> dict[str, tuple[Rows, Tensor]]:
         """Name -> the rows from which the metric is computed, and its value at each of them."""
         found = dict[str, tuple[Rows, Tensor]]()
-        by_source = dict[int, tuple[Rows, list[Metric]]]()
-        for metric in self._computed:
-            source = rows.with_targets if metric.leaves_out(rows) else rows
-            by_source.setdefault(id(source), (source, []))[1].append(metric)
-        for source, metrics in by_source.values():
-            if not len(source):
+        everywhere, at_targets = self._computed[rows.samples is not None]
+        for metrics in (everywhere, at_targets):
+            if not metrics:
                 continue
+            source = rows if metrics is everywhere else rows.with_targets
             columns: dict[str, list[Tensor | None]] = {metric.name: [] for metric in metrics}
             for part in source.parts():
                 for metric in metrics:
                     if metric.of_rows is not None:
                         columns[metric.name].append(metric.of_rows(part))
-            for metric in metrics:
+            for metric in metrics if len(source) else ():
                 if metric.of_batch is not None:
-                    columns[metric.name] = [metric.of_batch(*source.whole()).expand(len(source))]
+                    with torch.no_grad():
+                        columns[metric.name].append(metric.of_batch(*source.whole()).expand(len(source)))
                 column = [values for values in columns[metric.name] if values is not None]
                 if column:
                     found[metric.name] = source, torch.cat(column) if len(column) > 1 else column[0]

@@ -17,7 +17,7 @@ from hookrun.spec.experiment import Train
 from hookrun.spec.metric import By, MetricKeys
 from hookrun.spec.objective import Direction, direction_of
 from hookrun.tasks.loop.losses import UserFunction, are_labels
-from hookrun.tasks.loop.rows import RowPart, Rows
+from hookrun.tasks.loop.rows import RowPart
 from hookrun.trusted import METRICS as KIND
 from hookrun.trusted import is_own, load, short_names
 
@@ -58,9 +58,9 @@ class Metric:
     by: By | None = None
     against: str | None = None
 
-    def leaves_out(self, rows: Rows) -> bool:
-        """Whether rows without a target are left out."""
-        return self.rows == "labels" or (self.rows == "tokens" and rows.samples is not None)
+    def leaves_out(self, *, of_tokens: bool) -> bool:
+        """Whether rows without a target are left out: of tokens, or of samples."""
+        return self.rows == "labels" or (self.rows == "tokens" and of_tokens)
 
     def misfit(self, target: Tensor) -> HookrunError:
         """The error for targets, or an output, for which it cannot be computed."""
@@ -142,7 +142,7 @@ def kl(part: RowPart) -> Tensor | None:
     # A class with probability 0 in P adds 0, whatever its probability in Q.
     terms = torch.where(theirs == -torch.inf, 0.0, terms)
     # Rounding may give a value below 0; NaN stays NaN.
-    return terms.sum(1, dtype=precise_dtype(terms.device)).clamp(min=0)
+    return terms.sum(1, dtype=precise_dtype(terms)).clamp(min=0)
 
 
 # ---- the metrics by name -------------------------------------------------------------------------------------------
@@ -276,14 +276,14 @@ def _mean_of(function: UserFunction) -> Callable[[Any, Tensor], Tensor]:
     return mean
 
 
-def precise_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of sums: float64; float32 on mps, which has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
+def precise_dtype(value: Tensor) -> torch.dtype:
+    """The dtype of its sums: float64; float32 on mps, which has no float64."""
+    return torch.float32 if value.is_mps else torch.float64
 
 
 def precise(value: Tensor) -> Tensor:
     """The value, detached, in float64; in float32 on mps."""
-    return value.detach().to(precise_dtype(value.device))
+    return value.detach().to(precise_dtype(value))
 
 
 def measured(

@@ -137,6 +137,9 @@ class Rows:
         """The rows in parts of at most `MOST_NUMBERS` scores; none if there are no scores."""
         if self.scores is None:
             return
+        if self.chosen is None and self.others is None and self.scores.numel() <= MOST_NUMBERS:
+            yield RowPart(computable(self.scores), self.targets)  # samples, all at once
+            return
         step = max(1, MOST_NUMBERS // max(1, math.prod(self.scores.shape[1:])))
         for start in range(0, len(self), step):
             part = slice(start, start + step)
@@ -172,7 +175,8 @@ def class_scores(output: Any) -> Tensor | None:
 
 def of_samples(output: Any, target: Tensor) -> Rows:
     """A row for each sample: its part of the model's main tensor, if that has one for each sample, and its target."""
-    scores = None if next(tensors(output), None) is None else main_tensor(output).detach()
+    is_tensor = isinstance(output, Tensor)
+    scores = main_tensor(output).detach() if is_tensor or next(tensors(output), None) is not None else None
     if scores is not None and (scores.dim() == 0 or scores.shape[0] != target.shape[0]):
         scores = None
     return Rows(scores, target, output=output)
