@@ -211,11 +211,10 @@ class TaskUnderHooks(Task):
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
         """Notes on what a user may not expect of these settings."""
-        from hookrun.tasks.loop import composed
-        from hookrun.tasks.loop.optimizers import SCHEDULER
+        from hookrun.tasks.loop.optimizers import SCHEDULER, schedule_notes
 
         schedule = settings.train.scheduler if self.trains else None
-        return list(composed.notes(schedule, SCHEDULER)) if schedule is not None else []
+        return list(schedule_notes(schedule, SCHEDULER)) if schedule is not None else []
 
     def only_split(self) -> Split | None:
         """The split of all samples; None if the task uses several splits without training."""

@@ -1,24 +1,34 @@
-"""torch's optimizers and learning-rate schedules by name: closed registries read from torch itself."""
+"""torch's optimizers and learning-rate schedules by name, from closed registries read from torch; and clipping."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 from torch.optim import Optimizer, lr_scheduler
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 
 from hookrun import trusted
 from hookrun.arguments import missing_arguments, parameters, unknown_arguments, wrong_call
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.runtime.plain_optimizers import without_compiler
-from hookrun.spec.experiment import Named, Schedule, Scheduler, Train
+from hookrun.runtime.sharded import whole
+from hookrun.spec.experiment import MOST, Named, Schedule, Scheduler, Train
 from hookrun.spec.experiment import Optimizer as OptimizerKeys
-from hookrun.tasks.loop import composed
-from hookrun.tasks.loop.savable import unsavable_optimizer, unsavable_schedule
+from hookrun.spec.selector.base import shown
+from hookrun.store.tree import NotPlain, flatten
 from hookrun.tasks.loop.trained import ParameterGroup
 from hookrun.trusted import load_class
 
@@ -28,6 +38,10 @@ FILLED = ("T_max", "total_steps")
 
 _NEED_CODE = frozenset({"LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "LRScheduler"})
 _NEED_CLOSURE = frozenset({"LBFGS"})
+
+_COMPOSED: tuple[type[LRScheduler], ...] = (SequentialLR, ChainedScheduler)
+_GIVEN = frozenset({"optimizer", "schedulers"})
+"""The arguments of these classes that hookrun passes itself."""
 
 
 @cache
@@ -54,7 +68,7 @@ def schedulers() -> Mapping[str, type[LRScheduler]]:
 
 def _schedules() -> Mapping[str, type[LRScheduler]]:
     """Every schedule, including those that consist of other schedules."""
-    return {**schedulers(), **{each.__name__: each for each in composed.CLASSES}}
+    return {**schedulers(), **{each.__name__: each for each in _COMPOSED}}
 
 
 def check_optimizer(named: Named) -> list[Problem]:
@@ -80,9 +94,9 @@ def check_scheduler(named: Schedule, where: str = SCHEDULER) -> list[Problem]:
     if not isinstance(cls, list):
         inner = [_known(each.name, where, _schedules()) for each in named.schedulers or ()]
         known = [None if isinstance(each, list) else each for each in inner]
-        problems += composed.problems(named, cls, known, where)
+        problems += wrong_parts(named, cls, known, where)
     for number, each in enumerate(named.schedulers or ()):
-        problems += check_scheduler(each, composed.place(where, number))
+        problems += check_scheduler(each, _part(where, number))
     return problems
 
 
@@ -98,7 +112,7 @@ def _check_named(
         )
     found = list((parameters(cls) or {}).items())
     # hookrun passes the first argument (the parameters or the optimizer) and the parts of a schedule itself
-    own = {key: parameter for key, parameter in found[1:] if key not in composed.GIVEN}
+    own = {key: parameter for key, parameter in found[1:] if key not in _GIVEN}
     problems = unknown_arguments(named.args, own, where, cls.__name__)
     return problems + missing_arguments({*named.args, *filled}, own, where, cls.__name__)
 
@@ -158,7 +172,7 @@ def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGr
 
     def schedule() -> LRScheduler | None:
         optimizer = _optimizer(train.optimizer, model, groups, named)
-        return make_scheduler(train.scheduler, optimizer, intervals=composed.reach(train.scheduler) + 2)
+        return make_scheduler(train.scheduler, optimizer, intervals=last_milestone(train.scheduler) + 2)
 
     def tried(parameters: list[nn.Parameter]) -> Optimizer:
         return _made(train.optimizer, OPTIMIZER, optimizers(), parameters, train.optimizer.args)  # type: ignore[no-any-return]
@@ -213,12 +227,12 @@ def make_scheduler(
     cls = _found(named.name, where, _schedules())
     if cls is not None and named.schedulers is not None:
         parts = [
-            make_scheduler(part, optimizer, length, composed.place(where, number))
+            make_scheduler(part, optimizer, length, _part(where, number))
             for number, (part, length) in enumerate(
-                zip(named.schedulers, composed.lengths(named, intervals), strict=True)
+                zip(named.schedulers, lengths(named, intervals), strict=True)
             )
         ]
-        return _tried(cls, where, lambda: composed.compose(cls, optimizer, parts, named.args))  # type: ignore[no-any-return]
+        return _tried(cls, where, lambda: cls(schedulers=parts, optimizer=optimizer, **named.args))  # type: ignore[no-any-return]
     takes = parameters(cls) or {} if cls else {}
     given_in_epochs = "epochs" in named.args  # OneCycleLR takes `epochs` and `steps_per_epoch` instead
     length = {key: intervals for key in FILLED if key in takes and not given_in_epochs}
@@ -250,3 +264,150 @@ def _tried(cls: type, where: str, make: Callable[[], Any]) -> Any:
         return make()
     except Exception as error:  # torch's classes raise many types for wrong arguments
         raise SpecError([Problem(where, f"{cls.__name__} refuses its arguments: {error}")]) from error
+
+
+# ---- schedules that consist of other schedules: one after the other, or all at once ----------------------------------
+
+
+def _part(where: str, number: int) -> str:
+    """The key path of one of the schedules of a composed one."""
+    return f"{where}.schedulers.{number}"
+
+
+def wrong_parts(named: Schedule, cls: type, inner: Sequence[type | None], where: str) -> Iterator[Problem]:
+    """The mistakes in the parts of a schedule.
+
+    cls:   the class of the schedule
+    inner: the classes of its parts; None for an unknown name
+    where: the key path of the schedule
+    """
+    key = f"{where}.schedulers"
+    if cls not in _COMPOSED:
+        if named.schedulers is not None:
+            hint = "SequentialLR and ChainedScheduler take it"
+            yield Problem(key, f"'{cls.__name__}' takes no argument 'schedulers'", hint)
+        return
+    if not named.schedulers:
+        hint = "list them, each with its name and arguments: schedulers: [{name: LinearLR, total_iters: 100}, ...]"
+        yield Problem(key, f"is missing: '{cls.__name__}' needs a list of schedules", hint)
+        return
+    for number, part in enumerate(inner):
+        if part is ReduceLROnPlateau:
+            text = f"ReduceLROnPlateau watches the validation loss, which a {cls.__name__} does not pass on"
+            yield Problem(f"{_part(where, number)}.name", text, "use it alone, or another schedule here")
+        elif part in _COMPOSED and cls is SequentialLR:
+            text = f"torch's SequentialLR cannot hold a {part.__name__}"
+            hint = "list plain schedules here, with a milestone between neighbours"
+            yield Problem(f"{_part(where, number)}.name", text, hint)
+    if cls is SequentialLR and "milestones" in named.args:
+        yield from _wrong_milestones(named.args["milestones"], len(inner), f"{where}.milestones")
+
+
+def _wrong_milestones(found: Any, parts: int, where: str) -> Iterator[Problem]:
+    numbers = found if isinstance(found, list | tuple) else [found]
+    if not isinstance(found, list | tuple) or not all(
+        isinstance(each, int) and not isinstance(each, bool) and 1 <= each <= MOST for each in numbers
+    ):
+        hint = "a milestone is the step or epoch (see `interval`) at which the next schedule begins: [100]"
+        yield Problem(where, f"found {shown(found)}, expected a list of whole numbers from 1", hint)
+    elif any(second <= first for first, second in pairwise(numbers)):
+        yield Problem(where, f"found {shown(found)}, expected each milestone to be greater than the last")
+    elif len(numbers) != parts - 1:
+        text = f"found {len(numbers)} for {parts} schedules, expected one between each two: {parts - 1}"
+        yield Problem(where, text)
+
+
+def lengths(named: Schedule, intervals: int) -> list[int]:
+    """How many times each part is stepped in a run of `intervals` steps or epochs; at least 1 for each."""
+    parts = len(named.schedulers or ())
+    if "milestones" not in named.args:
+        return [intervals] * parts
+    bounds = [0, *named.args["milestones"], intervals]
+    return [max(end - start, 1) for start, end in pairwise(bounds)]
+
+
+def last_milestone(named: Schedule | None) -> int:
+    """The last milestone in a schedule and its parts; 0 if there is none."""
+    if named is None or named.schedulers is None:
+        return 0
+    return max([*named.args.get("milestones", []), *map(last_milestone, named.schedulers)], default=0)
+
+
+def schedule_notes(named: Schedule, where: str) -> Iterator[str]:
+    """Notes on what a user may not expect of a composed schedule."""
+    for number, part in enumerate(named.schedulers or ()):
+        yield from schedule_notes(part, _part(where, number))
+        if part.name.lower().replace("_", "") == OneCycleLR.__name__.lower():
+            yield (
+                f"{_part(where, number)}: torch's OneCycleLR sets the learning rate that all schedules of the "
+                "composition start from to max_lr / div_factor"
+            )
+
+
+# ---- states of a user's own optimizer or schedule, which have to be savable; torch's are -----------------------------
+
+
+_SAVABLE = "let state_dict() return numbers, strings, lists, tuples, dicts and tensors, and load_state_dict() take them"
+
+
+def unsavable_optimizer(make: Callable[[list[nn.Parameter]], Optimizer], where: str) -> list[Problem]:
+    """A problem if the state of an optimizer, after a step, cannot be saved.
+
+    make:  parameters -> the optimizer
+    where: its key path
+    """
+    with torch.random.fork_rng(devices=[]):  # draws by the user's code must not change the run
+        parameters = [nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))]
+        made = make(parameters)
+        if _is_torchs(made):
+            return []
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        with suppress(
+            Exception
+        ):  # it may not accept these gradients; then the first saved state shows problems
+            made.step()
+    return _unsavable(made, where)
+
+
+def unsavable_schedule(schedule: LRScheduler | None, where: str) -> list[Problem]:
+    """A problem if the state of a schedule, before its first step, cannot be saved."""
+    return [] if schedule is None or _is_torchs(schedule) else _unsavable(schedule, where)
+
+
+def _unsavable(found: Optimizer | LRScheduler, where: str) -> list[Problem]:
+    try:
+        flatten(found.state_dict())
+    except NotPlain as error:
+        what = f"the state of {type(found).__qualname__} cannot be saved, so the run could not be resumed: {error}"
+        return [Problem(f"{where}.name", what, _SAVABLE)]
+    return []
+
+
+def _is_torchs(found: object) -> bool:
+    return type(found).__module__.startswith("torch.")
+
+
+# ---- clipping over all trained parameters together -------------------------------------------------------------------
+
+
+def clip(train: Train, optimizer: Optimizer) -> Tensor | None:
+    """Clip the optimizer's gradients, which are already unscaled and accumulated.
+
+    `grad` and `post_accumulate_grad` hooks run before the clipping, `optimizer_step_pre` hooks after it.
+
+    Returns the total norm of the gradients before clipping, a tensor without dimensions; None if nothing is clipped.
+    """
+    if train.clip_grad_norm is not None:
+        norm: Tensor = clip_grad_norm_(_trained_by(optimizer), train.clip_grad_norm)
+        return whole(norm)
+    if train.clip_grad_value is not None:
+        parameters = _trained_by(optimizer)
+        norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        clip_grad_value_(parameters, train.clip_grad_value)
+        return whole(norm)
+    return None
+
+
+def _trained_by(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

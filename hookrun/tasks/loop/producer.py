@@ -18,8 +18,8 @@ from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.before_step import BeforeStep
 from hookrun.tasks.loop.built import as_call
-from hookrun.tasks.loop.clipping import clip
 from hookrun.tasks.loop.finite import all_finite, not_finite
+from hookrun.tasks.loop.optimizers import clip
 from hookrun.tasks.loop.running import Running
 from hookrun.tasks.loop.watch import Origin, Watch
 

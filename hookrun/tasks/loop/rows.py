@@ -137,7 +137,7 @@ class Rows:
         """The rows in parts of at most `MOST_NUMBERS` scores; none if there are no scores."""
         if self.scores is None:
             return
-        if self.chosen is None and self.others is None and self.scores.numel() <= MOST_NUMBERS:
+        if self.chosen is None and self.others is None and 0 < self.scores.numel() <= MOST_NUMBERS:
             yield RowPart(computable(self.scores), self.targets)  # samples, all at once
             return
         step = max(1, MOST_NUMBERS // max(1, math.prod(self.scores.shape[1:])))

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from hookrun.ranks.alone import ALONE
 from hookrun.tasks.loop.batches import Batch
+from hookrun.tasks.loop.rank_gradients import StepGradientsOfRanks, step_gradients
 from hookrun.tasks.loop.running import Running
-from hookrun.tasks.loop.step_gradients import StepGradients, StepGradientsOfRanks, step_gradients
+from hookrun.tasks.loop.step import StepGradients
 
 
 def running(model: nn.Module, after: list[Any]) -> Running:

@@ -1,10 +1,9 @@
-"""Computes the gradients of one optimizer step from its micro-batches, in one process or several."""
+"""The gradients of a step of several processes, which split each micro-batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -13,49 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hookrun.runtime.rng import derived_seed
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.running import Running
-
-Share = Tensor | float
-"""The factor of a micro-batch's mean loss in the loss of the step."""
-
-
-class MicroBatchResult(NamedTuple):
-    """The results of a micro-batch; both are None if this rank has no row of it."""
-
-    output: Any = None
-    loss: Tensor | None = None
-
-
-class StepGradients:
-    """In one process: the loss of each micro-batch is weighted by its share of the samples, or tokens, of the step."""
-
-    def __init__(self, running: Running) -> None:
-        self.running = running
-        self.ranks = running.ranks
-
-    def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
-        """The factor of each micro-batch's loss."""
-        # A batch of sequences may have nothing to predict, so its share may be 0.
-        if len(group) == 1 and not group[0].data.of_tokens:
-            return (1.0,)
-        weights = [batch.weight for batch in group]
-        whole = max(sum(weights), 1)
-        return [weight / whole for weight in weights]
-
-    def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
-        """The forward and the backward pass of a micro-batch; its gradients are added to `grad`.
-
-        last: it is the last micro-batch of the step
-        """
-        output = self.running.forward(batch)
-        loss = self.running.loss(output, batch)
-        is_all = isinstance(share, float) and share == 1
-        self.running.scaler.scale(loss if is_all else loss * share).backward()
-        self.running.after(batch)
-        return MicroBatchResult(output, loss)
-
-    def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
-        """The losses that have to be finite for a step: one for each micro-batch."""
-        return [loss for loss in losses if loss is not None]
+from hookrun.tasks.loop.step import MicroBatchResult, Share, StepGradients
 
 
 class StepGradientsOfRanks(StepGradients):
