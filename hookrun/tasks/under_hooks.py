@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from hookrun.proving import Example
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.loop.built import Attempt, Maker
+    from hookrun.tasks.loop.context import RunContext
     from hookrun.tasks.loop.gradients import Score
     from hookrun.tasks.loop.losses import TrainLoss
     from hookrun.tasks.loop.prepared import Prepared
-    from hookrun.tasks.loop.running import Running
     from hookrun.tasks.loop.trained import Trained
 
 
@@ -101,7 +101,7 @@ class TaskUnderHooks(Task):
         return []
 
     @abstractmethod
-    def perform(self, running: Running) -> None:
+    def perform(self, running: RunContext) -> None:
         """Run the task; the hooks are installed."""
 
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:

@@ -16,6 +16,7 @@ from hookrun.spec.tokens import Tokens
 from hookrun.store.reader import Run
 from hookrun.tasks.base import Task, metric_tokens_of, metrics_of, task_of
 from hookrun.tasks.loop.losses import NEXT_TOKEN_LOSSES
+from hookrun.tasks.loop.measuring import Predicted
 from hookrun.tasks.loop.metrics import (
     KL,
     LOGIT_DIFFERENCE,
@@ -27,7 +28,6 @@ from hookrun.tasks.loop.metrics import (
     RANK,
     WHERE,
 )
-from hookrun.tasks.loop.predicted import Predicted
 
 TOKENS = "task.tokens"
 

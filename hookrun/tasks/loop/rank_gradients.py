@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hookrun.runtime.rng import derived_seed
 from hookrun.tasks.loop.batches import Batch
-from hookrun.tasks.loop.running import Running
+from hookrun.tasks.loop.context import RunContext
 from hookrun.tasks.loop.step import MicroBatchResult, Share, StepGradients
 
 
@@ -23,16 +23,16 @@ class StepGradientsOfRanks(StepGradients):
     parameter gradients run on the sum.
     """
 
-    def __init__(self, running: Running) -> None:
-        super().__init__(running)
+    def __init__(self, context: RunContext) -> None:
+        super().__init__(context)
         self._wrap()
-        self._parameters = [each for each in running.model.parameters() if each.requires_grad]
-        self._reduced = running.reduced
+        self._parameters = [each for each in context.model.parameters() if each.requires_grad]
+        self._reduced = context.reduced
         if not self.ranks.is_main:  # otherwise dropout would draw the same mask on every rank
-            torch.manual_seed(derived_seed(running.settings.seed, self.ranks.rank))
+            torch.manual_seed(derived_seed(context.settings.seed, self.ranks.rank))
 
     def _wrap(self) -> None:
-        self._rows = _Rows(self.running)
+        self._rows = _Rows(self.context)
         self._ddp = DistributedDataParallel(self._rows, find_unused_parameters=True)
         self._ddp.register_comm_hook(None, _summed)
 
@@ -50,7 +50,7 @@ class StepGradientsOfRanks(StepGradients):
             whole = max(sum(self.ranks.total(weights)), 1)
             return [weight / whole for weight in weights]
         whole = sum(batch.whole for batch in group)
-        sums = self.running.prepared.loss.sums
+        sums = self.context.prepared.loss.sums
         return [(batch.whole if sums else len(batch.ids)) / whole for batch in group]
 
     def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
@@ -62,10 +62,10 @@ class StepGradientsOfRanks(StepGradients):
             with nullcontext() if each or last else self._ddp.no_sync():
                 loss = self._ddp(batch)
                 passed = self._rows.take()
-                self.running.scaler.scale(loss * share).backward()
+                self.context.scaler.scale(loss * share).backward()
         if each or last:
             self._reduced.run(before)
-        self.running.after(batch)
+        self.context.after(batch)
         return passed
 
     def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
@@ -88,17 +88,17 @@ class StepGradientsOfShards(StepGradientsOfRanks):
 
     def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
         """The same; gradients are summed over the ranks with each micro-batch."""
-        running, each = self.running, self._reduced.of_each_part
+        context, each = self.context, self._reduced.of_each_part
         before = self._set_apart() if each else []
         own = batch.pattern is None
-        with nullcontext() if own else running.standing_in():
+        with nullcontext() if own else context.standing_in():
             rows = batch.pattern or batch
-            output = running.forward(rows)
-            loss = running.loss(output, rows)
-            running.scaler.scale(loss * (share if own else 0)).backward()
+            output = context.forward(rows)
+            loss = context.loss(output, rows)
+            context.scaler.scale(loss * (share if own else 0)).backward()
         if each or last:
             self._reduced.run(before)
-        running.after(batch)
+        context.after(batch)
         return MicroBatchResult(output, loss) if own else MicroBatchResult()
 
 
@@ -110,11 +110,11 @@ class _Rows(nn.Module):
     and hooks do not run, since many models cannot compute an empty batch.
     """
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, context: RunContext) -> None:
         super().__init__()
-        self.model = running.model
-        self.anchor = nn.Parameter(torch.zeros((), device=running.prepared.device))
-        self._running = running
+        self.model = context.model
+        self.anchor = nn.Parameter(torch.zeros((), device=context.prepared.device))
+        self._running = context
         self._passed = MicroBatchResult()
 
     def forward(self, batch: Batch) -> Tensor:
@@ -138,8 +138,8 @@ def _summed(state, bucket):  # type: ignore[no-untyped-def]  # torch does not ac
     return work.get_future().then(lambda done: done.value()[0])
 
 
-def step_gradients(running: Running) -> StepGradients:
+def step_gradients(context: RunContext) -> StepGradients:
     """The object that computes the run's gradients: for one process, several, or sharded parameters."""
-    if not running.ranks.several:
-        return StepGradients(running)
-    return (StepGradientsOfShards if running.sharded else StepGradientsOfRanks)(running)
+    if not context.ranks.several:
+        return StepGradients(context)
+    return (StepGradientsOfShards if context.sharded else StepGradientsOfRanks)(context)

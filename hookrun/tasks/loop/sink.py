@@ -17,7 +17,7 @@ from hookrun.runtime.records import Budget, RecordSink, batch_rows
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import in_reach, opened, snapshot
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.loggers.together import Loggers
+from hookrun.tasks.loop.loggers import Loggers
 from hookrun.tasks.loop.rank_budgets import BudgetsOfRanks
 from hookrun.tensor_copies import readable
 

@@ -13,10 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.batches import Batch, Batches
+from hookrun.tasks.loop.context import RunContext
 from hookrun.tasks.loop.ema import WeightAverage
 from hookrun.tasks.loop.nonfinite import SKIPPED, STEPPED, FiniteSteps
 from hookrun.tasks.loop.optimizers import clip
-from hookrun.tasks.loop.running import Running
 from hookrun.tasks.loop.sharding import sharded_states, whole_states
 
 Share = Tensor | float
@@ -38,7 +38,7 @@ class Training:
     best:      the highest score of an epoch so far: the accuracy, or the negative loss
     """
 
-    running: Running
+    context: RunContext
     optimizer: Optimizer
     steps: FiniteSteps
     scheduler: LRScheduler | None
@@ -56,13 +56,13 @@ class Training:
     @property
     def is_over(self) -> bool:
         """Whether a check stops the run, or all steps are done."""
-        limit = self.running.settings.train.steps
-        return self.running.stopped or (limit is not None and self.running.hooks.clock.step >= limit)
+        limit = self.context.settings.train.steps
+        return self.context.stopped or (limit is not None and self.context.hooks.clock.step >= limit)
 
     @property
     def label(self) -> str:
         """The epoch, as it is shown."""
-        return f"epoch {self.epoch + 1}/{self.running.settings.train.epochs}"
+        return f"epoch {self.epoch + 1}/{self.context.settings.train.epochs}"
 
     def averaged(self) -> AbstractContextManager[None]:
         """A context manager in which the model has the average of its weights, if there is one."""
@@ -70,12 +70,12 @@ class Training:
 
     def schedules(self, interval: str) -> bool:
         """Whether the learning rate is scheduled by steps, or by epochs."""
-        schedule = self.running.settings.train.scheduler
+        schedule = self.context.settings.train.scheduler
         return self.scheduler is not None and schedule is not None and schedule.interval == interval
 
     def state_dict(self) -> dict[str, Any]:
         """The state from which training can be resumed, without model and hooks; every rank calls it."""
-        sharded = self.running.sharded
+        sharded = self.context.sharded
         return {
             "epoch": self.epoch,
             "batches": self.batches,
@@ -84,7 +84,7 @@ class Training:
             "best": self.best,
             "optimizer": whole_states(self.optimizer) if sharded else self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "scaler": self.running.scaler.state_dict(),
+            "scaler": self.context.scaler.state_dict(),
             "steps": self.steps.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
         }
@@ -105,7 +105,7 @@ class Training:
             # so that torch does not warn of a schedule that starts before the optimizer
             self.optimizer._opt_called = True  # type: ignore[attr-defined]
         if state["scaler"]:  # a disabled scaler has no state
-            self.running.scaler.load_state_dict(state["scaler"])
+            self.context.scaler.load_state_dict(state["scaler"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
 
@@ -118,9 +118,9 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
 
     shown: receives the loss and the metrics of a logged step, for the progress bar
     """
-    running, optimizer, of_step = training.running, training.optimizer, training.of_step
-    hooks, settings = running.hooks, running.settings.train
-    with running.logged(hooks.clock.step) as is_logged:
+    context, optimizer, of_step = training.context, training.optimizer, training.of_step
+    hooks, settings = context.hooks, context.settings.train
+    with context.logged(hooks.clock.step) as is_logged:
         optimizer.zero_grad(set_to_none=True)
         training.steps.begin(group)
 
@@ -133,10 +133,10 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
             output, loss = training.gradients.compute(batch, share, last=number == len(group))
             losses.append(None if loss is None else loss.detach())
             if loss is not None:
-                running.measure(of_step, loss.detach(), output, batch)
+                context.measure(of_step, loss.detach(), output, batch)
 
         # Clip, check that loss and gradients are finite, and step.
-        running.scaler.unscale_(
+        context.scaler.unscale_(
             optimizer
         )  # with fused optimizers, hooks would otherwise see scaled gradients
         norm = clip(settings, optimizer)
@@ -148,16 +148,16 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
         if outcome is not SKIPPED:
             training.means.include(of_step)
         if is_logged and outcome is not SKIPPED:
-            values = running.sum_over_ranks(of_step).read()
+            values = context.sum_over_ranks(of_step).read()
             shown.update(values)
             clipped = {"grad_norm": float(norm)} if norm is not None else {}
-            running.log("train", values, "batch", lr=optimizer.param_groups[0]["lr"], **clipped)
+            context.log("train", values, "batch", lr=optimizer.param_groups[0]["lr"], **clipped)
         if is_logged:
-            running.sink.settle()
+            context.sink.settle()
     if training.scheduler is not None and training.schedules("step") and outcome is STEPPED:
         training.scheduler.step()
     hooks.step()
-    running.agree()
+    context.agree()
 
 
 class MicroBatchResult(NamedTuple):
@@ -173,9 +173,9 @@ class StepGradients:
     The loss of each micro-batch is weighted by its share of the samples, or tokens, of the step.
     """
 
-    def __init__(self, running: Running) -> None:
-        self.running = running
-        self.ranks = running.ranks
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
+        self.ranks = context.ranks
 
     def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
         """The factor of each micro-batch's loss."""
@@ -191,11 +191,11 @@ class StepGradients:
 
         last: it is the last micro-batch of the step
         """
-        output = self.running.forward(batch)
-        loss = self.running.loss(output, batch)
+        output = self.context.forward(batch)
+        loss = self.context.loss(output, batch)
         is_all = isinstance(share, float) and share == 1
-        self.running.scaler.scale(loss if is_all else loss * share).backward()
-        self.running.after(batch)
+        self.context.scaler.scale(loss if is_all else loss * share).backward()
+        self.context.after(batch)
         return MicroBatchResult(output, loss)
 
     def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:

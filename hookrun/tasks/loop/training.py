@@ -10,50 +10,50 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hookrun.store import checkpoint
 from hookrun.store.rank_dir import take_kept
 from hookrun.tasks.loop.batches import Batch, Batches
+from hookrun.tasks.loop.context import RunContext
 from hookrun.tasks.loop.ema import WeightAverage
 from hookrun.tasks.loop.nonfinite import FiniteSteps
 from hookrun.tasks.loop.optimizers import last_milestone, make_optimizer, make_scheduler
 from hookrun.tasks.loop.progress import numbers
 from hookrun.tasks.loop.rank_gradients import step_gradients
-from hookrun.tasks.loop.running import Running
 from hookrun.tasks.loop.sharding import whole_state
 from hookrun.tasks.loop.step import Training, train_step
 
 BEST, LAST, AVERAGED = "best.safetensors", "last.safetensors", "ema.safetensors"
 
 
-def train(running: Running) -> None:
+def train(context: RunContext) -> None:
     """Train until all epochs or steps are finished, or a check stops the run."""
-    training, resuming = _made(running), running.resuming
+    training, resuming = _made(context), context.resuming
     if training.average is not None:
         resuming.around = training.average.swapped_out
     with resuming.hold("train", training.state_dict, training.sums):
         resuming.take("train", training.load_state_dict)
         resuming.begin()
-        running.model.train()
-        while training.epoch < running.settings.train.epochs:
-            running.hooks.clock.epoch = training.epoch
+        context.model.train()
+        while training.epoch < context.settings.train.epochs:
+            context.hooks.clock.epoch = training.epoch
             if training.values is None:
                 if training.is_over:
                     break
                 training.values = _train_epoch(training)
             _after_epoch(training)
-            if running.stopped:
+            if context.stopped:
                 break
     _save_last(training)
 
 
-def _made(running: Running) -> Training:
+def _made(context: RunContext) -> Training:
     """The loop before its first step."""
-    settings = running.settings.train
-    ranks = running.ranks
-    batches = Batches(running.prepared, "train", shuffle=settings.shuffle, ranks=ranks)
-    val = Batches(running.prepared, "val", ranks=ranks) if running.prepared.data.sizes["val"] != 0 else None
-    trained = running.prepared.trained
+    settings = context.settings.train
+    ranks = context.ranks
+    batches = Batches(context.prepared, "train", shuffle=settings.shuffle, ranks=ranks)
+    val = Batches(context.prepared, "val", ranks=ranks) if context.prepared.data.sizes["val"] != 0 else None
+    trained = context.prepared.trained
     if trained is not None:
-        trained.freeze_rest(running.model)  # parameters that hooks have added since the preparation
+        trained.freeze_rest(context.model)  # parameters that hooks have added since the preparation
     groups = trained.groups if trained is not None else ()
-    optimizer = make_optimizer(settings.optimizer, running.model, groups)
+    optimizer = make_optimizer(settings.optimizer, context.model, groups)
     steps_per_epoch = -(-len(batches) // settings.accumulate)
     steps = min(settings.steps or settings.epochs * steps_per_epoch, settings.epochs * steps_per_epoch)
     per_epoch = settings.scheduler is not None and settings.scheduler.interval == "epoch"
@@ -61,58 +61,58 @@ def _made(running: Running) -> Training:
     scheduler = make_scheduler(settings.scheduler, optimizer, intervals)
     if (last := last_milestone(settings.scheduler)) >= intervals:
         unit = "epoch" if per_epoch else "step"
-        running.screen.note(
+        context.screen.note(
             [f"train.scheduler: the run ends after {unit} {intervals}, before milestone {last}"]
         )
-    average = WeightAverage(running.model, settings.ema.decay) if settings.ema is not None else None
+    average = WeightAverage(context.model, settings.ema.decay) if settings.ema is not None else None
     return Training(
-        running,
+        context,
         optimizer,
-        FiniteSteps(running, optimizer),
+        FiniteSteps(context, optimizer),
         scheduler,
         batches,
         val,
-        running.average(),
-        step_gradients(running),
-        running.average(),
+        context.average(),
+        step_gradients(context),
+        context.average(),
         average,
     )
 
 
 def _save_last(training: Training) -> None:
     """Save the final weights, and print the names of all checkpoints."""
-    running, checkpoint = training.running, training.running.settings.train.checkpoint
+    context, checkpoint = training.context, training.context.settings.train.checkpoint
     if checkpoint.keeps("last"):
-        _save(running, LAST)
+        _save(context, LAST)
         if training.average is not None:
             with training.average.swapped_in():
-                _save(running, AVERAGED)
-    running.resuming.writer.wait()
-    kept = [name for name in (BEST, LAST, AVERAGED) if (running.run_dir.checkpoints / name).exists()]
+                _save(context, AVERAGED)
+    context.resuming.writer.wait()
+    kept = [name for name in (BEST, LAST, AVERAGED) if (context.run_dir.checkpoints / name).exists()]
     why = f"none, as train.checkpoint.save is {checkpoint.save}"
-    running.screen.say(f"checkpoints: {', '.join(kept) or why}")
+    context.screen.say(f"checkpoints: {', '.join(kept) or why}")
 
 
-def _save(running: Running, name: str) -> None:
+def _save(context: RunContext, name: str) -> None:
     """Save the weights in the background; they are written before the next state and before `_save_last` ends."""
-    is_main, state = running.ranks.is_main, None
-    if running.sharded:
-        state = whole_state(running.model, keeps=is_main)
+    is_main, state = context.ranks.is_main, None
+    if context.sharded:
+        state = whole_state(context.model, keeps=is_main)
     if is_main:  # the other ranks have the same weights
-        path, applied = running.run_dir.checkpoints / name, running.prepared.plan.applied()
-        found = checkpoint.checkpoint_of(running.model, path, applied=applied, state=state)
-        running.resuming.writer.write(found, checkpoint.WeightsFile.write)
+        path, applied = context.run_dir.checkpoints / name, context.prepared.plan.applied()
+        found = checkpoint.checkpoint_of(context.model, path, applied=applied, state=state)
+        context.resuming.writer.write(found, checkpoint.WeightsFile.write)
 
 
 def _train_epoch(training: Training) -> dict[str, float]:
     """Train one epoch, or the rest of it; returns the mean loss and metrics over its samples."""
-    running, settings = training.running, training.running.settings.train
+    context, settings = training.context, training.context.settings.train
     total, every = len(training.train), settings.checkpoint.every
     shown = dict[str, float]()
     group = list[Batch]()
     label = training.label
     passed = training.train.epoch(training.epoch, training.batches)
-    with closing(running.screen.track(passed, total, label, shown, training.batches)) as batches:
+    with closing(context.screen.track(passed, total, label, shown, training.batches)) as batches:
         for number, batch in enumerate(batches, training.batches):
             group.append(batch)
             if len(group) < settings.accumulate and number + 1 < total:
@@ -120,42 +120,42 @@ def _train_epoch(training: Training) -> dict[str, float]:
             train_step(training, group, shown)
             group.clear()
             training.batches = number + 1
-            if running.stopped:
-                running.resuming.save()
+            if context.stopped:
+                context.resuming.save()
             if training.is_over:
                 break
-            running.resuming.point(every.steps is not None and running.hooks.clock.step % every.steps == 0)
-    whole = running.sum_over_ranks(training.means)
+            context.resuming.point(every.steps is not None and context.hooks.clock.step % every.steps == 0)
+    whole = context.sum_over_ranks(training.means)
     skipped = training.steps.end_epoch()
     values = whole.read() or {"loss": math.nan}  # NaN if every step was skipped
-    if not running.stopped:  # the means of an epoch that a check ended are not logged
-        values = running.read("train", whole) if whole.samples else values
-        running.log("train", values, "epoch", **skipped)
-    running.screen.say(f"{label}  train {numbers(values)}")
+    if not context.stopped:  # the means of an epoch that a check ended are not logged
+        values = context.read("train", whole) if whole.samples else values
+        context.log("train", values, "epoch", **skipped)
+    context.screen.say(f"{label}  train {numbers(values)}")
     return values
 
 
 def _after_epoch(training: Training) -> None:
     """Finish an epoch: validate, save the best weights, step the schedule. After a stop the epoch stays unfinished."""
-    running, values = training.running, training.values or {}
+    context, values = training.context, training.values or {}
     with training.averaged():
-        if training.val is not None and not running.stopped:
+        if training.val is not None and not context.stopped:
             names = (
-                running.sample_names({"val": training.val})
+                context.sample_names({"val": training.val})
                 if _names_samples(training, training.val)
                 else None
             )
-            values = running.evaluate(training.val, "val", "validation", names=names)
-            running.log("val", values, "epoch")
-            running.screen.say(f"{' ' * len(training.label)}  val   {numbers(values)}")
-        if running.stopped:  # the state was saved at the stop; a resumed run continues this epoch
+            values = context.evaluate(training.val, "val", "validation", names=names)
+            context.log("val", values, "epoch")
+            context.screen.say(f"{' ' * len(training.label)}  val   {numbers(values)}")
+        if context.stopped:  # the state was saved at the stop; a resumed run continues this epoch
             _keep_any(training)
             return
         score = values.get("accuracy", -values["loss"])
         if training.best is None or score > training.best or math.isnan(training.best):
             training.best = score
-            if running.settings.train.checkpoint.keeps("best"):
-                _save(running, BEST)
+            if context.settings.train.checkpoint.keeps("best"):
+                _save(context, BEST)
     if training.scheduler is not None and training.schedules("epoch"):
         if isinstance(training.scheduler, ReduceLROnPlateau):
             training.scheduler.step(values["loss"])
@@ -165,11 +165,11 @@ def _after_epoch(training: Training) -> None:
         training.epoch + 1,
         0,
         None,
-        running.average(),
+        context.average(),
     )
-    take_kept(running.run_dir)
-    every = running.settings.train.checkpoint.every.epochs
-    running.resuming.point(every is not None and training.epoch % every == 0, may_wait=True)
+    take_kept(context.run_dir)
+    every = context.settings.train.checkpoint.every.epochs
+    context.resuming.point(every is not None and training.epoch % every == 0, may_wait=True)
 
 
 def _names_samples(training: Training, val: Batches) -> bool:
@@ -180,12 +180,12 @@ def _names_samples(training: Training, val: Batches) -> bool:
     """
     if val.data.of_tokens:
         return training.epoch == 0
-    is_last = training.epoch + 1 == training.running.settings.train.epochs or training.is_over
-    return is_last and training.running.prepared.data.num_classes is not None
+    is_last = training.epoch + 1 == training.context.settings.train.epochs or training.is_over
+    return is_last and training.context.prepared.data.num_classes is not None
 
 
 def _keep_any(training: Training) -> None:
     """If the run stops within its first epoch, save the present weights as the best ones."""
-    running = training.running
-    if training.best is None and running.settings.train.checkpoint.keeps("best"):
-        _save(running, BEST)
+    context = training.context
+    if training.best is None and context.settings.train.checkpoint.keeps("best"):
+        _save(context, BEST)
