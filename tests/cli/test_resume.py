@@ -54,7 +54,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
                 raise RuntimeError("the machine is gone")
             step(*args)
 
-        monkeypatch.setattr(training, "_step", failing)
+        monkeypatch.setattr(training, "train_step", failing)
 
     return at
 

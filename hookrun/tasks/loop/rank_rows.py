@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import Sampler
 
 from hookrun.containers import rebuild
 
@@ -19,25 +17,13 @@ def share(count: int, rank: int, size: int) -> range:
     return range(start, start + least + (rank < more))
 
 
-class RankRows(Sampler[list[int]]):
-    """Samples this rank's rows of each batch, as lists of sample numbers.
+def rows_of_rank(batch: Sequence[int], rank: int, size: int) -> list[int]:
+    """The sample numbers of the rows of a batch that this rank loads.
 
     A rank without rows loads the first row of the batch as a pattern of its shape. The number `n` of this row is given
     as `~n`, and `without_rows` removes the row.
     """
-
-    def __init__(self, order: Sampler[int], batch_size: int, rank: int, size: int) -> None:
-        self._order, self._batch_size = order, batch_size
-        self._rank, self._size = rank, size
-
-    def __iter__(self) -> Iterator[list[int]]:
-        rest = iter(self._order)
-        while batch := list(islice(rest, self._batch_size)):
-            places = share(len(batch), self._rank, self._size)
-            yield [batch[place] for place in places] or [~batch[0]]
-
-    def __len__(self) -> int:
-        return -(-len(self._order) // self._batch_size)  # type: ignore[arg-type]
+    return [batch[place] for place in share(len(batch), rank, size)] or [~batch[0]]
 
 
 def without_rows(ids: Tensor, inputs: Any, target: Any) -> tuple[Tensor, Any, Any]:
