@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -182,18 +181,6 @@ SUMS = frozenset({"output_sum"})
 NEED_TARGET = frozenset(LOSSES) - {"output", "output_mean", "output_sum"}
 
 
-def loss_named(name: str, args: Mapping[str, Any] = MappingProxyType({})) -> Loss:
-    """The loss of this name with the arguments `args`. Raises SpecError for an unknown name."""
-    if name not in LOSSES:
-        raise SpecError(
-            [Problem("train.loss", f"found {name!r}, which is not a loss", nearest(name, LOSSES))]
-        )
-    if not args:
-        return LOSSES[name]
-    kind, function = _FUNCTIONS[name]
-    return kind(name, _explained(name, _with_arguments(function, args), args))
-
-
 def loss_arguments(name: str, args: Mapping[str, Any], where: str) -> list[Problem]:
     """A problem for each argument that the loss of this name does not take, or whose value it refuses."""
     _, function = _FUNCTIONS.get(name, (None, None))
@@ -270,8 +257,11 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
     if named.name in LOSSES:
         if problems := loss_arguments(named.name, args, WHERE):
             raise SpecError(problems)
-        is_sum = named.name in SUMS
-        return TrainLoss(named.name, loss_named(named.name, args), named.name in NEED_TARGET, sums=is_sum)
+        loss = LOSSES[named.name]
+        if args:
+            kind, function = _FUNCTIONS[named.name]
+            loss = kind(named.name, _explained(named.name, _with_arguments(function, args), args))
+        return TrainLoss(named.name, loss, named.name in NEED_TARGET, sums=named.name in SUMS)
     if is_own(named.name, KIND):
         own = load(named.name, KIND, f"{WHERE}.name" if args else WHERE)
         return TrainLoss(own.name, UserLoss.of(own, args, WHERE), False, own.code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -73,73 +73,68 @@ def _schedules() -> Mapping[str, type[LRScheduler]]:
 
 def check_optimizer(named: Named) -> list[Problem]:
     """The mistakes in the name of an optimizer and in the argument names of the optimizer and its groups."""
-    problems = _check_named(named, OPTIMIZER, optimizers())
-    cls = _known(named.name, OPTIMIZER, optimizers())
-    if isinstance(cls, list) or not isinstance(named, OptimizerKeys):
-        return problems
-    own = list(parameters(cls) or {})[1:]
-    for number, group in enumerate(named.groups):
-        problems += unknown_arguments(group.args, own, f"{OPTIMIZER}.groups.{number}", cls.__name__)
+    problems, cls = _check_named(named, OPTIMIZER, optimizers())
+    own = [] if cls is None else list(parameters(cls) or {})[1:]
+    for number, group in enumerate(
+        named.groups if cls is not None and isinstance(named, OptimizerKeys) else ()
+    ):
+        where = f"{OPTIMIZER}.groups.{number}"
+        problems += unknown_arguments(group.args, own, where, named.name if cls is None else cls.__name__)
     return problems
 
 
 def check_scheduler(named: Schedule, where: str = SCHEDULER) -> list[Problem]:
     """The mistakes in the name of a schedule, in its argument names, its interval and its parts."""
-    cls = _known(named.name, where, _schedules())
-    problems = _check_named(named, where, _schedules(), FILLED)
+    problems, cls = _check_named(named, where, _schedules(), FILLED)
     by_step = isinstance(named, Scheduler) and named.interval == "step"
     if not problems and by_step and cls is ReduceLROnPlateau:
         text = "ReduceLROnPlateau watches the validation loss, which is computed once per epoch"
         problems.append(Problem(f"{where}.interval", text, "use interval: epoch"))
-    if not isinstance(cls, list):
-        inner = [_known(each.name, where, _schedules()) for each in named.schedulers or ()]
-        known = [None if isinstance(each, list) else each for each in inner]
-        problems += wrong_parts(named, cls, known, where)
-    for number, each in enumerate(named.schedulers or ()):
-        problems += check_scheduler(each, _part(where, number))
+    parts = named.schedulers or ()
+    if cls is not None:
+        classes = [_check_named(part, where, _schedules())[1] for part in parts]
+        problems += wrong_parts(named, cls, classes, where)
+    for number, part in enumerate(parts):
+        problems += check_scheduler(part, _part(where, number))
     return problems
 
 
 def _check_named(
     named: Named, where: str, registry: Mapping[str, type], filled: Iterable[str] = ()
-) -> list[Problem]:
-    cls = _known(named.name, where, registry)
-    if isinstance(cls, list):
-        return cls
-    if ":" in named.name:
-        return wrong_call(
-            cls, {*named.args, *(set(filled) & {*(parameters(cls) or {})})}, where, named.name, first=1
-        )
-    found = list((parameters(cls) or {}).items())
-    # hookrun passes the first argument (the parameters or the optimizer) and the parts of a schedule itself
-    own = {key: parameter for key, parameter in found[1:] if key not in _GIVEN}
-    problems = unknown_arguments(named.args, own, where, cls.__name__)
-    return problems + missing_arguments({*named.args, *filled}, own, where, cls.__name__)
+) -> tuple[list[Problem], type | None]:
+    """The mistakes in a name and in the names of its arguments; and the class, None if there is none of the name.
 
-
-def _known(name: str, where: str, registry: Mapping[str, type]) -> type | list[Problem]:
-    """The class of this name, or the problems if there is none."""
-    try:
-        found = _found(name, where, registry)
-    except SpecError as error:
-        return error.errors
-    if found is None:
-        what = f"found {name!r}, which torch does not have"
-        return [Problem(f"{where}.name", what, nearest(name, registry))]
-    return found
-
-
-def _found(name: str, where: str, registry: Mapping[str, type]) -> type | None:
-    """The class of torch with this name, or a user's own `package.module:Class`; None if torch has no such class.
-
-    Raises SpecError if the user's class is not trusted or cannot be loaded.
+    filled: arguments that hookrun adds
     """
+    try:
+        cls = _class_of(named.name, where, registry)
+    except SpecError as error:
+        return error.errors, None
+    takes = parameters(cls) or {}
+    if ":" in named.name:
+        given = {*named.args, *(key for key in filled if key in takes)}
+        return wrong_call(cls, given, where, named.name, first=1), cls
+    # hookrun passes the first argument (the parameters or the optimizer) and the parts of a schedule itself
+    own = {key: parameter for key, parameter in list(takes.items())[1:] if key not in _GIVEN}
+    problems = unknown_arguments(named.args, own, where, cls.__name__)
+    return problems + missing_arguments({*named.args, *filled}, own, where, cls.__name__), cls
+
+
+def _class_of(name: str, where: str, registry: Mapping[str, type]) -> type:
+    """The class of torch with this name, or a user's own `package.module:Class`.
+
+    Raises SpecError if torch has no such class, or the user's is not trusted or cannot be loaded.
+    """
+    if ":" in name and registry is optimizers():
+        return _stepping(load_class(name, Optimizer, trusted.OPTIMIZERS, f"{where}.name"))
     if ":" in name:
-        if registry is optimizers():
-            return _stepping(load_class(name, Optimizer, trusted.OPTIMIZERS, f"{where}.name"))
         return load_class(name, LRScheduler, trusted.SCHEDULERS, f"{where}.name")
     by_lower = {key.lower(): item for key, item in registry.items()}
-    return by_lower.get(name.lower().replace("_", ""))
+    cls = by_lower.get(name.lower().replace("_", ""))
+    if cls is None:
+        what = f"found {name!r}, which torch does not have"
+        raise SpecError([Problem(f"{where}.name", what, nearest(name, registry))])
+    return cls
 
 
 def _stepping(cls: type) -> type:
@@ -165,46 +160,37 @@ def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGr
     for group in groups:
         if group.where:  # torch checks only the default values, not those of groups
             args = train.optimizer.args | dict(group.args)
-            members = [named[name] for name in group.names]
-            problems += _refused(partial(_made, train.optimizer, group.where, optimizers(), members, args))
+            try:
+                _made(train.optimizer, group.where, optimizers(), [named[name] for name in group.names], args)
+            except SpecError as error:
+                problems += error.errors
     if problems:
         return problems
-
-    def schedule() -> LRScheduler | None:
-        optimizer = _optimizer(train.optimizer, model, groups, named)
-        return make_scheduler(train.scheduler, optimizer, intervals=last_milestone(train.scheduler) + 2)
 
     def tried(parameters: list[nn.Parameter]) -> Optimizer:
         return _made(train.optimizer, OPTIMIZER, optimizers(), parameters, train.optimizer.args)  # type: ignore[no-any-return]
 
     try:
-        return [*unsavable_schedule(schedule(), SCHEDULER), *unsavable_optimizer(tried, OPTIMIZER)]
+        optimizer = make_optimizer(train.optimizer, model, groups, named)
+        schedule = make_scheduler(train.scheduler, optimizer, intervals=last_milestone(train.scheduler) + 2)
+        return [*unsavable_schedule(schedule, SCHEDULER), *unsavable_optimizer(tried, OPTIMIZER)]
     except SpecError as error:
         return error.errors
 
 
-def _refused(make: Callable[[], object]) -> list[Problem]:
-    try:
-        make()
-    except SpecError as error:
-        return error.errors
-    return []
-
-
-def make_optimizer(named: Named, model: nn.Module, groups: Sequence[ParameterGroup] = ()) -> Optimizer:
+def make_optimizer(
+    named: Named,
+    model: nn.Module,
+    groups: Sequence[ParameterGroup] = (),
+    by_name: Mapping[str, nn.Parameter] | None = None,
+) -> Optimizer:
     """The optimizer of the groups; without groups, of all parameters that require a gradient.
+
+    by_name: the parameters that groups name; None: those of the model
 
     Raises SpecError for arguments that it refuses, HookrunError if there is nothing to train.
     """
-    return _optimizer(named, model, groups, dict(model.named_parameters(remove_duplicate=False)))
-
-
-def _optimizer(
-    named: Named,
-    model: nn.Module,
-    groups: Sequence[ParameterGroup],
-    by_name: Mapping[str, nn.Parameter],
-) -> Optimizer:
+    by_name = dict(model.named_parameters(remove_duplicate=False)) if by_name is None else by_name
     trained: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if groups:
         trained = [{"params": [by_name[name] for name in each.names], **each.args} for each in groups]
@@ -224,8 +210,8 @@ def make_scheduler(
     """
     if named is None:
         return None
-    cls = _found(named.name, where, _schedules())
-    if cls is not None and named.schedulers is not None:
+    cls = _class_of(named.name, where, _schedules())
+    if named.schedulers is not None:
         parts = [
             make_scheduler(part, optimizer, length, _part(where, number))
             for number, (part, length) in enumerate(
@@ -233,16 +219,14 @@ def make_scheduler(
             )
         ]
         return _tried(cls, where, lambda: cls(schedulers=parts, optimizer=optimizer, **named.args))  # type: ignore[no-any-return]
-    takes = parameters(cls) or {} if cls else {}
+    takes = parameters(cls) or {}
     given_in_epochs = "epochs" in named.args  # OneCycleLR takes `epochs` and `steps_per_epoch` instead
     length = {key: intervals for key in FILLED if key in takes and not given_in_epochs}
     return _made(named, where, _schedules(), optimizer, length | named.args)  # type: ignore[no-any-return]
 
 
 def _made(named: Named, where: str, registry: Mapping[str, type], first: Any, args: Mapping[str, Any]) -> Any:
-    cls = _found(named.name, where, registry)
-    if cls is None:
-        raise SpecError([Problem(f"{where}.name", f"found {named.name!r}", nearest(named.name, registry))])
+    cls = _class_of(named.name, where, registry)
     made = without_compiler(cls) if registry is optimizers() else cls
     if texts := [
         Problem(f"{where}.{key}", f"found {value!r}, expected a number")

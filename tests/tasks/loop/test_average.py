@@ -14,7 +14,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.spec.metric import MetricKeys
 from hookrun.tasks.loop.average import Average
-from hookrun.tasks.loop.losses import loss_named
+from hookrun.tasks.loop.losses import LOSSES
 from hookrun.tasks.loop.metrics import Metric, load_metrics, precise
 from hookrun.tasks.loop.rows import Rows, of_samples, of_tokens
 
@@ -59,18 +59,18 @@ def test_the_sum_is_precise_over_many_batches() -> None:
 
 def test_a_batch_without_targets_does_not_count() -> None:
     scores, target = torch.randn(2, 3, 5), torch.full((2, 3), IGNORED)
-    loss = loss_named("next_token")(scores, target)
+    loss = LOSSES["next_token"](scores, target)
     assert float(loss) == 0
     average = Average(load_metrics(["loss", "accuracy"]))
     average.add(loss, tokens_of(scores, target))
     assert average.read() == {}
     target[1, 2] = 4
-    average.add(loss_named("next_token")(scores, target), tokens_of(scores, target))
+    average.add(LOSSES["next_token"](scores, target), tokens_of(scores, target))
     assert average.samples == 1 and average.read()["loss"] == pytest.approx(
         float(F.cross_entropy(scores[1, 2:], target[1, 2:]))
     )
     with pytest.raises(HookrunError, match="next tokens"):
-        loss_named("next_token")(scores[:, 0], target)
+        LOSSES["next_token"](scores[:, 0], target)
 
 
 def test_sums_that_are_saved_or_included_are_those_of_one_pass() -> None:
