@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hookrun.tasks.loop.context import RunContext
     from hookrun.tasks.loop.gradients import Score
     from hookrun.tasks.loop.losses import TrainLoss
-    from hookrun.tasks.loop.trained import Trained
+    from hookrun.tasks.loop.parameter_groups import Trained
 
 
 class TaskWithBackward(TaskOfSplits):

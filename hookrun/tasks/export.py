@@ -50,7 +50,7 @@ class ExportTask(TaskOfOneSplit):
 
         from hookrun.tasks.loop.batches import Batches
         from hookrun.tasks.loop.built import as_call
-        from hookrun.tasks.loop.compiled import TOLERANCE, relative_difference
+        from hookrun.tasks.loop.compile_check import TOLERANCE, relative_difference
 
         with running.evaluating(Batches(running.prepared, self.split), self.name) as (passed, _):
             batch = next(iter(passed))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hookrun.plan.plan import ResolvedPlan
     from hookrun.proving import Example
     from hookrun.tasks.loop.context import RunContext
-    from hookrun.tasks.loop.trained import Trained
+    from hookrun.tasks.loop.parameter_groups import Trained
 
 MOST_TOKENS = 2**17
 _USED = {"input_ids", "attention_mask", "position_ids", "labels"}

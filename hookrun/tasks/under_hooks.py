@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from hookrun.tasks.loop.context import RunContext
     from hookrun.tasks.loop.gradients import Score
     from hookrun.tasks.loop.losses import TrainLoss
+    from hookrun.tasks.loop.parameter_groups import Trained
     from hookrun.tasks.loop.prepared import Prepared
-    from hookrun.tasks.loop.trained import Trained
 
 
 Sizes = Mapping["Split", int | None]
@@ -197,7 +197,7 @@ class TaskUnderHooks(Task):
         """The parameters that the task trains (None if it does not train), and the mistakes in their settings."""
         from hookrun.plan.model_tree import unhookable
         from hookrun.tasks.loop.optimizers import OPTIMIZER, SCHEDULER, check_arguments
-        from hookrun.tasks.loop.trained import chosen
+        from hookrun.tasks.loop.parameter_groups import chosen
 
         model = tried.model
         unsure = model is None or experiment.wrong.may_add

@@ -28,7 +28,7 @@ from hookrun.store.states import SECONDS
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.loop.built import as_call
-from hookrun.tasks.loop.compiled import Compiled, buffers_kept
+from hookrun.tasks.loop.compile_check import Compiled, buffers_kept
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.measuring import Measuring
 from hookrun.tasks.loop.prepared import Prepared

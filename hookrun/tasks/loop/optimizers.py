@@ -29,7 +29,7 @@ from hookrun.spec.experiment import MOST, Named, Schedule, Scheduler, Train
 from hookrun.spec.experiment import Optimizer as OptimizerKeys
 from hookrun.spec.selector.base import shown
 from hookrun.store.tree import NotPlain, flatten
-from hookrun.tasks.loop.trained import ParameterGroup
+from hookrun.tasks.loop.parameter_groups import ParameterGroup
 from hookrun.trusted import load_class
 
 OPTIMIZER, SCHEDULER = "train.optimizer", "train.scheduler"

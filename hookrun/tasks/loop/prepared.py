@@ -21,8 +21,8 @@ from hookrun.tasks.loop.built import EXAMPLE_BATCH, Built, Maker, Score, as_call
 from hookrun.tasks.loop.losses import load_loss
 from hookrun.tasks.loop.metrics import load_metrics
 from hookrun.tasks.loop.own_code import own_code
+from hookrun.tasks.loop.parameter_groups import Trained
 from hookrun.tasks.loop.session import device_named, session
-from hookrun.tasks.loop.trained import Trained
 
 
 @dataclass(frozen=True)
