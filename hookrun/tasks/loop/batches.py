@@ -183,9 +183,8 @@ class Batches:
         self.samples = len(samples)
         self._numbered = _Numbered(samples, settings.seed, _seeded(settings.data, split))
         self._shuffle, self._ranks = shuffle, ranks
-        self._indices = list[
-            list[int]
-        ]()  # of the rows of each batch of the current epoch that this rank loads
+        # The numbers of the samples of each batch of the current epoch that this rank loads.
+        self._indices = list[list[int]]()
         self._loader: DataLoader[Any] = DataLoader(
             self._numbered,
             batch_sampler=self._indices,
@@ -199,8 +198,8 @@ class Batches:
         self._length = count if limit is None else min(limit, count)
         # torch's loader is needed for workers and transforms; otherwise reading from memory is faster.
         loads = self._loader.num_workers > 0 or self._loader.pin_memory or self._numbered.draws
-        in_memory = isinstance(samples, TensorSamples) and not loads and not ranks.several
-        self._in_memory = samples if in_memory else None
+        loads |= ranks.several
+        self._in_memory = samples if isinstance(samples, TensorSamples) and not loads else None
         in_reach = self.samples if shuffle else self._length * settings.data.batch_size
         self._population = min(self.samples, in_reach)
 
