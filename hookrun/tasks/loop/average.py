@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookrun.tasks.loop.metrics import DEFAULT, LOSS, Metric, precise, precise_dtype
-from hookrun.tasks.loop.rows import Rows
+from hookrun.tasks.loop.rows import BatchRows
 
 Line = dict[str, Any]
 Cell = tuple[Tensor | float, int]
@@ -46,7 +46,7 @@ class Average:
     def add(
         self,
         loss: Tensor | None,
-        rows: Rows,
+        rows: BatchRows,
         *,
         weight: int | None = None,
         ids: Tensor | None = None,
@@ -75,9 +75,9 @@ class Average:
         if self._grouped and ids is not None:
             self._add_groups(rows, values, ids, split, with_loss=loss is not None)
 
-    def _values(self, rows: Rows) -> dict[str, tuple[Rows, Tensor]]:
+    def _values(self, rows: BatchRows) -> dict[str, tuple[BatchRows, Tensor]]:
         """Name -> the rows from which the metric is computed, and its value at each of them."""
-        found = dict[str, tuple[Rows, Tensor]]()
+        found = dict[str, tuple[BatchRows, Tensor]]()
         everywhere, at_targets = self._computed[rows.samples is not None]
         for metrics in (everywhere, at_targets):
             if not metrics:
@@ -102,8 +102,8 @@ class Average:
     @torch.no_grad()
     def _add_groups(
         self,
-        rows: Rows,
-        values: Mapping[str, tuple[Rows, Tensor]],
+        rows: BatchRows,
+        values: Mapping[str, tuple[BatchRows, Tensor]],
         ids: Tensor,
         split: str,
         *,
@@ -130,7 +130,7 @@ class Average:
                 keys = ids if source.samples is None else ids[source.samples.cpu()]
                 self._add_group((metric.name, "sample", split), keys, column)
 
-    def _losses(self, rows: Rows) -> Tensor:
+    def _losses(self, rows: BatchRows) -> Tensor:
         """[n]: the loss of each sample as a batch of one, or of each token as a sequence of length 1."""
         assert self._of_loss is not None
         if rows.samples is None:
@@ -231,7 +231,7 @@ def _columns(cells: Mapping[int, Cell]) -> dict[str, Tensor]:
     }
 
 
-def _sample_by_sample(rows: Rows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
+def _sample_by_sample(rows: BatchRows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
     """[n]: the value of a function of a batch for the sample of each row, computed as a batch of this sample alone."""
     if rows.samples is None:
         return _numbers(function(*rows.of_sample(number)) for number in range(len(rows)))

@@ -26,7 +26,7 @@ from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.losses import NEXT_TOKEN_LOSSES
 from hookrun.tasks.loop.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE, precise
 from hookrun.tasks.loop.prepared import Prepared
-from hookrun.tasks.loop.rows import Rows
+from hookrun.tasks.loop.rows import BatchRows
 
 _PATHS = ("logits", "[0]", "out")
 """The paths of the scores in an output with several tensors, in order of preference."""
@@ -146,7 +146,7 @@ class Measuring:
         elif self._metrics is DEFAULT and self._rule is None:
             target = batch.target
             found = rows_of.of_tokens(output, target, target != IGNORED, torch.zeros_like(target))
-            rows = Rows(None, target) if found is None else found
+            rows = BatchRows(None, target) if found is None else found
         else:
             rows = self._tokens(output, self._sequences(batch), batch, others)
             weight = int((batch.target != IGNORED).sum())
@@ -155,7 +155,7 @@ class Measuring:
                 loss = self._loss(rows)
         average.add(loss, rows, weight=weight, ids=batch.ids, split=batch.split)
 
-    def _loss(self, rows: Rows) -> Tensor:
+    def _loss(self, rows: BatchRows) -> Tensor:
         """The mean loss of the chosen tokens, in float32 or float64; 0 if there are none."""
         chosen = rows.with_targets
         total = torch.zeros((), device=chosen.targets.device)
@@ -175,7 +175,7 @@ class Measuring:
         real = torch.ones(batch.target.shape, dtype=torch.bool) if mask is None else mask.cpu() != 0
         return ScoredTokens(batch.target, real, None if ids is None else on_cpu(ids), decodes=False)
 
-    def _tokens(self, output: Any, sequences: ScoredTokens, batch: Batch, others: Any) -> Rows:
+    def _tokens(self, output: Any, sequences: ScoredTokens, batch: Batch, others: Any) -> BatchRows:
         """The rows of the chosen tokens. HookrunError if the output has no scores for tokens."""
         target = sequences.target
         chosen = target != IGNORED if self._rule is None else self._chosen(sequences, batch)
@@ -211,7 +211,7 @@ class Measuring:
         chosen[places] = True
         return chosen.to(sequences.target.device)
 
-    def _with_answers(self, found: Rows, sequences: ScoredTokens, batch: Batch) -> Rows:
+    def _with_answers(self, found: BatchRows, sequences: ScoredTokens, batch: Batch) -> BatchRows:
         """The rows with right and wrong answers; the right answer of a sample is its first token to be predicted."""
         if sequences.decodes and self._rule is None:
             text = f"{WHERE}: {LOGIT_DIFFERENCE!r} needs one token of the answer, and the decoder's answer has more"
@@ -225,7 +225,7 @@ class Measuring:
 
     # ---- comparison with other predictions -------------------------------------------------------------------------
 
-    def _compared(self, found: Rows, batch: Batch, others: Any) -> Rows:
+    def _compared(self, found: BatchRows, batch: Batch, others: Any) -> BatchRows:
         if KL not in self._names or found.scores is None or found.scores.dim() != 2:
             return found
         if self._predicted is not None:

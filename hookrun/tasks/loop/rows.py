@@ -64,7 +64,7 @@ class RowPart:
 
 
 @dataclass(frozen=True)
-class Rows:
+class BatchRows:
     """N rows of a batch, on the model's device.
 
     scores:    [R, ...] in the model's dtype; None: the output has none that belong to rows
@@ -90,7 +90,7 @@ class Rows:
         return self.targets.shape[0]
 
     @cached_property
-    def with_targets(self) -> Rows:
+    def with_targets(self) -> BatchRows:
         """The rows that have a target."""
         if self.targets.dim() != 1 or self.targets.is_floating_point():
             return self
@@ -102,12 +102,12 @@ class Rows:
         everything = torch.arange(len(self), device=kept.device) if self.chosen is None else self.chosen
         return replace(self, targets=self.targets[kept], chosen=everything[kept], **columns)
 
-    def with_answers(self, answers: Tensor, wrong: Tensor) -> Rows:
+    def with_answers(self, answers: Tensor, wrong: Tensor) -> BatchRows:
         """The tokens with the right and the wrong answer [B] of each sample."""
         assert self.samples is not None
         return replace(self, answers=answers.to(self.samples.device)[self.samples], wrong=wrong[self.samples])
 
-    def compared_with(self, others: Tensor) -> Rows:
+    def compared_with(self, others: Tensor) -> BatchRows:
         """The rows with scores of the same shape to compare them with. Raises HookrunError for another shape."""
         there, shape = others.flatten(0, -2), [] if self.scores is None else list(self.scores.shape)
         if self.scores is None or list(there.shape) != shape:
@@ -173,16 +173,16 @@ def class_scores(output: Any) -> Tensor | None:
     return scores if scores.dim() == 2 and scores.is_floating_point() else None
 
 
-def of_samples(output: Any, target: Tensor) -> Rows:
+def of_samples(output: Any, target: Tensor) -> BatchRows:
     """A row for each sample: its part of the model's main tensor, if that has one for each sample, and its target."""
     is_tensor = isinstance(output, Tensor)
     scores = main_tensor(output).detach() if is_tensor or next(tensors(output), None) is not None else None
     if scores is not None and (scores.dim() == 0 or scores.shape[0] != target.shape[0]):
         scores = None
-    return Rows(scores, target, output=output)
+    return BatchRows(scores, target, output=output)
 
 
-def of_tokens(output: Any, target: Tensor, chosen: Tensor, positions: Tensor) -> Rows | None:
+def of_tokens(output: Any, target: Tensor, chosen: Tensor, positions: Tensor) -> BatchRows | None:
     """A row for each chosen token, from scores [batch, length, classes]; None if the output has no such scores.
 
     target:    [batch, length], the next token of each; IGNORED where nothing is to be predicted
@@ -193,7 +193,7 @@ def of_tokens(output: Any, target: Tensor, chosen: Tensor, positions: Tensor) ->
     if scores is None or scores.dim() != 3 or scores.shape[:2] != target.shape:
         return None
     samples, columns = (indices.to(scores.device) for indices in chosen.nonzero(as_tuple=True))
-    return Rows(
+    return BatchRows(
         scores.flatten(0, 1),
         target[samples, columns],
         chosen=samples * target.shape[1] + columns,

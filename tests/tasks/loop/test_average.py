@@ -16,12 +16,12 @@ from hookrun.spec.metric import MetricKeys
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.losses import LOSSES
 from hookrun.tasks.loop.metrics import Metric, load_metrics, precise
-from hookrun.tasks.loop.rows import Rows, of_samples, of_tokens
+from hookrun.tasks.loop.rows import BatchRows, of_samples, of_tokens
 
 LABELS = torch.tensor([0, 2])
 
 
-def tokens_of(scores: Tensor, target: Tensor, chosen: Tensor | None = None) -> Rows:
+def tokens_of(scores: Tensor, target: Tensor, chosen: Tensor | None = None) -> BatchRows:
     """The tokens that have a target, at the positions of their columns."""
     positions = torch.arange(target.shape[1]).expand_as(target)
     rows = of_tokens(scores, target, target != IGNORED if chosen is None else chosen, positions)

@@ -214,7 +214,7 @@ def test_targets_that_are_tokens_make_cross_entropy_the_next_token_loss_and_refu
         load_loss(Named(name="mse"), tokens=True)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "named, where, says",
     [
         (

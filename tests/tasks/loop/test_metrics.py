@@ -270,8 +270,8 @@ def test_tokens_have_the_row_sample_target_and_position_of_their_place() -> None
     assert of_tokens(scores[0], target, chosen, target) is None
 
 
-@pytest.mark.cases("most", [1, 4, 9, 2**23])
-@pytest.mark.cases("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("most", [1, 4, 9, 2**23])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_parts_together_are_all_rows_at_least_in_float32(
     most: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

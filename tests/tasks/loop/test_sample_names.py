@@ -113,7 +113,7 @@ def pixels(value: object) -> Tensor:
     return torch.from_numpy(np.array(Image.open(io.BytesIO(base64.b64decode(found)))))
 
 
-@pytest.mark.cases("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
 def test_the_smallest_value_is_black_and_the_largest_white_in_every_dtype(dtype: torch.dtype) -> None:
     sample = torch.tensor([[4, 2, 6], [2, 4, 4]]).to(dtype)
     kept = sample.clone()
@@ -137,7 +137,7 @@ def test_what_is_not_finite_counts_as_0_and_a_picture_of_one_value_is_black() ->
     assert pixels(torch.full((2, 2), 7.0)).tolist() == [[0, 0], [0, 0]]
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "size, smaller",
     [((64, 2), (64, 2)), ((65, 130), (22, 44)), ((2, 9_999), (1, 64)), ((129, 129), (43, 43))],
 )
