@@ -87,10 +87,10 @@ def refuse_needs(*, missing: bool) -> None:
 
 def follow(prepared: Ready, ranks: Ranks) -> int:
     """Do the work of a rank other than 0 in a run; returns its exit code."""
-    from hookrun.tasks.loop.run import follow_in
+    from hookrun.tasks.loop.execute import execute_as_rank
 
     try:
-        return follow_in(prepared, ranks)
+        return execute_as_rank(prepared, ranks)
     except Exception as error:
         what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
         print(f"rank {ranks.rank}: {what}", file=sys.stderr, flush=True)

@@ -15,9 +15,9 @@ from hookrun.tasks.under_hooks import TaskOfOneSplit
 if TYPE_CHECKING:
     from hookrun.plan.plan import ResolvedPlan
     from hookrun.tasks.loop.built import Maker
+    from hookrun.tasks.loop.context import RunContext
     from hookrun.tasks.loop.lens.running import LensSetup
     from hookrun.tasks.loop.prepared import Prepared
-    from hookrun.tasks.loop.running import Running
 
 MOST_TOP = 100
 
@@ -129,7 +129,7 @@ class LensTask(TaskOfOneSplit):
             )
         return lines
 
-    def perform(self, running: Running) -> None:
+    def perform(self, running: RunContext) -> None:
         """Read the split. Raises HookrunError if the contributions do not add up to the model's logits."""
         from hookrun.tasks.loop.lens.running import lines_of, read_split
 

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from hookrun.proving import Example
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.loop.built import Attempt, Maker
+    from hookrun.tasks.loop.context import RunContext
     from hookrun.tasks.loop.gradients import Score
-    from hookrun.tasks.loop.own_losses import TrainLoss
+    from hookrun.tasks.loop.losses import TrainLoss
+    from hookrun.tasks.loop.parameter_groups import Trained
     from hookrun.tasks.loop.prepared import Prepared
-    from hookrun.tasks.loop.running import Running
-    from hookrun.tasks.loop.trained import Trained
 
 
 Sizes = Mapping["Split", int | None]
@@ -101,7 +101,7 @@ class TaskUnderHooks(Task):
         return []
 
     @abstractmethod
-    def perform(self, running: Running) -> None:
+    def perform(self, running: RunContext) -> None:
         """Run the task; the hooks are installed."""
 
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
@@ -197,7 +197,7 @@ class TaskUnderHooks(Task):
         """The parameters that the task trains (None if it does not train), and the mistakes in their settings."""
         from hookrun.plan.model_tree import unhookable
         from hookrun.tasks.loop.optimizers import OPTIMIZER, SCHEDULER, check_arguments
-        from hookrun.tasks.loop.trained import chosen
+        from hookrun.tasks.loop.parameter_groups import chosen
 
         model = tried.model
         unsure = model is None or experiment.wrong.may_add
@@ -211,11 +211,10 @@ class TaskUnderHooks(Task):
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
         """Notes on what a user may not expect of these settings."""
-        from hookrun.tasks.loop import composed
-        from hookrun.tasks.loop.optimizers import SCHEDULER
+        from hookrun.tasks.loop.optimizers import SCHEDULER, schedule_notes
 
         schedule = settings.train.scheduler if self.trains else None
-        return list(composed.notes(schedule, SCHEDULER)) if schedule is not None else []
+        return list(schedule_notes(schedule, SCHEDULER)) if schedule is not None else []
 
     def only_split(self) -> Split | None:
         """The split of all samples; None if the task uses several splits without training."""

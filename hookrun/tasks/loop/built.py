@@ -24,8 +24,8 @@ from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_o
 from hookrun.spec import Experiment, Settings, Spec
 from hookrun.spec.remains import beyond
 from hookrun.tasks.base import metrics_of
+from hookrun.tasks.loop.losses import TrainLoss, load_loss
 from hookrun.tasks.loop.metrics import Metric, load_metrics
-from hookrun.tasks.loop.own_losses import TrainLoss, load_loss
 from hookrun.tasks.loop.session import device_named, session
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode

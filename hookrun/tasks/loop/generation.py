@@ -14,11 +14,11 @@ from hookrun.plan.texts import tokenizer_of
 from hookrun.runtime.rng import derived_seed
 from hookrun.spec.sampling import Sampling
 from hookrun.tasks.loop.batches import Batch
+from hookrun.tasks.loop.context import RunContext
 from hookrun.tasks.loop.continuing import ContinuationOptions, continuer_of, groups, prompts_of
 from hookrun.tasks.loop.generated import Texts, records_of
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.next_token import NextTokens
-from hookrun.tasks.loop.running import Running
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class GenerationSettings:
 class Generation:
     """Continues the prompts of a run, one batch at a time."""
 
-    def __init__(self, settings: GenerationSettings, running: Running) -> None:
+    def __init__(self, settings: GenerationSettings, running: RunContext) -> None:
         model, info = running.model, running.prepared.data
         self._settings, self._running = settings, running
         self._texts = Texts(tokenizer_of(model, info.tokenizer).tokenizer)

@@ -12,9 +12,9 @@ from hookrun.errors import HookrunError
 from hookrun.ranks.alone import Ranks
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.before_step import BeforeStep
+from hookrun.tasks.loop.context import RunContext
 from hookrun.tasks.loop.finite import all_finite, not_finite
 from hookrun.tasks.loop.producer import UNKNOWN, producer
-from hookrun.tasks.loop.running import Running
 
 WHERE = "train.on_nonfinite"
 
@@ -51,7 +51,7 @@ class FiniteSteps:
     skipped: the number of steps skipped so far
     """
 
-    def __init__(self, running: Running, optimizer: Optimizer) -> None:
+    def __init__(self, running: RunContext, optimizer: Optimizer) -> None:
         prepared = running.prepared
         own_code = running.settings.model.factory is not None or bool(prepared.plan.code)
         own_code |= any(hook.code for hook in prepared.plan.hooks)

@@ -18,11 +18,11 @@ from hookrun.run_values import FoundRuns, NotYetRun, Source, UsedBy, UsedRun, di
 from hookrun.spec import Experiment, Spec
 from hookrun.tasks.base import Ready, metrics_of, task_of
 from hookrun.tasks.loop.built import EXAMPLE_BATCH, Built, Maker, Score, as_call, model_for
+from hookrun.tasks.loop.losses import load_loss
 from hookrun.tasks.loop.metrics import load_metrics
 from hookrun.tasks.loop.own_code import own_code
-from hookrun.tasks.loop.own_losses import load_loss
+from hookrun.tasks.loop.parameter_groups import Trained
 from hookrun.tasks.loop.session import device_named, session
-from hookrun.tasks.loop.trained import Trained
 
 
 @dataclass(frozen=True)

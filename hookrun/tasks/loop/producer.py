@@ -18,9 +18,9 @@ from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.before_step import BeforeStep
 from hookrun.tasks.loop.built import as_call
-from hookrun.tasks.loop.clipping import clip
+from hookrun.tasks.loop.context import RunContext
 from hookrun.tasks.loop.finite import all_finite, not_finite
-from hookrun.tasks.loop.running import Running
+from hookrun.tasks.loop.optimizers import clip
 from hookrun.tasks.loop.watch import Origin, Watch
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ UNKNOWN = "its source is not known"
 _SHOWN = 4
 
 
-def producer(running: Running, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
+def producer(running: RunContext, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
     """A description of where the first non-finite value is computed.
 
     The micro-batches run again through a copy of the model, with the hooks that change values, from the state before
@@ -47,7 +47,7 @@ def producer(running: Running, before: BeforeStep, group: Sequence[Batch], wrong
         return f"{UNKNOWN}, because the step could not be repeated: {reason(error)}"
 
 
-def _run_again(running: Running, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
+def _run_again(running: RunContext, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
     model = copy.deepcopy(running.model)
     loss_of = _copied(running.prepared.loss)
     plan = replace(running.prepared.plan, hooks=tuple(filter(_edits, running.prepared.plan.hooks)))
@@ -86,7 +86,7 @@ def _of_micro_batch(number: int, group: Sequence[Batch]) -> str:
 
 
 def _of_loss(
-    running: Running,
+    running: RunContext,
     already: Mapping[str, str],
     watch: Watch,
     batch: Batch,
@@ -125,7 +125,7 @@ def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def _of_tensors(running: Running, wrong: Mapping[str, str], origin: Origin) -> str:
+def _of_tensors(running: RunContext, wrong: Mapping[str, str], origin: Origin) -> str:
     """A description of the first non-finite parameter or buffer that the origin uses; empty if there is none."""
     prefix = f"{origin.path}." if origin.path else ""
     used = [name for name in wrong if name.startswith(prefix)]
@@ -163,7 +163,7 @@ def _samples(batch: Batch, value: Tensor | dict[str, Tensor]) -> str:
     return f" ({batch.split} samples {listed(map(str, sorted(rows)), 8)})" if rows else ""
 
 
-def _of_gradients(running: Running, model: nn.Module, watch: Watch, count: int) -> str:
+def _of_gradients(running: RunContext, model: nn.Module, watch: Watch, count: int) -> str:
     """Why gradients are not finite although every backward function returned finite ones."""
     gradients = _gradients(model)
     for name, gradient in gradients.items():

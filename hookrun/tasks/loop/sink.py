@@ -19,7 +19,7 @@ from hookrun.runtime.records import Budget, RecordSink
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.snapshot import in_reach, opened
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.loggers.together import Loggers
+from hookrun.tasks.loop.loggers import Loggers
 
 
 class RunSink(RecordSink):

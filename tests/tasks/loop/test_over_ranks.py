@@ -29,6 +29,7 @@ from hookrun.tasks.loop.over_ranks import (
     summed,
     with_sums,
 )
+from hookrun.tasks.loop.rows import of_samples
 
 
 class Second(Ranks):
@@ -124,7 +125,7 @@ class Of(Ranks):
 def average(*losses: float) -> dict[str, Any]:
     found = Average()
     for loss in losses:
-        found.add(torch.tensor(loss), torch.zeros(1, 2), torch.zeros(1))
+        found.add(torch.tensor(loss), of_samples(torch.zeros(1, 2), torch.zeros(1)))
     return found.state_dict()
 
 

@@ -15,7 +15,7 @@ import hookrun
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.loggers.together import Loggers
+from hookrun.tasks.loop.loggers import Loggers
 from hookrun.tasks.loop.sink import RunSink
 
 SEEN = {"select": "fc", "hook": "forward", "action": "capture"}

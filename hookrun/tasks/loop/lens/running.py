@@ -17,13 +17,13 @@ from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.spec.tokens import Tokens
 from hookrun.tasks.loop.batches import Batch, Batches
 from hookrun.tasks.loop.built import as_call
+from hookrun.tasks.loop.context import RunContext
 from hookrun.tasks.loop.lens.observing import Observer
 from hookrun.tasks.loop.lens.places import Places
 from hookrun.tasks.loop.lens.reading import Lens, ScoredPositions
 from hookrun.tasks.loop.lens.recording import PartMeans, answers_of, write_lines
 from hookrun.tasks.loop.losses import main_tensor
 from hookrun.tasks.loop.prepared import Prepared
-from hookrun.tasks.loop.running import Running
 
 WHERE = "task"
 
@@ -58,7 +58,7 @@ def checked_texts(prepared: Prepared, tokens: Tokens) -> Mapping[str, tuple[int,
     return texts
 
 
-def read_split(running: Running, setup: LensSetup, split: Any, label: str) -> PartMeans:
+def read_split(running: RunContext, setup: LensSetup, split: Any, label: str) -> PartMeans:
     """Read every batch of the split, write its lines to lens.jsonl, and return the means.
 
     Raises HookrunError for an empty split, or if the model does not run as the lens expects.
@@ -84,7 +84,7 @@ def read_split(running: Running, setup: LensSetup, split: Any, label: str) -> Pa
 
 
 def _read_batch(
-    running: Running,
+    running: RunContext,
     batch: Batch,
     chosen: tuple[Chosen, tuple[int, int]],
     observer: Observer,
@@ -119,7 +119,7 @@ def _pair(indices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 class _Where:
     """Finds the positions of a batch that the lens reads."""
 
-    def __init__(self, running: Running, setup: LensSetup) -> None:
+    def __init__(self, running: RunContext, setup: LensSetup) -> None:
         self._model = running.model
         self._reader = CallReader(running.model)
         self._sequences = Sequences(running.model)

@@ -13,11 +13,12 @@ from torch.nn import functional as F
 
 from hookrun.ranks.alone import ALONE
 from hookrun.tasks.loop.batches import Batch
-from hookrun.tasks.loop.running import Running
-from hookrun.tasks.loop.step_gradients import StepGradients, StepGradientsOfRanks, step_gradients
+from hookrun.tasks.loop.context import RunContext
+from hookrun.tasks.loop.rank_gradients import StepGradientsOfRanks, step_gradients
+from hookrun.tasks.loop.step import StepGradients
 
 
-def running(model: nn.Module, after: list[Any]) -> Running:
+def context(model: nn.Module, after: list[Any]) -> RunContext:
     """The running task: the model as its forward, and cross entropy as its loss."""
     made = SimpleNamespace(
         ranks=ALONE,
@@ -26,7 +27,7 @@ def running(model: nn.Module, after: list[Any]) -> Running:
         scaler=GradScaler("cpu", enabled=False),
         after=after.append,
     )
-    return cast(Running, made)
+    return cast(RunContext, made)
 
 
 def batch(inputs: torch.Tensor, target: torch.Tensor, weight: int, tokens: bool = False) -> Batch:
@@ -41,7 +42,7 @@ def test_micro_batches_of_different_sizes_give_the_gradient_of_all_samples() -> 
     model, pixels, labels = nn.Linear(4, 3), torch.randn(7, 4), torch.randint(0, 3, (7,))
     (expected,) = torch.autograd.grad(F.cross_entropy(model(pixels), labels), [model.weight])
     after = list[Any]()
-    gradients = step_gradients(running(model, after))
+    gradients = step_gradients(context(model, after))
     assert type(gradients) is StepGradients
     group = [
         batch(part, target, len(part)) for part, target in zip(pixels.split(5), labels.split(5), strict=True)
@@ -62,7 +63,7 @@ def test_micro_batches_of_different_sizes_give_the_gradient_of_all_samples() -> 
 
 
 def test_a_single_batch_of_images_is_not_weighted_and_one_of_tokens_without_targets_counts_nothing() -> None:
-    gradients, nothing = step_gradients(running(nn.Linear(1, 1), [])), torch.zeros(0)
+    gradients, nothing = step_gradients(context(nn.Linear(1, 1), [])), torch.zeros(0)
     assert gradients.shares([batch(nothing, nothing, 5)]) == (1.0,)
     assert gradients.shares([batch(nothing, nothing, 5, tokens=True)]) == [1.0]
     empty = [batch(nothing, nothing, 0, tokens=True)] * 2
@@ -75,7 +76,7 @@ def test_a_rank_weights_by_its_rows_among_those_of_all_and_a_loss_that_sums_by_w
 ) -> None:
     gradients = object.__new__(StepGradientsOfRanks)  # without torch's process group
     loss = SimpleNamespace(sums=sums)
-    gradients.running = cast(Running, SimpleNamespace(prepared=SimpleNamespace(loss=loss)))
+    gradients.context = cast(RunContext, SimpleNamespace(prepared=SimpleNamespace(loss=loss)))
     images = SimpleNamespace(of_tokens=False)
     group = [
         SimpleNamespace(whole=8, ids=range(3), data=images),

@@ -1,10 +1,9 @@
-"""Computes the gradients of one optimizer step from its micro-batches, in one process or several."""
+"""The gradients of a step of several processes, which split each micro-batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -12,50 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hookrun.runtime.rng import derived_seed
 from hookrun.tasks.loop.batches import Batch
-from hookrun.tasks.loop.running import Running
-
-Share = Tensor | float
-"""The factor of a micro-batch's mean loss in the loss of the step."""
-
-
-class MicroBatchResult(NamedTuple):
-    """The results of a micro-batch; both are None if this rank has no row of it."""
-
-    output: Any = None
-    loss: Tensor | None = None
-
-
-class StepGradients:
-    """In one process: the loss of each micro-batch is weighted by its share of the samples, or tokens, of the step."""
-
-    def __init__(self, running: Running) -> None:
-        self.running = running
-        self.ranks = running.ranks
-
-    def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
-        """The factor of each micro-batch's loss."""
-        # A batch of sequences may have nothing to predict, so its share may be 0.
-        if len(group) == 1 and not group[0].data.of_tokens:
-            return (1.0,)
-        weights = [batch.weight for batch in group]
-        whole = max(sum(weights), 1)
-        return [weight / whole for weight in weights]
-
-    def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
-        """The forward and the backward pass of a micro-batch; its gradients are added to `grad`.
-
-        last: it is the last micro-batch of the step
-        """
-        output = self.running.forward(batch)
-        loss = self.running.loss(output, batch)
-        is_all = isinstance(share, float) and share == 1
-        self.running.scaler.scale(loss if is_all else loss * share).backward()
-        self.running.after(batch)
-        return MicroBatchResult(output, loss)
-
-    def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
-        """The losses that have to be finite for a step: one for each micro-batch."""
-        return [loss for loss in losses if loss is not None]
+from hookrun.tasks.loop.context import RunContext
+from hookrun.tasks.loop.step import MicroBatchResult, Share, StepGradients
 
 
 class StepGradientsOfRanks(StepGradients):
@@ -66,16 +23,16 @@ class StepGradientsOfRanks(StepGradients):
     parameter gradients run on the sum.
     """
 
-    def __init__(self, running: Running) -> None:
-        super().__init__(running)
+    def __init__(self, context: RunContext) -> None:
+        super().__init__(context)
         self._wrap()
-        self._parameters = [each for each in running.model.parameters() if each.requires_grad]
-        self._reduced = running.reduced
+        self._parameters = [each for each in context.model.parameters() if each.requires_grad]
+        self._reduced = context.reduced
         if not self.ranks.is_main:  # otherwise dropout would draw the same mask on every rank
-            torch.manual_seed(derived_seed(running.settings.seed, self.ranks.rank))
+            torch.manual_seed(derived_seed(context.settings.seed, self.ranks.rank))
 
     def _wrap(self) -> None:
-        self._rows = _Rows(self.running)
+        self._rows = _Rows(self.context)
         self._ddp = DistributedDataParallel(self._rows, find_unused_parameters=True)
         self._ddp.register_comm_hook(None, _summed)
 
@@ -93,7 +50,7 @@ class StepGradientsOfRanks(StepGradients):
             whole = max(sum(self.ranks.total(weights)), 1)
             return [weight / whole for weight in weights]
         whole = sum(batch.whole for batch in group)
-        sums = self.running.prepared.loss.sums
+        sums = self.context.prepared.loss.sums
         return [(batch.whole if sums else len(batch.ids)) / whole for batch in group]
 
     def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
@@ -105,10 +62,10 @@ class StepGradientsOfRanks(StepGradients):
             with nullcontext() if each or last else self._ddp.no_sync():
                 loss = self._ddp(batch)
                 passed = self._rows.take()
-                self.running.scaler.scale(loss * share).backward()
+                self.context.scaler.scale(loss * share).backward()
         if each or last:
             self._reduced.run(before)
-        self.running.after(batch)
+        self.context.after(batch)
         return passed
 
     def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
@@ -131,17 +88,17 @@ class StepGradientsOfShards(StepGradientsOfRanks):
 
     def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
         """The same; gradients are summed over the ranks with each micro-batch."""
-        running, each = self.running, self._reduced.of_each_part
+        context, each = self.context, self._reduced.of_each_part
         before = self._set_apart() if each else []
         own = batch.pattern is None
-        with nullcontext() if own else running.standing_in():
+        with nullcontext() if own else context.standing_in():
             rows = batch.pattern or batch
-            output = running.forward(rows)
-            loss = running.loss(output, rows)
-            running.scaler.scale(loss * (share if own else 0)).backward()
+            output = context.forward(rows)
+            loss = context.loss(output, rows)
+            context.scaler.scale(loss * (share if own else 0)).backward()
         if each or last:
             self._reduced.run(before)
-        running.after(batch)
+        context.after(batch)
         return MicroBatchResult(output, loss) if own else MicroBatchResult()
 
 
@@ -153,11 +110,11 @@ class _Rows(nn.Module):
     and hooks do not run, since many models cannot compute an empty batch.
     """
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, context: RunContext) -> None:
         super().__init__()
-        self.model = running.model
-        self.anchor = nn.Parameter(torch.zeros((), device=running.prepared.device))
-        self._running = running
+        self.model = context.model
+        self.anchor = nn.Parameter(torch.zeros((), device=context.prepared.device))
+        self._running = context
         self._passed = MicroBatchResult()
 
     def forward(self, batch: Batch) -> Tensor:
@@ -181,8 +138,8 @@ def _summed(state, bucket):  # type: ignore[no-untyped-def]  # torch does not ac
     return work.get_future().then(lambda done: done.value()[0])
 
 
-def step_gradients(running: Running) -> StepGradients:
+def step_gradients(context: RunContext) -> StepGradients:
     """The object that computes the run's gradients: for one process, several, or sharded parameters."""
-    if not running.ranks.several:
-        return StepGradients(running)
-    return (StepGradientsOfShards if running.sharded else StepGradientsOfRanks)(running)
+    if not context.ranks.several:
+        return StepGradients(context)
+    return (StepGradientsOfShards if context.sharded else StepGradientsOfRanks)(context)

@@ -10,7 +10,7 @@ from torch import nn
 import hookrun
 from hookrun.errors import Problem
 from hookrun.spec.experiment import Train
-from hookrun.tasks.loop.trained import Trained, chosen
+from hookrun.tasks.loop.parameter_groups import Trained, chosen
 
 BIAS = {"select": "relu1", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}
 HOOKS = {"shift": BIAS}
@@ -96,7 +96,7 @@ def test_the_lines_of_the_plan_count_and_name_them() -> None:
     assert line.startswith("trains 3 of 7 parameters (15 of 73 elements, without those that hooks add)")
 
 
-@pytest.mark.cases("hooks, train, text", [
+@pytest.mark.parametrize("hooks, train, text", [
     ({}, groups({"select": "cnv1"}), "groups.0.select: 'cnv1' matches no parameter of Net\n  did you mean 'conv1'"),
     ({}, {"parameters": "fcc"}, "train.parameters: 'fcc' matches no parameter of Net\n  did you mean 'fc'?"),
     ({}, {"parameters": ["fc", "relu9"]}, "train.parameters.1: 'relu9' matches no parameter"),

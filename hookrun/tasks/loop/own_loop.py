@@ -1,21 +1,29 @@
-"""The data of an experiment for a user's own loop: each split as a run reads it."""
+"""The model and the data of an experiment for a user's own loop: each split as a run reads it."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch import nn
 from torch.utils.data import Dataset
 
 from hookrun import data
 from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
-from hookrun.errors import nearest
+from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest
 from hookrun.lookup import NoSuchKey
-from hookrun.spec import Settings
+from hookrun.run_values import with_found_weights
+from hookrun.spec import Experiment, Settings
+from hookrun.spec.experiment import RunWeights
+from hookrun.tasks.base import task_of
 from hookrun.tasks.loop.batches import Batch, Batches
+from hookrun.tasks.loop.built import build
+from hookrun.tasks.under_hooks import TaskUnderHooks
+from hookrun.trust import read_once
 
 
 @dataclass(frozen=True)
@@ -82,3 +90,33 @@ class SplitLoader:
     def samples(self) -> int:
         """The number of samples in the split."""
         return self._batches.samples
+
+
+def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, ExperimentData]:
+    """The model with its weights, on its device, and the data, which is not read yet.
+
+    trust: names of the packages whose code the experiment may use
+
+    Raises SpecError with all mistakes; also if the weights hold parameters that only hooks add.
+    """
+    named = experiment.settings.model.weights
+    if isinstance(named, RunWeights) and experiment.runs.get(named.run, "") is None:
+        what = f"it needs the run of {experiment.settings.needs[named.run]}, which has not been made"
+        raise SpecError([Problem("model.weights.run", what, "run the experiment once on the command line")])
+    experiment = with_found_weights(experiment)
+    settings, task = experiment.settings, task_of(experiment)
+    split = task.first_split() if isinstance(task, TaskUnderHooks) else "train"
+    with read_once(trust):
+        built = build(settings, split, trust)
+    if built.leftover:
+        names = listed(sorted(built.leftover), 8)
+        text = f"the file holds {len(built.leftover)} tensors that the model does not have: {names}"
+        hint = "parameters that hooks added can be loaded only in a run; use weights that were saved without them"
+        raise SpecError([Problem("model.weights", text, hint)])
+    again = [hook.name for hook in experiment.hooks.hooks if hook.identity in built.applied]
+    if again:
+        text = f"{listed(again, 8)} had changed the model before its weights were saved"
+        warnings.warn(
+            f"model.weights: {text}: installed again, they change it again", HookrunWarning, stacklevel=3
+        )
+    return built.model.to(built.device), ExperimentData(settings, built.data, built.device)

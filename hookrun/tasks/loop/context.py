@@ -1,4 +1,4 @@
-"""The current run, as tasks use it: the hooked model, the run directory, the screen, and forwards of batches."""
+"""The current run, as tasks use it: the hooked model, the run directory, the screen, and passes over batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,14 @@ from hookrun.runtime.reduced import ReducedGradients
 from hookrun.spec import Settings
 from hookrun.store.records import Of
 from hookrun.store.run_dir import RunDir
+from hookrun.store.states import SECONDS
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.loop.built import as_call
-from hookrun.tasks.loop.compiled import Compiled, buffers_kept
+from hookrun.tasks.loop.compile_check import Compiled, buffers_kept
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.measuring import Measuring
 from hookrun.tasks.loop.over_ranks import agreed_stop, draws_of_main, summed
-from hookrun.tasks.loop.passing import DurableRows, PartialPass, Resumable
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
 from hookrun.tasks.loop.resuming import Resuming
@@ -40,13 +40,70 @@ from hookrun.tasks.loop.session import leave_new_memory
 from hookrun.tasks.loop.sharding import reshard
 from hookrun.tasks.loop.sink import RunSink
 
+
+class Resumable(Protocol):
+    """An object with sums over batches, which can be saved and loaded."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state between two batches, as plain values and tensors."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace its state by a saved one."""
+
+
+@dataclass
+class PartialPass:
+    """The progress of a pass.
+
+    step:    the step of the hooks' clock before the pass; during the pass the clock counts batches from 0
+    holding: the objects with sums over batches, by name
+    batches: the number of finished batches
+    """
+
+    step: int
+    holding: Mapping[str, Resumable] = field(default_factory=dict)
+    batches: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The progress with the states of the sums, as plain values and tensors."""
+        sums = {name: each.state_dict() for name, each in self.holding.items()}
+        return {"step": self.step, "batches": self.batches, "holding": sums}
+
+    def sums(self) -> dict[str, Average]:
+        """Key path in the state -> the sums over the rows of this rank only."""
+        return {f"holding.{name}": each for name, each in self.holding.items() if isinstance(each, Average)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the progress by a saved one."""
+        self.step, self.batches = state["step"], state["batches"]
+        for name, each in self.holding.items():
+            each.load_state_dict(state["holding"][name])
+
+
+class DurableRows:
+    """Decides when to save a state in a task without training: when captured rows have been written to disk.
+
+    Then these rows are not computed again. Saving writes buffered rows too, so that indexes and the state agree.
+    """
+
+    def __init__(self, run_dir: RunDir, resuming: Resuming) -> None:
+        self._run_dir, self._resuming = run_dir, resuming
+        self._shards = run_dir.shards
+
+    def point(self) -> None:
+        """Call it after each batch; saves a state if one is due."""
+        due = self._run_dir.shards != self._shards or self._resuming.seconds >= SECONDS
+        if self._resuming.point(due):
+            self._shards = self._run_dir.shards
+
+
 PASS = "pass"
 _AS_IT_IS = nullcontext()
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
-class Running:
+class RunContext:
     """The objects of the current run, which all tasks use.
 
     scaler:   the gradient scaler; it is enabled only with `compute.precision: fp16`

@@ -1,4 +1,14 @@
-"""Runs a task in a run directory, and records there how it ended."""
+"""A whole run, from a prepared experiment to its finished directory; read this file first.
+
+ready = prepare(experiment)            hookrun.tasks: model, data, and the plan of the hooks, proven on a copy
+execute(ready, path)                   this file: the run directory and its status
+    task.execute(ready, run_dir)       under_hooks.py: session, hooks on the model, loggers, resumable states
+        task.perform(context)          tasks/train.py, evaluate.py, predict.py, ...: batches through the model
+            train(context)             training.py: epochs of steps, validation, checkpoints
+                train_step(training)   step.py: forward, backward, clip, check, step, log
+    summary(context)                   summaries.py: how often each hook fired, what it changed
+hookrun.report                         report.html, made from the directory alone
+"""
 
 from __future__ import annotations
 
@@ -24,7 +34,7 @@ from hookrun.tasks.loop.resuming import require_same
 STOPPED = 3
 
 
-def run_in(
+def execute(
     ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, ranks: Ranks = ALONE
 ) -> int:
     """Run the task in the directory `path`.
@@ -32,7 +42,7 @@ def run_in(
     go_on:  resume an unfinished run in its directory, from its newest undamaged state; without any state, its records
             are deleted and it starts from the beginning
     anyway: resume even if the state was saved with another configuration, model, data or version
-    ranks:  the processes of the run; this process is rank 0, and the others call `follow_in`
+    ranks:  the processes of the run; this process is rank 0, and the others call `execute_as_rank`
 
     Returns 0, or 3 if a check with policy `stop` ended the run. An exception is written to status.json before it is
     raised, except a SpecError because the state does not fit: then no file is changed.
@@ -62,8 +72,8 @@ def run_in(
     return 0
 
 
-def follow_in(ready: Ready, ranks: Ranks) -> int:
-    """Run the task on a rank other than 0, in the directory that rank 0 sends. Returns what `run_in` returns."""
+def execute_as_rank(ready: Ready, ranks: Ranks) -> int:
+    """Run the task on a rank other than 0, in the directory that rank 0 sends. Returns what `execute` returns."""
     with ranks.failures_told():
         place, state = ranks.gathered(None)[0]
         if place is None:  # another process has just finished the run

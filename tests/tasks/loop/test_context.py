@@ -1,4 +1,4 @@
-"""The current run, as tasks use it: passes over a split, what is logged, and everything as it was afterwards."""
+"""The run as tasks see it: forwards, metrics and passes that can be resumed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from torch.nn import functional as F
 from hookrun.errors import HookrunError
 from hookrun.ranks.alone import Ranks
 from hookrun.runtime.clock import Clock
+from hookrun.store.run_dir import RunDir
+from hookrun.store.states import SECONDS
 from hookrun.tasks.loop.batches import Batches
-from hookrun.tasks.loop.running import Logged, Running
+from hookrun.tasks.loop.context import DurableRows, Logged, PartialPass, RunContext
+from hookrun.tasks.loop.resuming import Resuming
 
 Performed = Callable[..., str | None]
 STATS = {"select": "fc", "hook": "forward", "action": "stats", "of": ["mean"]}
@@ -33,7 +36,7 @@ def test_a_pass_gives_the_mean_over_all_samples_and_the_clock_and_the_mode_as_th
 ) -> None:
     """Two batches of 300 samples and one of what is left of 359; hooks count batches as steps."""
 
-    def perform(running: Running) -> None:
+    def perform(running: RunContext) -> None:
         batches = Batches(running.prepared, "val")
         running.model.train()
         running.hooks.clock.step = 40
@@ -57,7 +60,7 @@ def test_new_memory_is_filled_with_nan_in_the_first_batch_only(performed: Perfor
     """So that a model that reads memory it has not written shows it; later batches do not pay for that."""
     found = list[bool]()
 
-    def perform(running: Running) -> None:
+    def perform(running: RunContext) -> None:
         running.model.register_forward_pre_hook(
             lambda module, args: found.append(bool(torch.empty(100).isnan().all()))
         )
@@ -71,7 +74,7 @@ def test_new_memory_is_filled_with_nan_in_the_first_batch_only(performed: Perfor
 def test_a_pass_that_fails_leaves_clock_mode_and_gradients_as_they_were(
     performed: Performed, tmp_path: Path
 ) -> None:
-    def perform(running: Running) -> None:
+    def perform(running: RunContext) -> None:
         clock, batches = running.hooks.clock, Batches(running.prepared, "val")
         running.model.train()
         clock.step = 7
@@ -103,7 +106,7 @@ def test_a_check_that_stops_ends_the_pass_after_its_batch(performed: Performed) 
     }
     seen = list[int]()
 
-    def perform(running: Running) -> None:
+    def perform(running: RunContext) -> None:
         with running.evaluating(Batches(running.prepared, "val"), "pass") as (passed, _):
             for batch in passed:
                 running.forward(batch)
@@ -120,7 +123,7 @@ def test_the_output_without_hooks_changes_nothing_of_the_output_with_them(perfor
     noise = {"select": "fc", "hook": "forward", "action": "noise", "std": 1.0}
     found = list[Any]()
 
-    def perform(running: Running) -> None:
+    def perform(running: RunContext) -> None:
         running.model.register_buffer("calls", torch.zeros(()))
 
         def dropped(module: nn.Module, args: Any) -> Any:
@@ -154,7 +157,7 @@ def test_a_step_is_logged_and_counted_on_every_so_many_also_after_one_that_faile
 def test_a_loss_that_is_a_sum_counts_on_a_rank_as_if_it_had_the_whole_batch() -> None:
     told = list[float]()
     for sums in (False, True):
-        running = object.__new__(Running)
+        running = object.__new__(RunContext)
         running._others = "others"
         running.ranks = cast(Ranks, SimpleNamespace(several=True))
         running.prepared = cast(Any, SimpleNamespace(loss=SimpleNamespace(sums=sums)))
@@ -165,3 +168,41 @@ def test_a_loss_that_is_a_sum_counts_on_a_rank_as_if_it_had_the_whole_batch() ->
         running.measure(cast(Any, None), torch.tensor(3.0), None, batch)
         assert running._others is None
     assert told == [3.0, 12.0]
+
+
+class Points:
+    """Saves as a run does, and records when."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_dir, self.due = run_dir, list[bool]()
+        self.seconds = 0.0
+
+    def point(self, due: bool = False) -> bool:
+        self.due.append(due)
+        if due:
+            self.run_dir.position()
+            self.seconds = 0.0
+        return due
+
+
+def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(tmp_path: Path) -> None:
+    run_dir = RunDir.create(tmp_path, buffer=3 * 2**15)
+    points = Points(run_dir)
+    rows = DurableRows(run_dir, cast(Resuming, points))
+    for number in range(6):
+        size = 2**14 if number == 2 else 8  # fills more than a shard
+        value = torch.ones(4, size)
+        run_dir.captures.add("h", "fc", value, sample_ids=range(4), epoch=0, step=number, call=0)
+        run_dir.captures._disk.wait()
+        points.seconds = SECONDS if number == 4 else SECONDS - 1
+        rows.point()
+    assert points.due == [False, False, True, False, True, False]
+    again = RunDir.reopen(tmp_path, run_dir.position())
+    assert again.shards == run_dir.shards > 2, "also before its writers are made"
+
+
+def test_a_pass_continues_with_its_sums() -> None:
+    one = PartialPass(7, {"inner": PartialPass(3)}, batches=2)
+    other = PartialPass(0, {"inner": PartialPass(0)})
+    other.load_state_dict(one.state_dict())
+    assert other == one
