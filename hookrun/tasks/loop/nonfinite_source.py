@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,18 +16,19 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _NormBase
 
-from hookrun.actions.base import Action, Scope, Site
 from hookrun.containers import tensors
 from hookrun.errors import listed, reason
+from hookrun.hook_types import FORWARD, FORWARD_PRE
 from hookrun.plan.plan import Match, PlannedHook
 from hookrun.runtime import Installation
 from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.runtime.records import Memory
-from hookrun.spec.hook import HookKeys, HookSpec
+from hookrun.runtime.site import PlacedHook
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.built import as_call
 from hookrun.tasks.loop.clipping import clip
 from hookrun.tasks.loop.finite import all_finite, not_finite
+from hookrun.tasks.loop.observers import observer
 from hookrun.tasks.loop.running import Running
 
 UNKNOWN = "its source is not known"
@@ -161,25 +162,6 @@ class BeforeStep:
 # ---- the observers ---------------------------------------------------------------------------------------------
 
 
-class _Look(Action):
-    """Pass the whole value to `see`, which is called with the site and the value."""
-
-    action_name = "look"
-    observes = True
-    scope: ClassVar[Scope] = "value"
-    see: Callable[[Site, Any], None]
-
-    def build(self, site: Site) -> Callable[[Any], Any]:
-        """`see` for this site."""
-        return partial(self.see, site)
-
-
-def _look(name: str, hook: str, matches: tuple[Match, ...], see: Callable[[Site, Any], None]) -> PlannedHook:
-    """An observer at each match; the name is one that a hook of the experiment cannot have."""
-    keys = HookKeys.model_validate({"select": "**", "hook": hook})
-    return PlannedHook(HookSpec(f"({name})", keys, _Look(see=see)), matches)
-
-
 @dataclass(frozen=True)
 class _Origin:
     """A module call, hook or backward function that returned non-finite values for finite ones.
@@ -258,14 +240,14 @@ class NonFiniteTracer:
             Match(path, (path,), type(module).__name__, 0) for path, module in self.model.named_modules()
         )
         hooks = [
-            _look("inputs", "forward_pre", modules, self._entered),
-            _look("outputs", "forward", modules, self._returned),
+            observer("inputs", FORWARD_PRE, modules, self._entered),
+            observer("outputs", FORWARD, modules, self._returned),
         ]
         for edit in edits:
-            name, hook = edit.spec.name, edit.spec.keys.hook
+            name, hook_type = edit.spec.name, edit.spec.hook_type
             before, after = partial(self._before_hook, name), partial(self._after_hook, edit)
-            hooks += [_look(f"before {name}", hook, edit.matches, before), edit]
-            hooks += [_look(f"after {name}", hook, edit.matches, after)]
+            hooks += [observer(f"before {name}", hook_type, edit.matches, before), edit]
+            hooks += [observer(f"after {name}", hook_type, edit.matches, after)]
         return tuple(hooks)
 
     @contextmanager
@@ -278,7 +260,7 @@ class NonFiniteTracer:
         finally:
             self.in_forward = False
 
-    def _entered(self, site: Site, value: Any) -> None:
+    def _entered(self, site: PlacedHook, value: Any) -> None:
         if not self.in_forward:
             return
         bad, before = not_finite(value), self.forward.standing
@@ -293,7 +275,7 @@ class NonFiniteTracer:
         where = f"{site.path or '(root)'} ({type(site.module).__name__}), call {site.call}"
         self._open[site.path, site.call] = _Call(where, bool(bad), before, _sequence_number())
 
-    def _returned(self, site: Site, value: Any) -> None:
+    def _returned(self, site: PlacedHook, value: Any) -> None:
         call = self._open.pop((site.path, site.call), None)
         if call is None or not self.in_forward:
             return
@@ -305,10 +287,10 @@ class NonFiniteTracer:
         elif call.is_wrong or self.forward.standing is not call.before:
             self.forward.heal()
 
-    def _before_hook(self, name: str, site: Site, value: Any) -> None:
+    def _before_hook(self, name: str, site: PlacedHook, value: Any) -> None:
         self._before[name, site.path] = not_finite(value), _sequence_number()
 
-    def _after_hook(self, edit: PlannedHook, site: Site, value: Any) -> None:
+    def _after_hook(self, edit: PlannedHook, site: PlacedHook, value: Any) -> None:
         spec, hook_type = edit.spec, edit.spec.hook_type
         before, first = self._before.pop((spec.name, site.path), ("", _sequence_number()))
         at = f", call {site.call}" if hook_type.on == "module" else ""
