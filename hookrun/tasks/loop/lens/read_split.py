@@ -72,43 +72,81 @@ def read_split(running: Running, setup: LensSetup, split: Any, label: str) -> Pa
     batches = Batches(running.prepared, split)
     if not len(batches):
         raise HookrunError(f"the data has no samples in its {split} split")
-    means = PartMeans()
-    model, places = running.model, setup.places
-    edited = any(_changes_logits(hook, places.unembed) for hook in running.prepared.plan.hooks)
-    lens = Lens(model, places, setup.parts, setup.frozen, setup.top, edited)
-    where = _Where(running, setup)
-    text = _text(running.prepared)
-    structure: Structure | None = None
-    with (
-        Observer(model, places, inside=setup.parts != "residual") as observer,
-        running.evaluating(batches, label, {"means": means}) as (passed, _),
-    ):
-        for batch in passed:
-            with running.logged(running.hooks.clock.step):
-                picked, shape = where.chosen(batch)
-                if not len(picked):  # none of the samples has such a token
-                    running.forward(batch)
-                    running.hooks.step()
-                    continue
-                rows = _pair(picked.on(running.prepared.device))
-                if setup.parts != "residual" and structure is None:
-                    observer.begin(rows, shape)
-                    _forward_without_hooks(running, batch)
-                    structure = find_structure(model, places, observer.end(), observer.embeddings)
-                observer.begin(rows, shape)
-                output = main_tensor(running.forward(batch))
-                seen = observer.end()
-                wrong = batch.wrong if batch.data.of_tokens else None
-                target = batch.target if batch.data.of_tokens else torch.empty(0)
-                asked = ScoredPositions(rows, *answers_of(target, wrong, rows))
-                with running.autocast():
-                    parts = list(lens.read(seen, output, asked, structure))
-                    means.add_output(lens.read_output(output, asked), asked)
-                for part in parts:
-                    means.add(part, asked)
-                write_lines(running.run_dir, batch.split, lens.parts, picked.rows, asked, parts, text)
-            running.hooks.step()
-    return means
+    inside = setup.parts != "residual"
+    with Observer(running.model, setup.places, inside=inside) as observer:
+        reader = _Reader(running, setup, observer)
+        with running.evaluating(batches, label, {"means": reader.means}) as (passed, _):
+            for batch in passed:
+                with running.logged(running.hooks.clock.step):
+                    reader.read(batch)
+                running.hooks.step()
+    return reader.means
+
+
+class _Reader:
+    """Reads batches of sequences of tokens.
+
+    means: the means over the batches so far
+    """
+
+    def __init__(self, running: Running, setup: LensSetup, observer: Observer) -> None:
+        model, places, plan = running.model, setup.places, running.prepared.plan
+        edited = any(_changes_logits(hook, places.unembed) for hook in plan.hooks)
+        self.means = PartMeans()
+        self._running, self._setup, self._observer = running, setup, observer
+        self._lens = Lens(model, places, setup.parts, setup.frozen, setup.top, edited)
+        self._structure: Structure | None = None
+        self._calls, self._sequences = CallReader(model), Sequences(model)
+        self._rule = Rule(setup.tokens, once=False, texts=setup.texts)
+        self._spans = any(True for each in setup.tokens.filters for _ in each.spans)
+        self._decode = decoder_of(tokenizer_of(model, running.prepared.data.tokenizer).tokenizer)
+
+    def read(self, batch: Batch) -> None:
+        """Run the batch, write its lines, and add it to the means."""
+        running, observer, lens = self._running, self._observer, self._lens
+        chosen, shape = self._chosen(batch)
+        if not len(chosen):  # none of the samples has such a token
+            running.forward(batch)
+            return
+        sequences, columns = chosen.on(running.prepared.device)
+        rows = sequences, columns
+        if lens.parts != "residual" and self._structure is None:
+            observer.begin(rows, shape)
+            _forward_without_hooks(running, batch)
+            places = self._setup.places
+            self._structure = find_structure(running.model, places, observer.end(), observer.embeddings)
+        observer.begin(rows, shape)
+        output = main_tensor(running.forward(batch))
+        seen = observer.end()
+        wrong = batch.wrong if batch.data.of_tokens else None
+        target = batch.target if batch.data.of_tokens else torch.empty(0)
+        asked = ScoredPositions(rows, *answers_of(target, wrong, rows))
+        with running.autocast():
+            parts = list(lens.read(seen, output, asked, self._structure))
+            self.means.add_output(lens.read_output(output, asked), asked)
+        for part in parts:
+            self.means.add(part, asked)
+        write_lines(running.run_dir, batch.split, lens.parts, chosen.rows, asked, parts, self._text)
+
+    def _chosen(self, batch: Batch) -> tuple[Chosen, tuple[int, int]]:
+        """The positions to read, and (batch, length)."""
+        call = self._calls.read(*as_call(batch.inputs, self._running.model))
+        if call is None:
+            raise HookrunError(
+                "task=lens reads sequences of tokens, and the samples of the data have no input_ids"
+            )
+        if self._spans:
+            self._sequences.spans = batch.spans
+        self._sequences.set_by_hand(call)
+        of = self._sequences.current
+        assert of is not None
+        try:
+            return self._rule.choose(of, (call.columns,), batch.ids), (call.rows, call.columns)
+        except ValueError as error:
+            raise HookrunError(f"task.{error}") from error
+
+    def _text(self, token: int) -> str | None:
+        return None if token < 0 or self._decode is None else self._decode(token)
 
 
 def _changes_logits(hook: PlannedHook, unembed: str) -> bool:
@@ -125,46 +163,6 @@ def _forward_without_hooks(running: Running, batch: Batch) -> None:
     with running.hooks.paused(), buffers_kept(running.model), running.autocast():
         running.model(*args, **kwargs)
     set_generators(states)
-
-
-def _pair(indices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    sequences, columns = indices
-    return sequences, columns
-
-
-class _Where:
-    """Finds the positions of a batch that the lens reads."""
-
-    def __init__(self, running: Running, setup: LensSetup) -> None:
-        self._model = running.model
-        self._reader = CallReader(running.model)
-        self._sequences = Sequences(running.model)
-        self._rule = Rule(setup.tokens, once=False, texts=setup.texts)
-        self._spans = any(True for each in setup.tokens.filters for _ in each.spans)
-
-    def chosen(self, batch: Batch) -> tuple[Chosen, tuple[int, int]]:
-        """The positions, and (batch, length). Raises HookrunError for samples that are not sequences of tokens."""
-        call = self._reader.read(*as_call(batch.inputs, self._model))
-        if call is None:
-            raise HookrunError(
-                "task=lens reads sequences of tokens, and the samples of the data have no input_ids"
-            )
-        if self._spans:
-            self._sequences.spans = batch.spans
-        self._sequences.set_by_hand(call)
-        of = self._sequences.current
-        assert of is not None
-        try:
-            return self._rule.choose(of, (call.columns,), batch.ids), (call.rows, call.columns)
-        except ValueError as error:
-            raise HookrunError(f"task.{error}") from error
-
-
-def _text(prepared: Prepared) -> Callable[[int], str | None]:
-    decode = decoder_of(tokenizer_of(prepared.model, prepared.data.tokenizer).tokenizer)
-    if decode is None:
-        return lambda token: None
-    return lambda token: None if token < 0 else decode(token)
 
 
 def lines_of(means: PartMeans, kind: str) -> Iterator[dict[str, Any]]:
@@ -273,49 +271,37 @@ def write_lines(
     kind: residual, layers or heads
     text: token -> its text, or None without a tokenizer
     """
-    columns = [_PartColumns.of(part) for part in parts]
     numbers, positions, tokens = (each.tolist() for each in (rows.numbers, rows.positions, rows.token_ids))
     answers, wrongs = asked.answer.tolist(), asked.wrong.tolist()
+    columns = [
+        (
+            part.top.tolist(),
+            part.probabilities.tolist(),
+            part.answer_logit.tolist(),
+            part.wrong_logit.tolist(),
+        )
+        for part in parts
+    ]
+    kls = [None if part.kl is None else part.kl.tolist() for part in parts]
     for start, end in _runs(rows.samples.tolist()):
-        for part, column in zip(parts, columns, strict=True):
+        for part, (top, probabilities, answer, wrong), kl in zip(parts, columns, kls, strict=True):
             for row in range(start, end):
                 line = {
-                    "sample": numbers[row],
-                    "split": split,
-                    "part": part.name,
-                    "kind": kind,
-                    "layer": part.layer,
-                }
+                    "sample": numbers[row], "split": split, "part": part.name, "kind": kind, "layer": part.layer
+                }  # fmt: skip
                 if part.head is not None:
                     line["head"] = part.head
                 line |= {"position": positions[row], "token": tokens[row], "text": text(tokens[row])}
-                best = zip(column.top[row], column.probabilities[row], strict=True)
+                best = zip(top[row], probabilities[row], strict=True)
                 line["top"] = [[token, text(token), probability] for token, probability in best]
                 if answers[row] != IGNORED:
-                    line["answer_logit"] = column.answer_logit[row]
+                    line["answer_logit"] = answer[row]
                     if wrongs[row] != IGNORED:
-                        line["wrong_logit"] = column.wrong_logit[row]
-                        line["logit_difference"] = column.answer_logit[row] - column.wrong_logit[row]
-                if column.kl is not None:
-                    line["kl_to_output"] = column.kl[row]
+                        line["wrong_logit"] = wrong[row]
+                        line["logit_difference"] = answer[row] - wrong[row]
+                if kl is not None:
+                    line["kl_to_output"] = kl[row]
                 run_dir.log_lens(line)
-
-
-@dataclass(frozen=True)
-class _PartColumns:
-    """The tensors of a `PartRead` as lists of numbers."""
-
-    top: list[list[int]]
-    probabilities: list[list[float]]
-    answer_logit: list[float]
-    wrong_logit: list[float]
-    kl: list[float] | None
-
-    @classmethod
-    def of(cls, part: PartRead) -> _PartColumns:
-        kl = None if part.kl is None else part.kl.tolist()
-        logits = part.answer_logit.tolist(), part.wrong_logit.tolist()
-        return cls(part.top.tolist(), part.probabilities.tolist(), *logits, kl)
 
 
 def _runs(samples: Sequence[int]) -> list[tuple[int, int]]:
