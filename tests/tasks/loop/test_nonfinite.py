@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
@@ -17,7 +13,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from hookrun.cli.compose import compose_dict
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.loop.batches import Batches
-from hookrun.tasks.loop.nonfinite import SKIPPED, FiniteSteps
 
 FOUR_STEPS = ("train.epochs=1", "train.limit_batches=4", "train.log_every=1", "train.shuffle=false")
 SKIP, STOP = "train.on_nonfinite=skip", "train.on_nonfinite=stop"
@@ -248,26 +243,3 @@ def test_a_check_that_stops_comes_first(run, capsys) -> None:
     bad = "+hooks.b={select: relu1, hook: forward, action: scale, factor: 1e39}"
     found = run("model=cnn", *FOUR_STEPS, bad, check, code=3)
     assert "hook 'c' on fc" in found.status["reason"]
-
-
-def test_a_check_that_stops_one_rank_does_not_leave_the_others_waiting() -> None:
-    """Each rank asks the others before it returns, whatever its own check has found."""
-    agreed = list[list[bool]]()
-
-    def largest(values: list[bool]) -> list[bool]:
-        agreed.append(values)
-        return [True]
-
-    parameter = nn.Parameter(torch.ones(1))
-    parameter.grad = torch.full((1,), torch.nan)
-    plan = SimpleNamespace(code={}, hooks=())
-    running: Any = SimpleNamespace(
-        prepared=SimpleNamespace(plan=plan, device=torch.device("cpu")),
-        settings=SimpleNamespace(
-            model=SimpleNamespace(factory=None), train=SimpleNamespace(on_nonfinite="error")
-        ),
-        model=nn.Module(), hooks=SimpleNamespace(sites=[], clock=None), sharded=False, stopped=False,
-        scaler=torch.amp.GradScaler("cpu", enabled=False), ranks=SimpleNamespace(largest=largest),
-    )  # fmt: skip
-    steps = FiniteSteps(running, SGD([parameter], lr=0.1))
-    assert steps.step() == SKIPPED and agreed == [[False]]
