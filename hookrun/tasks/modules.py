@@ -122,7 +122,7 @@ def _tree(matches: Mapping[str, Match], shown: Set[str], picked: Set[str], overf
             columns.append(f"(also {', '.join(others)})")
         inside = f"{match.path}." if match.path else ""
         below = [path for path in matches if path and path.startswith(inside) and path != match.path]
-        if below and not shown.intersection(below):
+        if below and shown.isdisjoint(below):
             columns.append(f"(+{len(below)} below)")
         label = Text("  ".join(columns), no_wrap=True, overflow=overflow)
         parent = nodes.get(match.path.rpartition(".")[0]) if match.path else None
