@@ -139,8 +139,7 @@ class GenerateTask(TaskOfSplits):
     def perform(self, running: RunContext) -> None:
         """Continue every sample. Raises HookrunError if the split has no samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
-        from hookrun.tasks.loop.generated import Sums, shown_lines
-        from hookrun.tasks.loop.generation import Generation, GenerationSettings
+        from hookrun.tasks.loop.generation import Generation, GenerationSettings, Sums, shown_lines
 
         batches = BatchesOfSplits(running.prepared, self.parts)
         names = running.sample_names(batches.parts)
