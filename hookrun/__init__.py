@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hookrun.runtime.install import Installation
     from hookrun.spec import Spec
     from hookrun.store.reader import Run
-    from hookrun.tasks.loop.splits import ExperimentData
+    from hookrun.tasks.loop.own_loop import ExperimentData
 
 __all__ = [
     "CheckFailed",
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ExperimentData": "hookrun.tasks.loop.splits",
+    "ExperimentData": "hookrun.tasks.loop.own_loop",
     "Installation": "hookrun.runtime.install",
     "Plan": "hookrun.proving",
     "Recording": "hookrun.recording",

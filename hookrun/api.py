@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
     from torch.nn import Module
 
-    from hookrun.tasks.loop.splits import ExperimentData
+    from hookrun.tasks.loop.own_loop import ExperimentData
 
 
 def load_spec(
@@ -146,7 +146,7 @@ def build(
     from hookrun.cli.flags import existing_folder
     from hookrun.cli.needs import with_made_needs
     from hookrun.cli.overrides import take_trust
-    from hookrun.tasks.loop.parts import parts
+    from hookrun.tasks.loop.own_loop import parts
     from hookrun.trust import of_environment
 
     typed, others = take_trust(overrides)

@@ -7,7 +7,6 @@ own.
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import os
 import signal
@@ -24,11 +23,7 @@ SIGNALS = tuple(
 )
 
 SAME = 0.1
-"""Seconds within which signals count as one: a closing terminal, a shell or a scheduler may send the same one twice."""
-
-LATER = 1.0
-"""Seconds within which signals after the second one are ignored, so that they do not disturb its handling."""
-
+"""Seconds within which signals count as one: torchrun, a shell or a scheduler may send the same one twice."""
 
 SIGNALLED = 128
 """The exit code of a process that a signal ended is this plus the number of the signal."""
@@ -62,7 +57,7 @@ class _State:
     """The signals that this process has received since `handled` was entered.
 
     first:     the number of the first signal
-    count:     the number of signals, without repetitions within SAME or LATER
+    count:     the number of signals, without repetitions within SAME
     last:      when the last of them was received, by the monotonic clock
     listening: the number of running loops that call `pending`
     shielded:  the number of `shielded` blocks that are running
@@ -84,7 +79,6 @@ class _State:
 
 
 _state = _State()
-_leaving: list[int] = []
 
 
 @contextmanager
@@ -225,33 +219,13 @@ def _end_for(parent: int) -> None:
     os._exit(0)
 
 
-def exit_at_next(code: int) -> None:
-    """To be called when everything is written: from now on a signal ends the process at once with this code."""
-    global _leaving
-    if not _is_main_thread():
-        return
-
-    def leave(*_: Any) -> None:
-        os._exit(code)
-
-    _leaving = [number for number in SIGNALS if _is_default(number)]
-    for number in _leaving:
-        signal.signal(number, leave)
-
-
-@atexit.register  # registered before torch's functions, so that it runs after them
-def _ignore_the_rest() -> None:
-    for number in _leaving:
-        signal.signal(number, signal.SIG_IGN)
-
-
 def _handle(signum: int, _frame: FrameType | None) -> None:
     state = _state
     if os.getpid() != state.owner:
         _in_child(signum)
         return
     now = time.monotonic()
-    if state.closing or (state.count and now - state.last < (SAME if state.count < 2 else LATER)):
+    if state.closing or (state.count and now - state.last < SAME):
         return
     state.count += 1
     state.last = now

@@ -34,9 +34,9 @@ from hookrun.store.lock import sole_writer
 from hookrun.store.log_values import counted, number, split_name
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir, update_latest
-from hookrun.tasks.loop.facts import hook_facts, model_facts
-from hookrun.tasks.loop.run import ending, print_failure, set_failed
+from hookrun.tasks.loop.execute import ending, print_failure, set_failed
 from hookrun.tasks.loop.sink import RunSink
+from hookrun.tasks.loop.summaries import hook_facts, model_facts
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler

@@ -22,7 +22,7 @@ from hookrun.plan.graph_support import uncompilable
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Compute, Train
-from hookrun.tasks.loop.own_losses import load_loss
+from hookrun.tasks.loop.losses import load_loss
 from hookrun.tasks.loop.rank_fit import differences, hook_misfits, settings_misfits
 from hookrun.tasks.loop.sharding import shard_problems
 

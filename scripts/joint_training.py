@@ -14,15 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hookrun
 from hookrun.containers import tensors
+from hookrun.ranks.alone import share
 from hookrun.runtime import Installation
 from hookrun.runtime.clock import RowsOfRank
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.runtime.sharded import whole
 from hookrun.spec.experiment import Fsdp
 from hookrun.spec.selector import parse_selector
-from hookrun.tasks.loop.rank_rows import share
+from hookrun.tasks.loop.rank_gradients import _summed
 from hookrun.tasks.loop.sharding import shard
-from hookrun.tasks.loop.step_gradients import _summed
 
 STEPS, BATCH = 2, 5
 

@@ -50,7 +50,7 @@ class Capture(Action):
     keep:   store some samples only, the same at all modules and in every epoch. `{every: 10}` is every tenth sample of
             the data set, `{reservoir: 100}` a hundred samples drawn at random
     max_bytes: limit of what the hook stores, over all its modules. Of the batch that would exceed it the first rows
-            that fit are stored; later batches are not stored, with one warning
+            that fit are stored; later batches are not stored, with one warning. Several ranks divide it equally
 
     A part of a tensor is stored in memory of its own, not as a view. Inside `torch.vmap` the mapped dimension comes
     first in what is stored. While a model is traced (`torch.export`) nothing is stored. A value that contains an object

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from hookrun.cli.waiting import waiting, waiting_for
-from hookrun.interruptions import SIGNALLED, code_of, exit_at_next, handled
+from hookrun.interruptions import code_of, handled
+from hookrun.ranks.alone import size_of_world
 from hookrun.trust import read_once
 
 
@@ -25,11 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with waiting(arguments):
             waiting_for("reading the configuration")
             code = _main(arguments)
-        if argv is None and code > SIGNALLED:
-            _leave(code)
-        return code
     except BrokenPipeError:
-        return _reader_gone()
+        code = _reader_gone()
+    if argv is None and size_of_world() > 1:
+        _leave(code)
+    return code
 
 
 def _main(arguments: list[str]) -> int:
@@ -47,7 +51,7 @@ def _main(arguments: list[str]) -> int:
     except Exception as error:
         from hookrun.cli.exit_codes import exit_code, report
         from hookrun.errors import Refusal
-        from hookrun.ranks.started import is_main
+        from hookrun.ranks.alone import is_main
 
         if is_main() or not isinstance(error, Refusal):  # rank 0 reports a wrong configuration
             report(error)
@@ -78,13 +82,19 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
-def _leave(code: int) -> None:
-    """End the process after a signal: a later signal neither changes the exit code nor prints a traceback."""
-    try:
-        _flush()
-    except BrokenPipeError:
-        _reader_gone()
-    exit_at_next(code)
+def _leave(code: int) -> NoReturn:
+    """End a process of several with this exit code, without freeing what is left in memory.
+
+    One of gloo's threads may still have to free the tensor of a finished collective, for which it needs Python's lock.
+    Python ends such a thread in the middle when it ends itself, which aborts the process (pytorch issue 190489).
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # joins every thread that is not a daemon
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader is gone, or it is closed
+            if stream is not None:
+                stream.flush()
+    os._exit(code)
 
 
 def _reader_gone() -> int:

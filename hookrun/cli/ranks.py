@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 from hookrun.cli.exit_codes import exit_code
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.ranks.alone import ALONE, Ranks
-from hookrun.ranks.started import started
+from hookrun.ranks.alone import ALONE, Ranks, started
 from hookrun.spec import Experiment
 from hookrun.tasks import Ready, refuse_ranks, task_of
 
@@ -39,6 +38,8 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
     device = device_named(compute.device)
     with joined(me, device.type, compute.timeout) as ranks, ranks.failures_told():
         yield ranks
+        if not ranks.failed:  # a rank that dies at its end costs no page
+            ranks.meet()
 
 
 class RefusedByMain(HookrunError):
@@ -86,10 +87,10 @@ def refuse_needs(*, missing: bool) -> None:
 
 def follow(prepared: Ready, ranks: Ranks) -> int:
     """Do the work of a rank other than 0 in a run; returns its exit code."""
-    from hookrun.tasks.loop.run import follow_in
+    from hookrun.tasks.loop.execute import execute_as_rank
 
     try:
-        return follow_in(prepared, ranks)
+        return execute_as_rank(prepared, ranks)
     except Exception as error:
         what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
         print(f"rank {ranks.rank}: {what}", file=sys.stderr, flush=True)

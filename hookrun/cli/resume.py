@@ -18,7 +18,7 @@ from hookrun.cli.errors import explained
 from hookrun.cli.hydra import conf_dir, opened
 from hookrun.cli.typed import LATEST, RESUME
 from hookrun.errors import Problem, SpecError, nearest
-from hookrun.store.format import CHECKPOINTS, CONFIG, STATUS
+from hookrun.store.format import CHECKPOINTS, CONFIG, STATUS, differences
 from hookrun.store.outputs import outputs_folder
 from hookrun.store.read_records import read_record
 from hookrun.store.records import Status
@@ -111,16 +111,6 @@ def _key(text: str) -> str:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    flat_before, flat_now = dict(_flat(before)), dict(_flat(now))
-    for key in dict.fromkeys([*flat_before, *flat_now]):
-        old, new = flat_before.get(key), flat_now.get(key)
-        if old != new and not any(key == free or key.startswith(f"{free}.") for free in _FREE):
+    for key, old, new in differences(before, now):
+        if not any(key == free or key.startswith(f"{free}.") for free in _FREE):
             yield f"{key}: {old!r:.100} there, {new!r:.100} now"
-
-
-def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping) and node:
-        for key, value in node.items():
-            yield from _flat(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, node

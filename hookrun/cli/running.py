@@ -24,8 +24,7 @@ from hookrun.cli.resume import composed_again, remove_left_states, run_folder, s
 from hookrun.cli.typed import Resume
 from hookrun.cli.waiting import wait_is_over, waiting_for
 from hookrun.errors import Problem, SpecError
-from hookrun.ranks.alone import ALONE, Ranks
-from hookrun.ranks.started import is_main
+from hookrun.ranks.alone import ALONE, Ranks, is_main
 from hookrun.spec import Experiment
 from hookrun.store.format import JOB, State
 

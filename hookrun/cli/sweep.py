@@ -33,7 +33,7 @@ from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.optimizing import prepare_sweeper, set_direction
 from hookrun.cli.stored_sweep import KEY
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, counted, listed, nearest, reason
-from hookrun.ranks.started import is_main, size_of_world
+from hookrun.ranks.alone import is_main, size_of_world
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
 from hookrun.store.files import StoreError, os_reason, write_json

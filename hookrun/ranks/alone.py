@@ -1,13 +1,20 @@
-"""Communication between the processes of a run, for a run of one process. Imports no torch."""
+"""The processes of a run: communication for a run of one, and which one torchrun started. Imports no torch."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from hookrun.errors import Problem, SpecError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+WHERE = "compute.strategy"
 
 
 class Ranks:
@@ -36,7 +43,10 @@ class Ranks:
         return list(values)
 
     def gathered(self, plain: Any) -> list[Any]:
-        """The values of all ranks, in the order of the ranks. plain: a value that JSON can represent."""
+        """The values of all ranks, in the order of the ranks.
+
+        plain: numbers, texts, None, tensors, and lists and dicts of these
+        """
         return [plain]
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
@@ -61,3 +71,56 @@ def own_rank() -> int:
     from torch import distributed
 
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+def share(count: int, rank: int, size: int) -> range:
+    """A rank's part of `count` things: contiguous; the first ranks take any remaining ones."""
+    least, more = divmod(count, size)
+    start = rank * least + min(rank, more)
+    return range(start, start + least + (rank < more))
+
+
+@dataclass(frozen=True)
+class Started:
+    """The position of this process in a run of several.
+
+    rank:  its rank, from 0
+    size:  number of processes
+    local: its rank among the processes of its machine, which selects its accelerator
+    """
+
+    rank: int
+    size: int
+    local: int
+
+
+def started() -> Started | None:
+    """The rank from torchrun's environment variables; None if torchrun did not start this process.
+
+    Raises SpecError if the environment names several processes but not the rank of this one.
+    """
+    size = _number("WORLD_SIZE")
+    if size is None:
+        return None
+    rank, local = _number("RANK"), _number("LOCAL_RANK")
+    if rank is None and size > 1:
+        what = f"the environment names {size} processes (WORLD_SIZE) and no rank of this one (RANK)"
+        raise SpecError([Problem(WHERE, what, "start it by torchrun, which sets both")])
+    if rank is None or not os.environ.get("MASTER_ADDR"):
+        return None
+    return Started(rank, size, rank if local is None else local)
+
+
+def size_of_world() -> int:
+    """The number of processes according to the environment; 1 without torchrun."""
+    return _number("WORLD_SIZE") or 1
+
+
+def is_main() -> bool:
+    """Whether this process prints: it is the only one, or rank 0."""
+    return not _number("RANK") or size_of_world() == 1
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 10 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import time
@@ -15,13 +16,14 @@ from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import Store
 
 from hookrun.errors import HookrunError
-from hookrun.ranks.alone import Ranks
-from hookrun.ranks.started import Started
+from hookrun.ranks.alone import Ranks, Started
 
 _FAILED = "hookrun/failed"
 _PRESENT = "hookrun/present/{}"
 _ROLL_CALL = 3.0
 """Seconds in which the other ranks must answer after a rank has lost contact."""
+_LET_GO = 1.0
+"""Seconds to wait until no thread holds the tensors of a collective."""
 _MOST_TEXT = 4000
 """Characters of an error message that are sent to the other ranks."""
 
@@ -55,6 +57,7 @@ class RankGroup(Ranks):
         """The sum of each value over all ranks, in float64."""
         tensor = torch.tensor(list(values), dtype=torch.float64, device="cpu")
         distributed.all_reduce(tensor)
+        _released(tensor)
         found: list[float] = tensor.tolist()
         return found
 
@@ -62,22 +65,25 @@ class RankGroup(Ranks):
         """The largest of each value over all ranks."""
         tensor = torch.tensor(list(values), dtype=torch.int64, device="cpu")
         distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
+        _released(tensor)
         found: list[int] = tensor.tolist()
         return found
 
     def gathered(self, plain: Any) -> list[Any]:
-        """The values of all ranks, in the order of the ranks. plain: a value that JSON can represent."""
-        mine = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
-        distributed.all_gather(sizes, torch.tensor([len(mine)], device="cpu"))
-        longest = max(int(each) for each in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
+        """The values of all ranks, in the order of the ranks, with tensors on the CPU; see `Ranks`."""
+        content = io.BytesIO()
+        torch.save(plain, content)
+        mine = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
+        size = torch.tensor([len(mine)], device="cpu")
+        sizes = [torch.zeros_like(size) for _ in range(self.size)]
+        distributed.all_gather(sizes, size)
+        padded = torch.zeros(max(map(int, sizes)), dtype=torch.uint8, device="cpu")
         padded[: len(mine)] = mine
-        found = [torch.empty_like(padded) for _ in range(self.size)]
-        distributed.all_gather(found, padded)
-        return [
-            json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(found, sizes, strict=True)
-        ]
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        distributed.all_gather(parts, padded)
+        _released(size, padded, *sizes, *parts)
+        contents = [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+        return [torch.load(io.BytesIO(each), map_location="cpu", weights_only=True) for each in contents]
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Add the tensors of all ranks, in place."""
@@ -93,6 +99,7 @@ class RankGroup(Ranks):
                 tensor.detach().to(torch.uint8 if tensor.dtype == torch.bool else tensor.dtype).contiguous()
             )
             distributed.broadcast(content, 0)
+            _released(content)
             with torch.no_grad():
                 tensor.copy_(content)
 
@@ -156,6 +163,16 @@ class RankGroup(Ranks):
         return RankFailed(
             f"{what}; its own output says why, or the system's log where it was killed ({first})"
         )
+
+
+def _released(*tensors: Tensor) -> None:
+    """Wait until gloo's threads have let go of the tensors of a finished collective.
+
+    The last owner frees a tensor, for which it needs Python's lock: a program that ends meanwhile aborts.
+    """
+    end = time.monotonic() + _LET_GO
+    while any(tensor._use_count() > 1 for tensor in tensors) and time.monotonic() < end:
+        time.sleep(0)  # another thread gets Python's lock
 
 
 def _is_lost_contact(error: BaseException) -> bool:

@@ -73,6 +73,8 @@ def digest_of(source: Source) -> str:
 
 def computable(tensor: Tensor) -> Tensor:
     """The tensor as float32 if its dtype is smaller, else unchanged."""
+    if tensor.dtype is torch.float32:
+        return tensor
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

@@ -190,11 +190,7 @@ class Ema(Section):
 
 
 class Every(Section):
-    """How often a resumable state is saved, whichever is due first; all null: only when a signal arrives.
-
-    epochs: once saving has taken two seconds in total, a state is delayed, by at most a minute, while saving would take
-            more than 1 % of the run's time
-    """
+    """How often a resumable state is saved, whichever is due first; all null: only when a signal arrives."""
 
     epochs: int | None = Count
     steps: int | None = Count

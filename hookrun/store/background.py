@@ -1,77 +1,78 @@
-"""A worker thread that processes pieces in order while the program goes on; at most one piece waits.
-
-Ctrl-C may interrupt the thread that hands over and waits at any step, and more than once. So each fact about a piece is
-set by one thread only, and waiting for it may be repeated: an interrupted step leaves nothing inconsistent.
-"""
+"""A worker thread that processes pieces in order, or writes small files, while the program goes on."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
-from threading import Lock, Thread
-from typing import Generic, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import Generic, Protocol, Self, TypeVar
+
+MOST_COPIED = 2**26
+"""The largest value, in bytes, that is copied and written in the background. Three copies may be in memory at once."""
+
+
+class Writable(Protocol):
+    """The content of a file."""
+
+    @property
+    def bytes(self) -> int:
+        """The approximate size."""
+
+    def copied(self) -> Self:
+        """A copy that does not change while the run continues."""
+
 
 T = TypeVar("T")
-U = TypeVar("U")
+W = TypeVar("W", bound=Writable)
 
 
 class Background(Generic[T]):
-    """Calls `work` with each piece in a separate thread, which starts with the first piece.
+    """Calls `work` with each piece in a separate thread, which starts with the first piece; at most one piece waits.
+
+    Ctrl-C may interrupt the thread that hands over and waits at any step; waiting may be repeated.
 
     error: what `work` raised; after that `work` is not called again
     left:  the piece that failed and those after it
     """
 
-    def __init__(self, work: Callable[[T], None], name: str) -> None:
+    def __init__(self, work: Callable[[T], object], name: str) -> None:
         self.error: BaseException | None = None
         self.left = list[T]()
         self._work = work
         self._name = name
-        self._pieces: SimpleQueue[tuple[T, _Progress] | None] = SimpleQueue()
-        self._thread: Thread | None = None
-        self._last: _Progress | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._handed = deque[Future[None]]()
 
     def put(self, piece: T) -> None:
         """Hand over a piece; waits while another piece waits. If no thread can be started, `work` is called here."""
-        if self._thread is None and not self._starts():
+        if self._pool is None and not self._starts():
             self._attempt(piece)
             return
-        if self._last is not None:
-            self._last.begun.wait()
-        progress = _Progress()
-        self._pieces.put((piece, progress))
-        self._last = progress
+        assert self._pool is not None
+        while len(self._handed) > 1:  # one is in work, one waits
+            wait([self._handed[0]])
+            self._handed.popleft()
+        self._handed.append(self._pool.submit(self._attempt, piece))
 
     def wait(self) -> None:
         """Wait until every piece is done."""
-        if self._last is not None:
-            self._last.done.wait()
+        if self._pool is not None:
+            self._pool.submit(_nothing).result()
 
     def stop(self) -> None:
         """Wait until every piece is done and the thread has ended; another piece starts another thread."""
-        if self._thread is not None:
-            self._pieces.put(None)
-            self._thread.join()
-            self._thread = None
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+            self._handed.clear()
 
     def _starts(self) -> bool:
-        pieces: SimpleQueue[tuple[T, _Progress] | None] = SimpleQueue()
-        # a daemon thread does not keep the process alive if `stop` is never called
-        thread = Thread(target=self._run, args=(pieces,), name=self._name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the system has a limit for the threads of a process
-            return False
-        self._pieces, self._thread, self._last = pieces, thread, None
-        return True
-
-    def _run(self, pieces: SimpleQueue[tuple[T, _Progress] | None]) -> None:
-        while (handed := pieces.get()) is not None:
-            piece, progress = handed
-            progress.begun.come()
-            self._attempt(piece)
-            del handed, piece  # so that its memory may be reused
-            progress.done.come()
+        pool = ThreadPoolExecutor(1, self._name)
+        with suppress(RuntimeError):  # the system has a limit for the threads of a process
+            pool.submit(_nothing)
+            self._pool = pool
+        return self._pool is not None
 
     def _attempt(self, piece: T) -> None:
         if self.error is None:
@@ -83,77 +84,48 @@ class Background(Generic[T]):
         self.left.append(piece)
 
 
-class InTwoSteps(Generic[T, U]):
-    """Work in two steps: while the second step of a piece runs, the first step of the next piece is done.
+class BackgroundWriter:
+    """Writes values one after the other, in the order of the calls of `write`, in a thread of its own.
 
-    first:  is called with a piece; its result is what the second step is called with
-    undone: is called with that result if the second step fails or is not reached
+    An error of the thread is raised once: by the next `write`, `wait` or `close`.
+
+    at_once: write without a thread, for runs that fork processes: a fork beside a running thread is not safe
     """
 
-    def __init__(
-        self, first: Callable[[T], U], second: Callable[[U], None], undone: Callable[[U], None], name: str
-    ) -> None:
-        self._make = first
-        self._undone = undone
-        self._first = Background(self._hand_on, name)
-        self._second = Background(second, f"{name}, second step")
+    def __init__(self, *, at_once: bool = False) -> None:
+        self._at_once = at_once
+        self._disk = Background[Callable[[], object]](lambda write: write(), "hookrun states")
+        self._raised = False
 
-    @property
-    def error(self) -> BaseException | None:
-        """What a step raised; after that no step is called again."""
-        return self._second.error or self._first.error
+    def write(self, content: W, write: Callable[[W], object], *, soon: bool = True) -> None:
+        """Call ``write(content)``, with a copy of `content` if it is called in the background.
 
-    def put(self, piece: T) -> None:
-        """Queue a piece; blocks while another piece is queued for step 1."""
-        self._first.put(piece)
-
-    def wait(self) -> None:
-        """Wait until every piece is done."""
-        self._first.wait()
-        self._second.wait()
-
-    def stop(self) -> None:
-        """Wait until every piece is done and both threads have ended; another piece starts them again."""
-        self._first.stop()
-        self._second.stop()
-
-    def left(self) -> tuple[list[T], list[U]]:
-        """After `stop`, the pieces that failed or came later: those for the first step and those for the second."""
-        for made in self._second.left:
-            self._undone(made)
-        return self._first.left, self._second.left
-
-    def _hand_on(self, piece: T) -> None:
-        if self._second.error is not None:
-            raise self._second.error
-        made = self._make(piece)
-        try:
-            self._second.put(made)
-        except BaseException:
-            self._undone(made)
-            raise
-
-
-class _Moment:
-    """An event that comes once; one thread may wait for it, and wait again after an interruption."""
-
-    def __init__(self) -> None:
-        self._has_come = False
-        self._lock = Lock()
-        self._lock.acquire()
-
-    def come(self) -> None:
-        self._has_come = True
-        self._lock.release()
+        soon: it may be called in the background; False: call it now
+        """
+        if not soon or self._at_once or content.bytes > MOST_COPIED:
+            self.wait()
+            write(content)
+            return
+        self._raise_error()
+        copy = content.copied()
+        self._disk.put(lambda: write(copy))
+        self._raise_error()  # of a write without a thread, such as Ctrl-C
 
     def wait(self) -> None:
-        if not self._has_come:
-            self._lock.acquire()
+        """Wait until everything is written."""
+        self._disk.wait()
+        self._raise_error()
+
+    def close(self) -> None:
+        """Wait until everything is written and the thread has ended."""
+        self._disk.stop()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._disk.error is not None and not self._raised:
+            self._raised = True
+            raise self._disk.error
 
 
-class _Progress:
-    """The state of the work on one piece."""
-
-    def __init__(self) -> None:
-        self.begun = _Moment()
-        self.done = _Moment()
+def _nothing() -> None:
+    """What a thread that was just started does."""

@@ -39,63 +39,26 @@ def replacing(path: Path, *, flushes: bool = True, flushes_folder: bool = True) 
     flushes:        False for content that can be made again: after a power cut it may be empty
     flushes_folder: False if the folder is flushed later anyway
     """
-    aside = Aside(path)
-    with aside.writing() as file:
-        yield file
-    aside.complete(flushes=flushes, flushes_folder=flushes_folder)
-
-
-class Aside:
-    """A file beside `path`, which takes that name once it is complete: the steps of `replacing`.
-
-    An error leaves `path` as it was and no file beside it; an OSError becomes a StoreError.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._name = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        self._file: BinaryIO | None = None
-
-    @contextmanager
-    def writing(self) -> Iterator[BinaryIO]:
-        """The open file; all of its content is written inside the block."""
-        with self._removed_on_error():
-            self._name.unlink(missing_ok=True)
-            # Mode x: an untrusted directory may hold a link of that name.
-            self._file = open(self._name, "xb")  # noqa: SIM115 - `complete` closes it
-            yield self._file
-
-    def complete(self, *, flushes: bool = True, flushes_folder: bool = True) -> None:
-        """Flush it, rename it and flush the folder; see `replacing`."""
-        with self._removed_on_error():
-            if self._file is not None:
-                with self._file as file:
-                    file.flush()
-                    if flushes:
-                        os.fsync(file.fileno())
-            os.replace(self._name, self._path)
-        if flushes_folder:
-            sync_folder(self._path.parent)
-
-    def remove(self) -> None:
-        """Remove the file instead of completing it. If it cannot be removed it stays, and readers ignore its name."""
-        with suppress(OSError):
-            if self._file is not None:
-                self._file.close()
-        with suppress(OSError):
-            self._name.unlink(missing_ok=True)
-
-    @contextmanager
-    def _removed_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self.remove()  # the first error is the one to report
-            if isinstance(error, OSError):
-                there = self._path.is_file()
-                kept = "what it held before is kept" if there else "there is no file of that name"
-                raise StoreError(f"cannot write {self._path}: {os_reason(error)}; {kept}") from error
-            raise
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        aside.unlink(missing_ok=True)
+        with open(aside, "xb") as file:  # mode x: an untrusted directory may hold a link of that name
+            yield file
+            file.flush()
+            if flushes:
+                os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException as error:
+        with suppress(
+            OSError
+        ):  # the first error is the one to report; readers ignore the name of a file that stays
+            aside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            kept = "what it held before is kept" if path.is_file() else "there is no file of that name"
+            raise StoreError(f"cannot write {path}: {os_reason(error)}; {kept}") from error
+        raise
+    if flushes_folder:
+        sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, flushes_folder: bool = True) -> None:

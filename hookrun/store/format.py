@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike, fspath
 from typing import Any, Literal
 
@@ -229,3 +229,22 @@ def _restored(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _restored(item) for key, item in value.items()}
     return value
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(key path, old value, new value) for each value that differs in nested mappings; None where there is none.
+
+    Values are compared as JSON, in which NaN equals NaN.
+    """
+    old, new = dict(_values(before)), dict(_values(now))
+    for key in dict.fromkeys([*old, *new]):
+        if encode(old.get(key)) != encode(new.get(key)):
+            yield key, old.get(key), new.get(key)
+
+
+def _values(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _values(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, list(node) if isinstance(node, tuple) else node

@@ -1,7 +1,7 @@
 """A run directory has one writer at a time, which holds a lock that the operating system releases when it ends.
 
-The lock is `flock` on the file `.lock`. It is released with its process, also one that is killed. A lock file that is
-left over has no effect and never has to be removed.
+The lock is on the file `.lock`. It is released with its process, also one that is killed. A lock file that is left over
+has no effect and never has to be removed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 import os
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hookrun.store.files import StoreError, make_folder, os_reason
@@ -18,11 +18,14 @@ from hookrun.store.format import LOCK
 
 try:
     import fcntl
-except ImportError:  # Windows has no flock: two writers are not kept apart there
+except ImportError:  # on Windows a writer of a folder above is not seen
     fcntl = None  # type: ignore[assignment]
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""Errors of a file system that does not support locks, such as some on clusters."""
+"""Errors of a file system that does not support locks, such as some on clusters: it does not keep writers apart."""
+
+_SECONDS = 0.05
+"""For how long a lock is tried: `refuse_held` of another process may hold it for a moment."""
 
 _MOST_TOLD = 200
 """The number of bytes that are read from a lock file to say who holds it."""
@@ -30,35 +33,6 @@ _MOST_TOLD = 200
 
 class LockedError(StoreError):
     """Another process is writing into the directory."""
-
-
-class _Held:
-    """The file descriptors of the locks that this process holds."""
-
-    def __init__(self) -> None:
-        self.descriptors = set[int]()
-
-    @contextmanager
-    def until_the_end(self, descriptor: int) -> Iterator[None]:
-        """Hold the lock of the descriptor during the block."""
-        self.descriptors.add(descriptor)
-        try:
-            yield
-        finally:
-            self.descriptors.discard(descriptor)
-            os.close(descriptor)
-
-    def leave_to_parent(self) -> None:
-        """Close them in a forked child, such as a worker that loads data: it must not hold its parent's locks."""
-        for descriptor in self.descriptors:
-            with suppress(OSError):
-                os.close(descriptor)
-        self.descriptors.clear()
-
-
-_held = _Held()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_held.leave_to_parent)
 
 
 @contextmanager
@@ -78,21 +52,16 @@ def sole_writer(folder: Path, within: Path | None = None) -> Iterator[None]:
         for parent in folder.parents:
             if parent != within:
                 refuse_held(parent)
-        descriptor = _acquired(folder)
-    except BaseException:
-        _remove_empty(folder, made)
-        raise
-    try:
-        with _held.until_the_end(descriptor):
+        with _held(folder):
             try:
                 yield
             finally:
-                with suppress(
-                    OSError
-                ):  # the directory was removed during the run, or the disk became read-only
+                with suppress(OSError):  # the directory was removed, or the disk became read-only
                     (folder / LOCK).unlink()
     finally:
-        _remove_empty(folder, made)
+        if made:
+            with suppress(OSError):  # it is not empty, or another process has taken it
+                folder.rmdir()
 
 
 @contextmanager
@@ -104,84 +73,59 @@ def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
     Raises StoreError if the folder or the lock cannot be created.
     """
     make_folder(folder)
-    try:
-        descriptor = _acquired(folder)
-    except LockedError:
-        waiting()
-        descriptor = _acquired(folder, wait=True)
-    with _held.until_the_end(descriptor):
-        yield
-
-
-def _acquired(folder: Path, *, wait: bool = False) -> int:
-    """A descriptor that holds the lock of the folder."""
-    path = folder / LOCK
-    while True:
-        descriptor = _opened(path, os.O_RDWR | os.O_CREAT)
+    with ExitStack() as stack:
         try:
-            _lock(descriptor, folder, exclusive=True, wait=wait)
-            if _is_named(descriptor, path):
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
-                return descriptor
-        except OSError as error:
-            os.close(descriptor)
-            raise StoreError(f"cannot write {path}: {os_reason(error)}") from error
-        except StoreError:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # the previous holder removed the file after this process had opened it
+            stack.enter_context(_held(folder))
+        except LockedError:
+            waiting()
+            stack.enter_context(_held(folder, seconds=-1))
+        yield
 
 
 def refuse_held(folder: Path) -> None:
     """Raise LockedError where another process is writing into the folder."""
-    if not (folder / LOCK).is_file():
+    path = folder / LOCK
+    if fcntl is None or not path.is_file():
         return
     try:
-        descriptor = _opened(folder / LOCK, os.O_RDONLY)
-    except StoreError:
-        return  # it was just removed, or this process may not open it
-    try:
-        _lock(descriptor, folder, exclusive=False)
-    finally:
-        os.close(descriptor)
-
-
-def _opened(path: Path, flags: int) -> int:
-    try:
-        return os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0), 0o644)
-    except OSError as error:
-        raise StoreError(f"cannot open {path}: {os_reason(error)}") from error
-
-
-def _lock(descriptor: int, folder: Path, *, exclusive: bool, wait: bool = False) -> None:
-    """Take the lock; if it is held, wait or raise LockedError.
-
-    A file system that does not support locks does not keep writers apart.
-    """
-    if fcntl is None:
-        return
-    kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
-    try:
-        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+        with open(
+            path, "rb"
+        ) as file:  # a shared lock, so that two processes that look do not refuse each other
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(descriptor, _MOST_TOLD, 0).decode("ascii", "replace")
-        who = holder if holder.isprintable() and holder else "another process"
-        raise LockedError(f"{folder} is being written by {who}") from None
+        raise _locked(folder) from None
+    except OSError:
+        return  # it was just removed, this process may not open it, or the file system has no locks
+
+
+@contextmanager
+def _held(folder: Path, seconds: float = _SECONDS) -> Iterator[None]:
+    """Hold the lock of the folder during the block. seconds: to wait for it; negative: without end."""
+    from filelock import FileLock, Timeout
+
+    path = folder / LOCK
+    lock = FileLock(path, seconds, poll_interval=0.01, fallback_to_soft=False, on_acquired=_sign)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise _locked(folder) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
-            raise StoreError(f"cannot lock {folder / LOCK}: {os_reason(error)}") from error
-
-
-def _is_named(descriptor: int, path: Path) -> bool:
-    """Whether the open file still has the name `path`."""
+            raise StoreError(f"cannot lock {path}: {os_reason(error)}") from error
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
-    except FileNotFoundError:
-        return False
+        yield
+    finally:
+        lock.release()
 
 
-def _remove_empty(folder: Path, made: bool) -> None:
-    if made:
-        with suppress(OSError):  # it is not empty, or another process has taken it
-            folder.rmdir()
+def _sign(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+
+
+def _locked(folder: Path) -> LockedError:
+    holder = "another process"
+    with suppress(OSError), open(folder / LOCK, "rb") as file:
+        text = file.read(_MOST_TOLD).decode("ascii", "replace")
+        holder = text if text and text.isprintable() else holder
+    return LockedError(f"{folder} is being written by {holder}")

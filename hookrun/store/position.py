@@ -10,10 +10,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 
+from hookrun.ranks.alone import Ranks
 from hookrun.store.files import StoreError, os_reason, read_json, sync_folder
 from hookrun.store.format import (
     CAPTURES,
@@ -154,6 +155,49 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
     except OSError as error:
         raise StoreError(f"cannot cut back {error.filename or folder}: {os_reason(error)}") from error
     sync_folder(folder)
+
+
+class Positioned(Protocol):
+    """The writer of a folder of shards."""
+
+    def position(self) -> dict[str, Any]:
+        """The folder's IndexPosition, with what was buffered."""
+
+
+def shard_positions(
+    ranks: Ranks, writers: Mapping[str, Positioned], reached: PositionRecord | None
+) -> dict[str, Any]:
+    """Name of a folder -> its FolderPosition for all ranks; every rank must call it, and flushes its writers.
+
+    writers: of the folders written into since the run began or was resumed
+    reached: how far the folders reached when the run was resumed; None if it was not
+    """
+    names = (CAPTURES, PREDICTIONS)
+    found = ranks.gathered({name: _own_position(name, ranks.rank, writers, reached) for name in names})
+    return {
+        name: {
+            **found[0][name],
+            "others": [*(each[name] for each in found[1:]), *_of_absent(name, ranks, reached)],
+        }
+        for name in names
+    }
+
+
+def _own_position(
+    name: str, rank: int, writers: Mapping[str, Positioned], reached: PositionRecord | None
+) -> dict[str, Any]:
+    if name in writers:
+        return writers[name].position()
+    before: FolderPosition | None = getattr(reached, name, None)
+    if before is None:
+        return {"index": 0, "shards": 0, "counts": {}, "turns": False}
+    return before.of_rank(rank).model_dump(exclude={"others"})
+
+
+def _of_absent(name: str, ranks: Ranks, reached: PositionRecord | None) -> list[dict[str, Any]]:
+    """Positions of ranks that took part before the run was resumed and do not now."""
+    before: FolderPosition | None = getattr(reached, name, None)
+    return [] if before is None else [each.model_dump() for each in before.others[ranks.size - 1 :]]
 
 
 def _require_folder(path: Path) -> None:

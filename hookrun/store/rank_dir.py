@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,24 +76,18 @@ class RankDir(RunDir):
         self.kept.append(("token", {"token": token, "text": text}))
 
 
-def take_lines(run_dir: RunDir, lines: Iterable[Line]) -> None:
-    """Write lines that a rank has kept; each names its file."""
-    for kind, line in lines:
+def take_kept(run_dir: RunDir) -> None:
+    """Rank 0 writes the lines that the other ranks keep, in the order of the ranks; every rank must call it."""
+    if not run_dir.ranks.several:
+        return
+    given = run_dir.ranks.gathered(list(run_dir.kept))
+    if isinstance(run_dir, RankDir):
+        run_dir.kept = []
+        return
+    for kind, line in (each for lines in given[1:] for each in lines):
         if kind == "stats":
             run_dir.log_stats(line)
         elif kind == "sample":
             run_dir.log_sample(line)
         else:
             run_dir.log_token(line["token"], line["text"])
-
-
-def take_kept(run_dir: RunDir) -> None:
-    """Rank 0 writes the lines that the other ranks keep, in the order of the ranks; every rank must call it."""
-    if not run_dir.ranks.several:
-        return
-    given = run_dir.ranks.gathered(run_dir.kept)
-    if isinstance(run_dir, RankDir):
-        run_dir.kept = []
-        return
-    for lines in given[1:]:
-        take_lines(run_dir, lines)

@@ -49,7 +49,6 @@ from hookrun.store.format import (
     State,
 )
 from hookrun.store.manifest import write_manifest
-from hookrun.store.shard_positions import shard_positions
 
 if TYPE_CHECKING:
     from hookrun.store.position import FolderPosition, PositionRecord
@@ -176,6 +175,8 @@ class RunDir:
 
     def shard_positions(self) -> dict[str, Any]:
         """How far captures and predictions of all ranks reach; every rank must call it."""
+        from hookrun.store.position import shard_positions
+
         return shard_positions(self.ranks, self._writers, self.reached)
 
     @property

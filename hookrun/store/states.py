@@ -23,7 +23,7 @@ from hookrun.store.tensor_file import Crc32, open_tensors, read_tensor, write_te
 from hookrun.store.tree import Flat, flatten, unflatten
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
-VERSION = 1
+VERSION = 2
 LEAST_KEPT = 2
 """The minimum number of states kept during a run: the newest one may be damaged."""
 
@@ -143,8 +143,9 @@ def remove_unfinished(run: Path, damaged: Iterable[int]) -> None:
 def _read(run: Path, path: Path) -> SavedState:
     try:
         content = read_json(path / STATE, run)
-        if not isinstance(content, dict) or content.get("version") != VERSION:
-            raise ValueError(f"it is not of version {VERSION}")
+        version = content.get("version") if isinstance(content, dict) else None
+        if version != VERSION:
+            raise ValueError(f"it is of version {version!r:.20}, and this hookrun reads version {VERSION}")
         if content.pop("digest", None) != _digest(encode(content)) or not isinstance(
             content.get("about"), dict
         ):

@@ -20,10 +20,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hookrun.store.files import StoreError, os_reason
+from hookrun.store.files import StoreError, drop_from_cache, os_reason
 from hookrun.store.format import STORED_DTYPES
 from hookrun.store.inside import open_inside
-from hookrun.store.past_cache import LARGE, STEP, BlockWriter
 
 DTYPES: Mapping[torch.dtype, str] = {getattr(torch, name): code for name, code in STORED_DTYPES.items()}
 """dtype -> its name in a safetensors file, for the dtypes that a file can hold."""
@@ -55,7 +54,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(len(tensor), tensor.shape[1:].numel()).view(torch.uint8)
 
 
-_SMALL = 1 << 16
+_SMALL, _LARGE = 1 << 16, 1 << 20
 _MOST_UNHASHED = 1 << 26
 
 
@@ -108,9 +107,8 @@ def write_tensors(
     copied one at a time.
     """
     # After a header of a multiple of 8 bytes come the largest items first, so that each tensor is aligned to its item
-    # size. Tensors that can be written in steps come before all others; the others stay aligned after them.
-    in_steps = {name for name, chunks in tensors.items() if _is_in_steps(chunks)}
-    ordered = sorted(tensors.items(), key=lambda item: (item[0] not in in_steps, -item[1][0].dtype.itemsize))
+    # size.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1][0].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, chunks in ordered:
@@ -120,20 +118,19 @@ def write_tensors(
             shape[0] = sum(len(chunk) for chunk in chunks)
         header[name] = {"dtype": DTYPES[chunks[0].dtype], "shape": shape, "data_offsets": [start, end]}
     head = json.dumps(header, separators=(",", ":")).encode("ascii")
-    head += b" " * (-len(head) % 8 if not in_steps else -(len(head) + 8) % STEP)
+    head += b" " * (-len(head) % 8)
 
     digest = hashlib.sha256() if digest is None else digest
     size = 0
     memory = (_memory(chunk) for _, chunks in ordered for chunk in chunks)
     blocks = _joined(chain([memoryview(len(head).to_bytes(8, "little") + head)], memory))
-    if end < LARGE:  # too small for a thread to pay off
+    if end < _LARGE:  # too small for a thread to pay off
         for data in blocks:
             digest.update(data)
             file.write(data)
             size += data.nbytes
         return digest.hexdigest(), size
     unhashed = 0
-    writer = BlockWriter(file)
     # Hashing takes twice as long as writing; both release the GIL.
     with ThreadPoolExecutor(1) as hashing:
         for data in blocks:
@@ -142,21 +139,18 @@ def write_tensors(
             if unhashed > _MOST_UNHASHED:  # blocks that wait to be hashed stay in memory
                 hashed.result()
                 unhashed = 0
-            writer.write(data)
+            file.write(data)
             size += data.nbytes
+            if data.nbytes >= _LARGE:
+                drop_from_cache(file)  # flushing it begins, while the next block is written
     return digest.hexdigest(), size
-
-
-def _is_in_steps(chunks: Sequence[Tensor]) -> bool:
-    sizes = [chunk.numel() * chunk.dtype.itemsize for chunk in chunks]
-    return sum(sizes) >= LARGE and all(size % STEP == 0 for size in sizes)
 
 
 def _joined(blocks: Iterable[memoryview]) -> Iterator[memoryview]:
     """The same bytes with small blocks joined, because each block costs time."""
     small = bytearray()
     for block in blocks:
-        if small and (block.nbytes >= _SMALL or len(small) >= LARGE):
+        if small and (block.nbytes >= _SMALL or len(small) >= _LARGE):
             yield memoryview(bytes(small))
             small.clear()
         if block.nbytes >= _SMALL:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -18,11 +16,10 @@ from torch import Tensor
 from hookrun.actions.rows import TokenRows
 from hookrun.containers import leaves
 from hookrun.data.info import SPLITS, Split
-from hookrun.store.background import InTwoSteps
-from hookrun.store.files import Aside, Lines, StoreError, make_inside
+from hookrun.store.background import Background
+from hookrun.store.files import Lines, StoreError, make_inside, replacing
 from hookrun.store.format import COLUMNS, FIRING
 from hookrun.store.indexes import index_name, shard_name
-from hookrun.store.past_cache import LARGE, STEP
 from hookrun.store.position import IndexPosition
 from hookrun.store.shard import Entry, Shard
 from hookrun.store.tensor_file import as_bytes, dtype_name, unstorable, write_tensors
@@ -36,8 +33,6 @@ _CHUNK_BYTES = 1024  # overhead per chunk, so that many small chunks respect the
 
 
 _MOST_FIRINGS = 2**20  # most calls of a hook at one module in one batch
-
-_ALIGNED = 64  # bytes: alignment of chunks; large chunks are aligned for direct I/O
 
 
 @dataclass(slots=True)
@@ -74,21 +69,6 @@ class _Run:
         return sum(len(chunk) for chunk in self.chunks)
 
 
-class _Filled(NamedTuple):
-    """A full buffer, which becomes a shard, and the memory of its chunks."""
-
-    runs: list[_Run]
-    memory: Tensor | None
-
-
-class _Written(NamedTuple):
-    """A written shard that is still to be flushed, renamed and indexed."""
-
-    file: Aside
-    shard: Shard
-    rows: int
-
-
 class CaptureWriter:
     """Writes captured values below `folder`, which is created with the first shard.
 
@@ -102,8 +82,7 @@ class CaptureWriter:
 
     A buffer holds at most `shard_bytes`, or one row if that is larger; each shard is one buffer. While one is filled,
     one may wait and one is written, so memory stays under three buffers. A shard is written under another name,
-    flushed, renamed, and only then named in the index: every shard in the index is complete. While a shard is flushed,
-    the next one is written.
+    flushed, renamed, and only then named in the index: every shard in the index is complete.
     """
 
     def __init__(
@@ -135,11 +114,7 @@ class CaptureWriter:
         self._runs: list[_Run] = []
         self._last: dict[_Stream, _Run] = {}
         self._open = True
-        self._used = 0
-        self._memory: Tensor | None = None
-        self._spare = list[Tensor]()
-        self._begun = self.shards
-        self._disk = InTwoSteps(self._write, self._index_it, _discard, name="hookrun captures")
+        self._disk = Background(self._write, name="hookrun captures")
 
     def add(
         self,
@@ -243,29 +218,19 @@ class CaptureWriter:
     def _hand_over(self) -> None:
         """Give the buffer to the thread that writes, and begin a new one."""
         if self._runs and self._open:
-            full = _Filled(self._runs, self._memory)
+            full = self._runs
             self._clear()
             self._disk.put(full)
             self._raise_failure()  # of a write without a thread, such as Ctrl-C
 
-    def _write(self, buffer: _Filled) -> _Written:
-        runs = buffer.runs
-        name = self._named(self._begun)
-        if self._begun == 0:
+    def _write(self, runs: list[_Run]) -> None:
+        if self.shards == 0:
             make_inside(self.folder)
         self._index.require_there()
-        aside = Aside(self.folder / name)
-        with aside.writing() as file:
+        name = self._named(self.shards)
+        with replacing(self.folder / name) as file:
             sha256, size = write_tensors(file, _tensors(runs))
-        self._begun += 1
-        if buffer.memory is not None:
-            self._spare.append(buffer.memory)
-        shard = Shard(name, sha256, size, self._columns, _entries(runs))
-        return _Written(aside, shard, sum(run.rows for run in runs))
-
-    def _index_it(self, written: _Written) -> None:
-        written.file.complete()
-        self._index.append(written.shard.record())
+        self._index.append(Shard(name, sha256, size, self._columns, _entries(runs)).record())
         self.shards += 1
 
     def _raise_failure(self) -> None:
@@ -275,9 +240,7 @@ class CaptureWriter:
             return
         self._open = False
         self._disk.stop()
-        buffers, written = self._disk.left()
-        runs = chain(*(buffer.runs for buffer in buffers), self._runs)
-        lost = sum(run.rows for run in runs) + sum(shard.rows for shard in written)
+        lost = sum(run.rows for run in chain(*self._disk.left, self._runs))
         self._clear()
         if not isinstance(error, StoreError):
             raise error
@@ -291,45 +254,27 @@ class CaptureWriter:
         row_bytes = shape.numel() * rows.dtype.itemsize + _TABLE_BYTES
         start = 0
         while True:
-            beside = _CHUNK_BYTES + (STEP if rows[start:].nbytes >= LARGE else 0)
-            room = self._shard_bytes - self._buffered - beside
+            room = self._shard_bytes - self._buffered - _CHUNK_BYTES
             if room < row_bytes and self._runs:
                 self._hand_over()
                 continue
             stop = min(len(rows), start + max(1, room // row_bytes))
-            chunk = _copied(rows[start:stop], self._room(rows[start:stop]))
+            chunk = _copied(rows[start:stop])
             run = self._last.get(stream)
             if run is None or not run.takes(rows.dtype, shape, by):
                 run = self._last[stream] = _Run(stream, rows.dtype, shape, by)
                 self._runs.append(run)
             run.chunks.append(chunk)
             run.tables.append(table[start:stop])
-            self._buffered += beside + row_bytes * len(chunk)
+            self._buffered += _CHUNK_BYTES + row_bytes * len(chunk)
             start = stop
             if start >= len(rows):
                 return
 
-    def _room(self, rows: Tensor) -> Tensor:
-        """A tensor like `rows` in the buffer's memory, which is reused: new memory takes three times as long."""
-        aligned = STEP if rows.nbytes >= LARGE else _ALIGNED
-        start = -(-self._used // aligned) * aligned
-        stop = start + rows.nbytes
-        if stop > self._shard_bytes:  # a single row larger than a buffer
-            return torch.empty(rows.shape, dtype=rows.dtype, device="cpu")
-        if self._memory is None:
-            self._memory = self._spare.pop() if self._spare else _memory(self._shard_bytes)
-        self._used = stop
-        return self._memory[start:stop].view(rows.dtype).view(rows.shape)
-
     def _clear(self) -> None:
         self._runs = []
         self._last = {}
-        self._buffered = self._used = 0
-        self._memory = None
-
-
-def _discard(written: _Written) -> None:
-    written.file.remove()
+        self._buffered = 0
 
 
 def _token_columns(tokens: TokenRows) -> Iterator[tuple[str, Tensor]]:
@@ -339,22 +284,13 @@ def _token_columns(tokens: TokenRows) -> Iterator[tuple[str, Tensor]]:
         yield "key", tokens.keys
 
 
-def _copied(rows: Tensor, target: Tensor) -> Tensor:
-    """`target`, filled from `rows` by one thread: torch's threads would wait for the cores that hash and write."""
+def _copied(rows: Tensor) -> Tensor:
+    """A copy on the CPU, made by one thread: torch's threads would wait for the cores that hash and write."""
+    target = torch.empty(rows.shape, dtype=rows.dtype, device="cpu")
     if rows.is_cpu and rows.is_contiguous() and not (rows.is_conj() or rows.is_neg()):
         np.copyto(as_bytes(target).numpy(), as_bytes(rows).numpy())
         return target
     return target.copy_(rows)
-
-
-def _memory(size: int) -> Tensor:
-    """Memory of `size` bytes; on Linux in large pages, which halves the time of the first writes."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=torch.uint8, device="cpu")
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _tensors(runs: Sequence[_Run]) -> dict[str, Sequence[Tensor]]:

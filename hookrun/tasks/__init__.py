@@ -166,9 +166,9 @@ def run(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, 
     Returns 0, or 3 if a check with policy `stop` ended the run. An exception is written to status.json before it is
     raised.
     """
-    from hookrun.tasks.loop.run import run_in
+    from hookrun.tasks.loop.execute import execute
 
-    return run_in(ready, path, go_on=go_on, anyway=anyway, ranks=ranks)
+    return execute(ready, path, go_on=go_on, anyway=anyway, ranks=ranks)
 
 
 def objective(run_dir: Path) -> float:

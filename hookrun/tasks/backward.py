@@ -14,10 +14,10 @@ from hookrun.tasks.under_hooks import TaskOfSplits
 if TYPE_CHECKING:
     from hookrun.data import DataInfo
     from hookrun.tasks.loop.batches import Batch
+    from hookrun.tasks.loop.context import RunContext
     from hookrun.tasks.loop.gradients import Score
-    from hookrun.tasks.loop.own_losses import TrainLoss
-    from hookrun.tasks.loop.running import Running
-    from hookrun.tasks.loop.trained import Trained
+    from hookrun.tasks.loop.losses import TrainLoss
+    from hookrun.tasks.loop.parameter_groups import Trained
 
 
 class TaskWithBackward(TaskOfSplits):
@@ -47,7 +47,7 @@ class TaskWithBackward(TaskOfSplits):
 
         return score_of(self.backward, loss) if self.backward is not None else None
 
-    def forward(self, running: Running) -> Callable[[Batch], Any]:
+    def forward(self, running: RunContext) -> Callable[[Batch], Any]:
         """The function batch -> output of the model; it runs the backward pass too, if `backward` is set."""
         from hookrun.tasks.loop.gradients import forward_and_backward
 

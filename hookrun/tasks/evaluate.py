@@ -12,7 +12,7 @@ from hookrun.tasks.backward import TaskWithBackward
 from hookrun.tasks.under_hooks import data_of
 
 if TYPE_CHECKING:
-    from hookrun.tasks.loop.running import Running
+    from hookrun.tasks.loop.context import RunContext
 
 
 class EvaluateTask(TaskWithBackward):
@@ -35,7 +35,7 @@ class EvaluateTask(TaskWithBackward):
 
         return measured(self.metrics, settings.train, data_of(settings, self.first_split()), (self.split,))
 
-    def perform(self, running: Running) -> None:
+    def perform(self, running: RunContext) -> None:
         """Compute and log the means over all samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from hookrun.plan.plan import ResolvedPlan
-    from hookrun.tasks.loop.running import Running
+    from hookrun.tasks.loop.context import RunContext
 
 PROGRAM = "exported.pt2"
 
@@ -41,7 +41,7 @@ class ExportTask(TaskOfOneSplit):
         """The relative difference between the outputs of the program and the model."""
         return {f"{self.split}/difference": "minimize"}
 
-    def perform(self, running: Running) -> None:
+    def perform(self, running: RunContext) -> None:
         """Export the model and compare the outputs of the program and the model.
 
         Raises HookrunError if torch.export cannot read the model, or if the outputs differ.
@@ -50,7 +50,7 @@ class ExportTask(TaskOfOneSplit):
 
         from hookrun.tasks.loop.batches import Batches
         from hookrun.tasks.loop.built import as_call
-        from hookrun.tasks.loop.compiled import TOLERANCE, relative_difference
+        from hookrun.tasks.loop.compile_check import TOLERANCE, relative_difference
 
         with running.evaluating(Batches(running.prepared, self.split), self.name) as (passed, _):
             batch = next(iter(passed))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from hookrun.data import DataInfo
     from hookrun.plan.plan import ResolvedPlan
     from hookrun.proving import Example
-    from hookrun.tasks.loop.running import Running
-    from hookrun.tasks.loop.trained import Trained
+    from hookrun.tasks.loop.context import RunContext
+    from hookrun.tasks.loop.parameter_groups import Trained
 
 MOST_TOKENS = 2**17
 _USED = {"input_ids", "attention_mask", "position_ids", "labels"}
@@ -136,11 +136,10 @@ class GenerateTask(TaskOfSplits):
             found.append("task.compare: there are no hooks, so both continuations are the same")
         return found
 
-    def perform(self, running: Running) -> None:
+    def perform(self, running: RunContext) -> None:
         """Continue every sample. Raises HookrunError if the split has no samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
-        from hookrun.tasks.loop.generated import Sums, shown_lines
-        from hookrun.tasks.loop.generation import Generation, GenerationSettings
+        from hookrun.tasks.loop.generation import Generation, GenerationSettings, Sums, shown_lines
 
         batches = BatchesOfSplits(running.prepared, self.parts)
         names = running.sample_names(batches.parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -15,9 +16,9 @@ from hookrun.tasks.under_hooks import TaskOfOneSplit
 if TYPE_CHECKING:
     from hookrun.plan.plan import ResolvedPlan
     from hookrun.tasks.base import JobCache
-    from hookrun.tasks.loop.lens.running import LensSetup
+    from hookrun.tasks.loop.context import RunContext
+    from hookrun.tasks.loop.lens.read_split import LensSetup
     from hookrun.tasks.loop.prepared import Prepared
-    from hookrun.tasks.loop.running import Running
 
 MOST_TOP = 100
 
@@ -27,7 +28,7 @@ class LensTask(TaskOfOneSplit):
 
     parts:      residual: the stream after the embedding and after each layer; layers: the contributions of the
                 embedding, each attention and each MLP to the logits; heads: the same, with each attention head by
-                itself
+                itself; what hooks change elsewhere is the part `(rest)`
     norm:       applied: the final norm uses the statistics of each part; frozen: it uses the scale that it has on
                 the final stream of the token, so that contributions add up to the logits. null: applied for residual,
                 frozen for layers and heads
@@ -83,7 +84,6 @@ class LensTask(TaskOfOneSplit):
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
     ) -> Prepared:
         """As for other tasks; also finds what the lens reads. Raises SpecError or CompileError."""
-        from hookrun.tasks.loop.lens.running import with_lines
         from hookrun.tasks.loop.spans import missing_spans
 
         prepared = super().prepare(experiment, trust=trust, cache=cache)
@@ -91,12 +91,12 @@ class LensTask(TaskOfOneSplit):
         reach = self.samples_in_reach(settings, prepared.data.sizes)
         if problems := list(missing_spans([(self.tokens, "task")], settings, self.split, reach)):
             raise CompileError(problems)
-        return with_lines(prepared, self._said(prepared, self._setup(prepared)))
+        return replace(prepared, lines=(*prepared.lines, *self._said(prepared, self._setup(prepared))))
 
     def _setup(self, prepared: Prepared) -> LensSetup:
         """What the lens reads at which modules. SpecError or CompileError if the model or the data does not fit."""
         from hookrun.tasks.loop.lens.places import find_places
-        from hookrun.tasks.loop.lens.running import LensSetup, checked_texts
+        from hookrun.tasks.loop.lens.read_split import LensSetup, checked_texts
 
         data = prepared.data
         if data.tokenizer is None and not _names_ids(data.inputs):
@@ -132,9 +132,9 @@ class LensTask(TaskOfOneSplit):
             )
         return lines
 
-    def perform(self, running: Running) -> None:
-        """Read the split. Raises HookrunError if the contributions do not add up to the model's logits."""
-        from hookrun.tasks.loop.lens.running import lines_of, read_split
+    def perform(self, running: RunContext) -> None:
+        """Read the split. Raises HookrunError if no sample has a token to read, or if the model is not as expected."""
+        from hookrun.tasks.loop.lens.read_split import lines_of, read_split
 
         setup = self._setup(running.prepared)
         means = read_split(running, setup, self.split, self.name)

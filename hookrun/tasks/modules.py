@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -13,14 +13,21 @@ from hookrun.spec.selector import Selector, parse_selector
 from hookrun.tasks.base import JobCache, Task
 
 if TYPE_CHECKING:
+    from rich.console import OverflowMethod
+    from rich.tree import Tree
     from torch.nn import Module
 
+    from hookrun.plan.plan import Match
     from hookrun.tasks.loop.prepared import Prepared
 
 
 MOST_LEVELS = 1_000
 _LINES_BELOW = 5
 """The number of terminal lines that are kept free for the output below the tree."""
+_UNLIMITED = 100_000
+"""The width of a line that is not cut."""
+_GUIDE = 4
+"""The width of rich's lines before a module, for each level."""
 
 
 class ModulesTask(Task):
@@ -56,30 +63,89 @@ class ModulesTask(Task):
 
         Raises SpecError for an invalid selector, CompileError for a selector without matches.
         """
-        from hookrun.tasks.loop.module_rows import fitting_depth, module_rows
         from hookrun.tasks.loop.progress import Screen
 
         screen = Screen()
         matches = {match.path: match for hook in prepared.plan.hooks for match in hook.matches}
         selector = None if self.select is None else _parsed(self.select)
         picked = set[str]() if selector is None else _picked(selector, prepared.model)
-        listed = list(matches.values())
-        depth, width = self.depth, None if self.full else screen.width
+        depth = self.depth
         if depth is None and not self.full and screen.height is not None:
-            depth = fitting_depth(listed, screen.height - _LINES_BELOW)
-        rows = module_rows(listed, picked, depth=depth, width=width, plain=not screen.draws_lines)
-        for row in rows.lines:
-            screen.say(row)
+            depth = _fitting_depth(matches, screen.height - _LINES_BELOW)
+        wanted = {path for each in picked for path in _with_parents(each)}
+        shown = {path for path in matches if depth is None or _level(path) <= depth or path in wanted}
+        console = screen.console
+        width, console.width = console.width, _UNLIMITED if self.full else screen.width or _UNLIMITED
+        is_utf = console.encoding.startswith("utf")  # an encoding without lines has no ellipsis either
+        tree = _tree(matches, shown, picked, "ellipsis" if is_utf else "crop")
+        console.print(tree, soft_wrap=False)
+        console.width = width
         screen.say(f"{counted(len(matches), 'module')}, {counted(matches[''].parameters, 'parameter')}")
         if selector is not None:
             names = ", ".join(path or "(root)" for path in _in_order(picked, matches))
             screen.say(f"* {str(selector)!r} matches {len(picked)}: {names}")
-        if rows.hidden:
+        if hidden := len(matches) - len(shown):
             more = f"task.depth={(depth or 0) + 1} shows one more level, task.full=true everything"
-            screen.say(f"{counted(rows.hidden, 'module')} further down: {more}")
+            screen.say(f"{counted(hidden, 'module')} further down: {more}")
         if prepared.plan.unchecked:
             screen.say(f"shapes unknown: {prepared.plan.unchecked}")
         screen.note(prepared.notes)
+
+
+def _tree(matches: Mapping[str, Match], shown: Set[str], picked: Set[str], overflow: OverflowMethod) -> Tree:
+    """The modules in the model's order, each with class, parameters, output shape and further names.
+
+    shown:  the paths of the modules that the tree has
+    picked: paths that are marked with ``*``
+    overflow: how a line that is longer than the terminal ends
+    """
+    from rich.text import Text
+    from rich.tree import Tree
+
+    listed = [matches[path] for path in matches if path in shown]
+    names = [
+        f"{'* ' if each.path in picked else ''}{each.path.rpartition('.')[2] or '(root)'}" for each in listed
+    ]
+    indents = [_GUIDE * _level(each.path) for each in listed]
+    name_width = max(indent + len(name) for indent, name in zip(indents, names, strict=True))
+    class_width = max(len(each.type) for each in listed)
+    size_width = max(len(f"{each.parameters:,}") for each in listed)
+    nodes = dict[str, Tree]()
+    for match, name, indent in zip(listed, names, indents, strict=True):
+        columns = [
+            name.ljust(name_width - indent),
+            match.type.ljust(class_width),
+            f"{match.parameters:,}".rjust(size_width),
+            match.shape or "-",
+        ]
+        if others := [path for path in match.names if path != match.path]:
+            columns.append(f"(also {', '.join(others)})")
+        inside = f"{match.path}." if match.path else ""
+        below = [path for path in matches if path and path.startswith(inside) and path != match.path]
+        if below and shown.isdisjoint(below):
+            columns.append(f"(+{len(below)} below)")
+        label = Text("  ".join(columns), no_wrap=True, overflow=overflow)
+        parent = nodes.get(match.path.rpartition(".")[0]) if match.path else None
+        nodes[match.path] = Tree(label) if parent is None else parent.add(label)
+    return nodes[""]
+
+
+def _level(path: str) -> int:
+    """The depth of a module path; 0 for the root."""
+    return path.count(".") + 1 if path else 0
+
+
+def _fitting_depth(paths: Iterable[str], lines: int) -> int:
+    """The deepest level down to which all modules fit into `lines` lines; at least 1."""
+    levels = [_level(path) for path in paths]
+    fitting = (depth for depth in range(max(levels), 1, -1) if sum(each <= depth for each in levels) <= lines)
+    return next(fitting, 1)
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    """The paths of the modules that contain this module, and its own."""
+    parts = path.split(".")
+    yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 def _parsed(raw: object) -> Selector:

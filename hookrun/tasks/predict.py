@@ -16,8 +16,7 @@ from hookrun.tasks.backward import TaskWithBackward
 from hookrun.tasks.under_hooks import data_of
 
 if TYPE_CHECKING:
-    from hookrun.tasks.loop.passing import Resumable
-    from hookrun.tasks.loop.running import Running
+    from hookrun.tasks.loop.context import Resumable, RunContext
 
 
 class PredictTask(TaskWithBackward):
@@ -42,7 +41,7 @@ class PredictTask(TaskWithBackward):
         info = data_of(settings, self.first_split())
         return measured(self.metrics, settings.train, info, (self.split,), with_loss=False)
 
-    def perform(self, running: Running) -> None:
+    def perform(self, running: RunContext) -> None:
         """Run the split through the model. Raises HookrunError if it has no samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.metrics import LOSS

@@ -40,7 +40,7 @@ class ProbeTask(TaskOfCaptures):
 
         outputs: the number of classes or targets
         """
-        from hookrun.tasks.loop.memory import too_large
+        from hookrun.tasks.loop.features import too_large
 
         needed = self._needed(analysis, outputs, self.project)
         most = max(needed, key=needed.__getitem__)

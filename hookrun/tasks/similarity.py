@@ -23,7 +23,7 @@ class SimilarityTask(TaskOfCaptures):
 
     def problem(self, analysis: Analysis) -> Problem | None:
         """A problem if there are fewer than two modules, or if the analysis needs too much memory."""
-        from hookrun.tasks.loop.memory import too_large
+        from hookrun.tasks.loop.features import too_large
 
         if len(analysis.captures) < 2:
             text = f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with"

@@ -13,7 +13,7 @@ from hookrun.tasks.under_hooks import Sizes, TaskUnderHooks, data_of, samples_of
 
 if TYPE_CHECKING:
     from hookrun.data import Split
-    from hookrun.tasks.loop.running import Running
+    from hookrun.tasks.loop.context import RunContext
 
 
 class TrainTask(TaskUnderHooks):
@@ -59,7 +59,7 @@ class TrainTask(TaskUnderHooks):
         splits = ("val", "train") if info.sizes["val"] != 0 else ("train",)
         return measured(self.metrics, settings.train, info, splits)
 
-    def perform(self, running: Running) -> None:
+    def perform(self, running: RunContext) -> None:
         """Train until all epochs or steps are finished, or a check stops the run."""
         from hookrun.tasks.loop.training import train
 

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from hookrun.proving import Example, Plan
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.loop.built import Components, Mistakes
+    from hookrun.tasks.loop.context import RunContext
     from hookrun.tasks.loop.gradients import Score
-    from hookrun.tasks.loop.own_losses import TrainLoss
+    from hookrun.tasks.loop.losses import TrainLoss
+    from hookrun.tasks.loop.parameter_groups import Trained
     from hookrun.tasks.loop.prepared import Prepared
-    from hookrun.tasks.loop.running import Running
-    from hookrun.tasks.loop.trained import Trained
 
 
 Sizes = Mapping["Split", int | None]
@@ -102,7 +102,7 @@ class TaskUnderHooks(Task):
         return []
 
     @abstractmethod
-    def perform(self, running: Running) -> None:
+    def perform(self, running: RunContext) -> None:
         """Run the task; the hooks are installed."""
 
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
@@ -164,7 +164,7 @@ class TaskUnderHooks(Task):
         """The parameters that the task trains, with all others frozen; None if it does not train, or cannot."""
         from hookrun.plan.model_tree import unhookable
         from hookrun.tasks.loop.optimizers import OPTIMIZER, SCHEDULER, check_arguments
-        from hookrun.tasks.loop.trained import chosen
+        from hookrun.tasks.loop.parameter_groups import chosen
 
         # Compiling the hooks reports an unhookable model.
         if not self.trains or model is None or unhookable(model) is not None:
@@ -233,11 +233,10 @@ class TaskUnderHooks(Task):
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
         """Notes on what a user may not expect of these settings."""
-        from hookrun.tasks.loop import composed
-        from hookrun.tasks.loop.optimizers import SCHEDULER
+        from hookrun.tasks.loop.optimizers import SCHEDULER, schedule_notes
 
         schedule = settings.train.scheduler if self.trains else None
-        return list(composed.notes(schedule, SCHEDULER)) if schedule is not None else []
+        return list(schedule_notes(schedule, SCHEDULER)) if schedule is not None else []
 
     def only_split(self) -> Split | None:
         """The split of all samples; None if the task uses several splits without training."""

@@ -99,3 +99,24 @@ def test_a_process_without_stdin_runs_and_refuses(cwd: Path, warm: WarmProcesses
     assert done.stdout.splitlines()[-1] == "None (0, 2)", done.stderr
     assert done.stderr.startswith("1 configuration error\n")
     assert status(cwd / "run") == ("done", 0)
+
+
+LEAVES = """
+import atexit, sys, threading, time
+import hookrun.cli
+from concurrent.futures import ThreadPoolExecutor
+
+hookrun.cli._main = lambda arguments: 3
+atexit.register(print, "atexit")
+pool = ThreadPoolExecutor(1)
+pool.submit(lambda: (time.sleep(0.2), print("piece")))
+sys.argv = ["hookrun"]
+hookrun.cli.main()
+print("not reached")
+"""
+
+
+def test_a_process_of_several_ends_its_threads_and_keeps_its_exit_code() -> None:
+    environment = {**os.environ, "WORLD_SIZE": "2", "RANK": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "piece\natexit\n", "")

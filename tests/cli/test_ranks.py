@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +37,21 @@ def test_a_run_without_a_strategy_is_one_process_and_several_are_refused(
         monkeypatch.setenv(name, value)
     with pytest.raises(SpecError), ranks_of(parse_experiment(SMALL)):
         pytest.fail("each of two processes would do the whole run")
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_ranks_wait_for_each_other_at_their_end_unless_one_failed(
+    failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = list[bool]()
+    group = SimpleNamespace(failed=failed, meet=lambda: met.append(True), failures_told=nullcontext)
+    monkeypatch.setattr("hookrun.ranks.group.joined", lambda *_: nullcontext(group))
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "::1"}.items():
+        monkeypatch.setenv(name, value)
+    compute = {"strategy": "ddp", "device": "cpu"}
+    with ranks_of(parse_experiment({**SMALL, "compute": compute})) as ranks:
+        assert ranks is group and not met
+    assert met == ([] if failed else [True])
 
 
 def test_a_failure_on_one_rank_is_raised_by_all_and_reported_once() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import hookrun
 from hookrun.cli import main
-from hookrun.tasks.loop import resuming, run, training
+from hookrun.tasks.loop import execute, resuming, training
 
 SMALL = [
     "compute.device=cpu",
@@ -43,7 +43,7 @@ def say(capfd: pytest.CaptureFixture[str]) -> Say:
 @pytest.fixture
 def fail_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Make training fail at its n-th step from now on; 0: never."""
-    step = training._step
+    step = training.train_step
 
     def at(number: int) -> None:
         left = [number]
@@ -54,7 +54,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
                 raise RuntimeError("the machine is gone")
             step(*args)
 
-        monkeypatch.setattr(training, "_step", failing)
+        monkeypatch.setattr(training, "train_step", failing)
 
     return at
 
@@ -250,7 +250,7 @@ def test_states_that_a_killed_process_left_in_a_run_that_is_done_are_removed(
     cwd: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(run, "remove_states", lambda path: None)
+        patch.setattr(execute, "remove_states", lambda path: None)
         assert say([*SMALL, "hydra.run.dir=one"])[0] == 0
     assert list(Path("one/checkpoints").glob("state_*"))
     code, said = say(["resume=one"])

@@ -13,7 +13,7 @@ import torch
 from hookrun.cli import main
 from hookrun.store.files import StoreError
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.running import Running
+from hookrun.tasks.loop.context import RunContext
 
 AT = {"epoch": 0, "step": 0, "call": 0}
 SMALL = ("compute.device=cpu", "compute.threads=1", "hydra.run.dir=run")
@@ -29,18 +29,18 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def at_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """Call a function before the n-th forward; returns a list that grows by one with each forward."""
 
-    forward = Running.forward
+    forward = RunContext.forward
 
     def at_forward(number: int, do: Callable[[], Any]) -> list[int]:
         calls = list[int]()
 
-        def counted(self: Running, *args: Any) -> Any:
+        def counted(self: RunContext, *args: Any) -> Any:
             calls.append(len(calls))
             if len(calls) == number:
                 do()
             return forward(self, *args)
 
-        monkeypatch.setattr(Running, "forward", counted)
+        monkeypatch.setattr(RunContext, "forward", counted)
         return calls
 
     return at_forward

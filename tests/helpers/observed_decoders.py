@@ -10,7 +10,7 @@ from decoders import made, scrambled
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.tasks.loop.lens.observing import ObservedForward, Observer
+from hookrun.tasks.loop.lens.contributions import ObservedForward, Observer, Structure, find_structure
 from hookrun.tasks.loop.lens.places import Places, find_places
 
 IDS = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
@@ -41,6 +41,13 @@ def observed(
         observer.begin(ROWS, (2, 4))
         output = model(IDS)
         return observer.end(), output
+
+
+@torch.no_grad()
+def structure_of(model: nn.Module, places: Places) -> Structure:
+    """Which modules add to the stream."""
+    seen, _ = observed(model, places)
+    return find_structure(model, places, seen, Observer(model, places, inside=True).embeddings)
 
 
 def edit(select: str, hook: str = "forward", action: str = "scale", **keys: Any) -> dict[str, Any]:

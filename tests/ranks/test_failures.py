@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import hookrun
 from hookrun.cli import main
@@ -72,3 +74,20 @@ def test_an_edit_on_some_ranks_only_is_refused(
     for wrong in ("-1", "true", "[]", "x"):
         assert main([*SMALL, "task=plan", TRIPS.replace("rank: 1", f"rank: {wrong}") + "}"]) == 2
         assert "hooks.trips.when.rank" in capsys.readouterr().err
+
+
+def test_a_check_that_stops_one_rank_where_the_loss_is_not_finite_ends_all(
+    workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank without the bad sample would otherwise wait for the other one while it looks for the source."""
+    monkeypatch.chdir(tmp_path)
+    inputs = torch.zeros(8, 1, 8, 8)
+    inputs[3] = torch.nan  # a row of rank 1 only
+    save_file({"input": inputs, "target": torch.zeros(8, dtype=torch.int64)}, tmp_path / "some.safetensors")
+    files = ("data=tensors", "data.args.train_file=some.safetensors", "data.args.val_file=some.safetensors")
+    check = "+hooks.c={select: conv1, hook: forward_pre, action: check, policy: stop}"
+    settings = ("model.args.num_classes=2", "data.batch_size=4", "train.shuffle=false", "train.epochs=1")
+    argv = ("model=cnn", *files, *settings, "compute.timeout=20", "compute.threads=1", check)
+    ended = workers.run(tmp_path, *argv, "compute.strategy=ddp", "compute.device=cpu", "hydra.run.dir=run")
+    assert ended.codes == [3, 3], ended.said
+    assert "hook 'c' on conv1" in hookrun.open_run(tmp_path / "run").status["reason"]

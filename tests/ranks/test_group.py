@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Barrier, local
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor, distributed
 
 from hookrun.errors import CheckFailed, HookrunError
 from hookrun.ranks import group
+from hookrun.ranks.alone import Started
 from hookrun.ranks.group import RankFailed, RankGroup, joined
-from hookrun.ranks.started import Started
 
 LOST = "[Rank 0] gloo/transport/tcp/pair.cc: Connection closed by peer"
 
@@ -95,6 +95,25 @@ def test_tensors_are_summed_and_those_of_rank_0_are_copied_in_place(wire: Wire) 
         assert rows == [[0.0] * 3] * 2 and flags == [True] and columns == [[0] * 3] * 2
         assert shared == [rank] * 4, "an expanded tensor cannot be written to"
         assert summed == 6.0
+
+
+class Held:
+    """A tensor that other threads hold: so many owners, each time that it is asked."""
+
+    def __init__(self, *owners: int) -> None:
+        self.owners = list(owners)
+
+    def _use_count(self) -> int:
+        return self.owners.pop(0) if len(self.owners) > 1 else self.owners[0]
+
+
+def test_a_collective_waits_until_no_other_thread_holds_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = Held(3, 2, 1)
+    group._released(cast(Tensor, tensor))
+    assert tensor.owners == [1]
+    monkeypatch.setattr(group, "_LET_GO", 0.01)
+    tensor = Held(2)
+    group._released(cast(Tensor, tensor))  # ends, though it is held
 
 
 def pair() -> tuple[RankGroup, RankGroup]:

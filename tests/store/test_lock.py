@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -57,24 +59,56 @@ def test_a_link_in_its_place_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/.lock").symlink_to(tmp_path / "own")
-    with pytest.raises(StoreError, match="cannot open"), sole_writer(tmp_path / "run"):
+    with pytest.raises(StoreError, match="cannot lock"), sole_writer(tmp_path / "run"):
         pass
     assert (tmp_path / "own").read_text() == "mine"
 
 
-def test_waiting_for_a_lock_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_lock_is_reported_once(tmp_path: Path) -> None:
+    waited, is_held, may_end = list[str](), threading.Event(), threading.Event()
+
+    def first() -> None:
+        with locked(tmp_path, lambda: waited.append("first")):
+            is_held.set()
+            may_end.wait()
+
+    def told() -> None:
+        waited.append("second")
+        may_end.set()
+
+    holder = threading.Thread(target=first)
+    holder.start()
+    is_held.wait()
+    with locked(tmp_path, told), pytest.raises(LockedError):
+        refuse_held(tmp_path)
+    holder.join()
+    assert waited == ["second"]
+
+
+def test_a_forked_child_does_not_hold_the_lock_of_its_parent(tmp_path: Path) -> None:
+    with sole_writer(tmp_path):
+        (tmp_path / "file").write_text("")
+        ready, done = os.pipe(), os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(ready[1], b".")
+            os.read(done[0], 1)
+            os._exit(0)
+        os.read(ready[0], 1)
+    refuse_held(tmp_path)
+    with sole_writer(tmp_path):
+        os.write(done[1], b".")
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_file_system_without_locks_does_not_keep_writers_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import fcntl
 
-    waited, flock = list[str](), fcntl.flock
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    def first_end(descriptor: int, kind: int) -> None:
-        if kind == fcntl.LOCK_EX:  # the wait: the first holder ends in the meantime
-            first.__exit__(None, None, None)
-        flock(descriptor, kind)
-
-    monkeypatch.setattr(fcntl, "flock", first_end)
-    first = locked(tmp_path, lambda: waited.append("first"))
-    first.__enter__()
-    with locked(tmp_path, lambda: waited.append("second")), pytest.raises(LockedError):
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with sole_writer(tmp_path), locked(tmp_path, lambda: None):
         refuse_held(tmp_path)
-    assert waited == ["second"]

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from hookrun.ranks.alone import ALONE
-from hookrun.store.rank_dir import RankDir, take_lines
+from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.store.rank_dir import RankDir, take_kept
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
+
+
+class Two(Ranks):
+    """Rank 0 of two; the other one sends `sent`."""
+
+    size, several = 2, True
+
+    def __init__(self, sent: Any) -> None:
+        self.sent = sent
+
+    def gathered(self, plain: Any) -> list[Any]:
+        return [plain, self.sent]
 
 
 def test_numbers_of_every_kind_reach_rank_0_as_it_would_write_them(tmp_path: Path) -> None:
@@ -25,9 +38,10 @@ def test_numbers_of_every_kind_reach_rank_0_as_it_would_write_them(tmp_path: Pat
     main = RunDir.create(tmp_path)
     main.set_status("running")
     main.log_stats(record)
-    other = RankDir(tmp_path, ALONE)
+    other = RankDir(tmp_path, Two([]))
     other.log_stats(record)
-    take_lines(main, json.loads(json.dumps(other.kept)))
+    main.ranks = Two(json.loads(json.dumps(other.kept)))
+    take_kept(main)
     main.close()
     first, second = (tmp_path / "stats.jsonl").read_text().splitlines()
     assert first == second and len(open_run(tmp_path).stats) == 2

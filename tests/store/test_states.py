@@ -52,6 +52,14 @@ def test_any_damage_is_found_and_the_one_before_is_used(tmp_path: Path, name: st
     assert newest(tmp_path)[0] == 0
 
 
+def test_a_state_of_another_version_is_not_used_and_both_versions_are_named(tmp_path: Path) -> None:
+    file = write(tmp_path, 0) / "state.json"
+    for text in ('{"version": 1}', "[]"):
+        file.write_text(text)
+        value, damaged = newest(tmp_path)
+        assert value is None and "and this hookrun reads version 2" in damaged[0]
+
+
 def test_other_files_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, 0)
     (tmp_path / "checkpoints" / ".state_000009.1.tmp").mkdir()

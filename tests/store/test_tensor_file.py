@@ -17,7 +17,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from hookrun.store.files import StoreError
-from hookrun.store.past_cache import LARGE
 from hookrun.store.tensor_file import DTYPES, NoDigest, as_bytes, open_tensors, unstorable, write_tensors
 
 dtypes = st.sampled_from(sorted(DTYPES, key=str))
@@ -87,7 +86,7 @@ def test_every_tensor_is_aligned_to_its_items() -> None:
     }
 
 
-@pytest.mark.parametrize("rows", [3, LARGE // 8])
+@pytest.mark.parametrize("rows", [3, 2**17])
 def test_without_a_digest_the_same_is_written(rows: int, tmp_path: Path) -> None:
     tensors = {"0": [torch.arange(2 * rows, dtype=torch.float32)]}
     for name, digest in (("hashed", None), ("unhashed", NoDigest())):

@@ -93,33 +93,19 @@ def test_without_epochs_the_initial_model_is_saved(run) -> None:
     assert equal(weights(found), weights(run("train.epochs=0")))
 
 
-def test_the_states_of_short_epochs_are_delayed_except_the_first_two(
-    run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    epochs = ("train.epochs=6", "train.limit_batches=1")
-    numbers = list[list[int]]()
-    for share, most in ((1e-9, 60.0), (1e-9, 0.0)):  # as if saving took very long; and without waiting
-        saved, write = list[int](), resuming.write_state
-        monkeypatch.setattr(resuming, "_SHARE", share)
-        monkeypatch.setattr(resuming, "_MOST_DELAY", most)
-        monkeypatch.setattr(resuming, "_FREE_SECONDS", 0)
+def test_a_state_is_saved_after_every_epoch_however_short(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved, write = list[int](), resuming.write_state
 
-        def counted(
-            run: Any, about: str, *args: Any, saved: Any = saved, write: Any = write, **options: Any
-        ) -> Any:
-            saved.append(json.loads(about)["at"]["step"])
-            return write(run, about, *args, **options)
+    def counted(run: Any, about: str, *args: Any, **options: Any) -> Any:
+        saved.append(json.loads(about)["at"]["step"])
+        return write(run, about, *args, **options)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(resuming, "write_state", counted)
-            run(*epochs)
-        numbers.append(saved)
-    assert numbers == [[1, 2], [1, 2, 3, 4, 5, 6]]
+    monkeypatch.setattr(resuming, "write_state", counted)
+    run("train.epochs=6", "train.limit_batches=1")
+    assert saved == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_state_of_steps_is_never_delayed(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resuming, "_SHARE", 1e-9)
-    monkeypatch.setattr(resuming, "_FREE_SECONDS", 0)
+def test_a_state_is_saved_after_every_step_and_epoch_if_asked_for(run) -> None:
     found = run(
         "train.epochs=1",
         "train.limit_batches=5",
@@ -127,4 +113,4 @@ def test_a_state_of_steps_is_never_delayed(run, monkeypatch: pytest.MonkeyPatch)
         "train.checkpoint.keep=9",
         "train.checkpoint.keep_done=true",
     )
-    assert len(list((found.path / "checkpoints").glob("state_*"))) == 5
+    assert len(list((found.path / "checkpoints").glob("state_*"))) == 6

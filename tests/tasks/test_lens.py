@@ -189,7 +189,7 @@ def test_a_head_contributes_its_part_of_the_projection(run: Runs, tmp_path: Path
                 assert line["answer_logit"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_changes_by_hooks_are_a_separate_part(run: Runs, tmp_path: Path) -> None:
+def test_changes_by_hooks_outside_of_the_parts_are_the_rest(run: Runs, tmp_path: Path) -> None:
     _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     common = (weights, "task.tokens=-1", "task.top=1")
     hooks = (
@@ -216,9 +216,8 @@ def test_changes_by_hooks_are_a_separate_part(run: Runs, tmp_path: Path) -> None
         ]
         assert list(sums(found, "answer_logit").values()) == pytest.approx(expected, abs=1e-4)
         names = {line["part"] for line in found.lens}
-        assert {"blocks.0 (hooks)", "blocks.1 (hooks)", "unembed (hooks)"} <= names
+        assert "(rest)" in names
         if parts == "heads":
-            assert "blocks.0.attn (hooks)" in names
             off = [line for line in found.lens if line["part"] == "blocks.1.attn" and line.get("head") == 1]
             assert off and all(line["answer_logit"] == 0 for line in off)
 
@@ -237,8 +236,7 @@ def test_hooks_at_and_after_the_unembedding_affect_the_predictions(run: Runs, tm
         assert concluded(found) == pytest.approx(-12 * concluded(plain), rel=1e-3), parts
     expected = {place: -12 * line["answer_logit"] for place, line in usual.items()}
     assert sums(found, "answer_logit") == pytest.approx(expected, abs=1e-3)
-    for part in ("unembed (hooks)", "(root) (hooks)"):
-        assert len(answers(found, part)) == len(usual)
+    assert len(answers(found, "(rest)")) == len(usual)
     keys = [(line["sample"], line["part"], line["position"]) for line in found.lens]
     assert len(keys) == len(set(keys))
 
@@ -296,12 +294,13 @@ def test_models_that_are_not_decoders_are_refused(
     assert said in refused("task=lens", *model, *DATA)
 
 
-def test_a_block_whose_parts_cannot_be_found_is_named(run: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_block_whose_modules_do_not_add_up_is_one_part(run: Runs) -> None:
     bloom = f"{{model_type: bloom, hidden_size: 32, n_layer: 2, n_head: 4, vocab_size: null, {IDS}}}"
-    model = ("model=transformers", f"model.args.config={bloom}", *DATA)
-    run("task=lens", *model, "task.parts=layers", code=1)
-    assert "transformer.h.0: its parts (" in capsys.readouterr().err
-    assert run("task=lens", *model).lens
+    found = run("task=lens", "model=transformers", f"model.args.config={bloom}", *DATA, "task.parts=layers")
+    names = {line["part"] for line in found.lens if line["layer"] is not None}
+    assert names == {"transformer.h.0", "transformer.h.1"}
+    means = [line["logit_difference"] for line in found.metrics if "module" in line]
+    assert sum(means) == pytest.approx(concluded(found), abs=1e-4)
 
 
 def test_the_plan_shows_what_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from hookrun.cli import main
+from hookrun.tasks.modules import _fitting_depth
 
 
 @pytest.fixture
@@ -137,3 +138,27 @@ def test_numbered_modules_are_in_the_order_of_their_numbers(shown, own_model) ->
     """
     printed = shown(*own_model(body), "task.select='h.*'")
     assert "matches 12: h.0, h.1, h.2, h.3, h.4, h.5, h.6, h.7, h.8, h.9, h.10, h.11" in printed
+
+
+def test_the_tree_is_drawn_with_lines_of_ascii_where_the_terminal_has_no_others(
+    shown, own_model, monkeypatch
+) -> None:
+    body = """
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Sequential(nn.Flatten(), nn.Linear(64, 64))
+            self.b = nn.Linear(64, 10)
+
+        def forward(self, x):
+            return self.b(self.a(x))
+    """
+    starts = [line.split()[:2] for line in shown(*own_model(body)).splitlines()[1:5]]
+    assert starts == [["├──", "a"], ["│", "├──"], ["│", "└──"], ["└──", "b"]]
+    monkeypatch.setattr("rich.console.Console.encoding", "ascii")
+    monkeypatch.setenv("COLUMNS", "24")
+    assert shown(*own_model(body)).isascii()
+
+
+def test_the_deepest_level_that_fits_into_the_terminal_is_shown() -> None:
+    paths = ["", "a", "a.0", "a.0.x", "a.1", "b"]
+    assert [_fitting_depth(paths, height) for height in (1, 3, 5, 6)] == [1, 1, 2, 3]

@@ -18,6 +18,7 @@ from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.metrics import METRICS, load_metrics
 from hookrun.tasks.loop.prepared import Prepared
+from hookrun.tasks.loop.rows import of_samples
 
 SOURCE = """
 import torch
@@ -190,15 +191,15 @@ def test_a_file_cannot_grant_trust(
 def test_metrics_are_means_over_samples_in_the_given_order() -> None:
     metrics = load_metrics(["ownpkg:margin", "accuracy", "top5_accuracy"])
     average = Average(metrics)
-    average.add(torch.tensor(1.0), SCORES, LABELS)
-    average.add(torch.tensor(4.0), SCORES[:1], LABELS[:1])
+    average.add(torch.tensor(1.0), of_samples(SCORES, LABELS))
+    average.add(torch.tensor(4.0), of_samples(SCORES[:1], LABELS[:1]))
     assert average.read() == pytest.approx(
         {"loss": 2.0, "margin": (1 + 2 + 1) / 3, "accuracy": 2 / 3, "top5_accuracy": 1.0}
     )
     assert [each.direction for each in metrics] == ["maximize", "maximize", "maximize"]
     assert {name: each.direction for name, each in METRICS.items()}["loss"] == "minimize"
     values = Average(load_metrics(["mean_squared_error", "mean_absolute_error"]))
-    values.add(torch.tensor(0.0), torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 0.0]))
+    values.add(torch.tensor(0.0), of_samples(torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 0.0])))
     assert values.read() == {"loss": 0.0, "mean_squared_error": 5.0, "mean_absolute_error": 2.0}
 
 
@@ -224,7 +225,7 @@ def test_a_metric_that_cannot_be_computed_is_an_error() -> None:
         ("accuracy", SCORES, "'accuracy' needs class scores"),
     ):
         with pytest.raises(HookrunError, match=says):
-            Average(load_metrics([name])).add(torch.tensor(1.0), SCORES, target)
+            Average(load_metrics([name])).add(torch.tensor(1.0), of_samples(SCORES, target))
 
 
 def test_predict_computes_the_metrics_that_are_listed(run: Callable[..., Run]) -> None:

@@ -21,8 +21,7 @@ from hookrun.store.format import CAPTURES, INDEX
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.base import Ready
-from hookrun.tasks.loop.features import Features, Projection
-from hookrun.tasks.loop.memory import SHARE
+from hookrun.tasks.loop.features import SHARE, Features, Projection
 from hookrun.tasks.loop.progress import Screen
 from hookrun.tasks.loop.results import Results
 

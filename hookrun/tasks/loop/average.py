@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError
-from hookrun.tasks.loop import scored as rows_of
-from hookrun.tasks.loop.metrics import DEFAULT, LOSS, WHERE, Metric, precise, size_of
-from hookrun.tasks.loop.parted import PartAccumulator, PartSums, by_position, by_sample
-from hookrun.tasks.loop.scored import Scored
+from hookrun.tasks.loop.metrics import DEFAULT, LOSS, Metric, precise, precise_dtype
+from hookrun.tasks.loop.rows import BatchRows
 
 Line = dict[str, Any]
+Cell = tuple[Tensor | float, int]
+"""A sum of values, and their number."""
 
 
 class Average:
-    """The mean loss and metrics of the samples seen since the last reset.
+    """The mean loss and metrics of the samples seen since the last reset, also by position and by sample.
 
     metrics: in the order in which they are shown
     of_loss: (output, targets) -> loss, for the loss of single samples and tokens
@@ -34,19 +31,23 @@ class Average:
         self.samples = 0
         self._metrics = metrics
         self._of_loss = of_loss
-        self._plan = _MetricPlan.of(metrics)
-        self._sums = dict[str, Tensor | float]()
-        self._counts = dict[str, int]()
-        self._parted = dict[tuple[str, str, str], PartAccumulator]()  # by metric, `by` and split
+        computed = {metric.name: metric for metric in metrics if metric.name != LOSS}.values()
+        self._computed = {
+            of_tokens: [
+                [metric for metric in computed if metric.leaves_out(of_tokens=of_tokens) is left_out]
+                for left_out in (False, True)
+            ]
+            for of_tokens in (False, True)
+        }  # of samples, and of tokens: the metrics of all rows, and of the rows that have a target
+        self._grouped = [metric for metric in metrics if metric.by is not None]
+        self._sums = dict[str, Cell]()
+        self._groups = dict[tuple[str, str, str], dict[int, Cell]]()  # (metric, `by`, split) -> key -> sum
 
     def add(
         self,
         loss: Tensor | None,
-        output: Any,
-        target: Tensor,
+        rows: BatchRows,
         *,
-        tokens: bool = False,
-        scored: Scored | None = None,
         weight: int | None = None,
         ids: Tensor | None = None,
         split: str = "",
@@ -54,263 +55,191 @@ class Average:
         """Add one batch.
 
         loss:   its mean loss; None: not computed
-        tokens: the targets are next tokens, and each token to be predicted counts as a sample
-        scored: the rows of which metrics are computed; None: all rows that have a target
+        rows:   its samples, or the chosen tokens; each token with a target counts as a sample
         weight: the number of samples or tokens in the mean loss; None: all
         ids:    [B] the numbers of the samples, and with `split` their names, for metrics by sample
 
         Raises HookrunError if a metric cannot be computed from the output and targets.
         """
-        if scored is None and (tokens or self._plan.needs_rows):
-            scored = _plain(output, target, tokens=tokens)
-        if scored is None and tokens and self._metrics is not DEFAULT and self._plan.computed:
-            raise HookrunError(f"{WHERE}: the model's output has no score for each token at each position")
-        size = len(scored.with_targets) if scored is not None and tokens else size_of(target)
+        size = len(rows) if rows.samples is None else len(rows.with_targets)
         weight = size if weight is None else weight
         self.samples += size
         if loss is not None and weight:
             # On the CPU `item` gives the same float64 number at a tenth of the cost.
-            self._add(LOSS, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
-        if not tokens or scored is not None:
-            self._compute(output, target, scored if scored is not None and len(scored) else None, tokens)
-            if self._plan.parted and ids is not None:
-                self._part(output, target, scored, tokens, ids, split, with_loss=loss is not None)
+            self._add(self._sums, LOSS, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
+        values = self._values(rows)
+        for name, (source, column) in values.items():
+            is_count = column.dtype is torch.bool  # then counting is three times faster than summing
+            total = column.count_nonzero() if is_count else column.sum(dtype=precise_dtype(column))
+            self._add(self._sums, name, total, len(source))
+        if self._grouped and ids is not None:
+            self._add_groups(rows, values, ids, split, with_loss=loss is not None)
 
-    def _compute(self, output: Any, target: Tensor, scored: Scored | None, tokens: bool) -> None:
-        """Add the metrics over all rows of the batch."""
-        row_by_row = dict[str, Metric]()
-        for name, metric in self._plan.computed.items():
-            if metric.of_rows is not None and (metric.of_batch is None or tokens):
-                row_by_row[name] = metric
-            else:
-                own, its_target = (output, target) if not tokens else _whole(scored, target)
-                if size := size_of(its_target):
-                    self._add(name, _computed(metric, own, its_target, self._metrics), size)
-        if scored is None:
-            if (lacking := next(iter(row_by_row.values()), None)) is not None and not tokens:
-                raise _misfit(lacking, target)
-            return
-        for name, (source, values) in values_of(list(row_by_row.values()), scored).items():
-            self._add(name, values.sum(), len(source))
+    def _values(self, rows: BatchRows) -> dict[str, tuple[BatchRows, Tensor]]:
+        """Name -> the rows from which the metric is computed, and its value at each of them."""
+        found = dict[str, tuple[BatchRows, Tensor]]()
+        everywhere, at_targets = self._computed[rows.samples is not None]
+        for metrics in (everywhere, at_targets):
+            if not metrics:
+                continue
+            source = rows if metrics is everywhere else rows.with_targets
+            columns: dict[str, list[Tensor | None]] = {metric.name: [] for metric in metrics}
+            for part in source.parts():
+                for metric in metrics:
+                    if metric.of_rows is not None:
+                        columns[metric.name].append(metric.of_rows(part))
+            for metric in metrics if len(source) else ():
+                if metric.of_batch is not None:
+                    with torch.no_grad():
+                        columns[metric.name].append(metric.of_batch(*source.whole()).expand(len(source)))
+                column = [values for values in columns[metric.name] if values is not None]
+                if column:
+                    found[metric.name] = source, torch.cat(column) if len(column) > 1 else column[0]
+                elif self._metrics is not DEFAULT:
+                    raise metric.misfit(rows.targets)
+        return found
 
     @torch.no_grad()
-    def _part(
+    def _add_groups(
         self,
-        output: Any,
-        target: Tensor,
-        scored: Scored | None,
-        tokens: bool,
+        rows: BatchRows,
+        values: Mapping[str, tuple[BatchRows, Tensor]],
         ids: Tensor,
         split: str,
         *,
         with_loss: bool,
     ) -> None:
         """Add the metrics that are shown by position or by sample."""
-        parted = [each for each in self._plan.parted if with_loss or each.name != LOSS]
-        row_by_row = [each for each in parted if each.of_rows is not None]
-        found = values_of(row_by_row, scored) if scored is not None and len(scored) else {}
-        for metric in parted:
-            if metric.name in found:
-                source, values = found[metric.name]
-            elif tokens:
-                source, values = self._of_tokens(metric, scored)
-            else:
-                self._add_part(metric, split, self._of_samples(metric, output, target, ids))
+        for metric in self._grouped:
+            if metric.name == LOSS:
+                if not with_loss:
+                    continue
+                source = rows if rows.samples is None else rows.with_targets
+                column = self._losses(source)
+            elif metric.name not in values:
                 continue
+            else:
+                source, column = values[metric.name]
+                if metric.of_batch is not None:
+                    column = _sample_by_sample(source, metric.of_batch)
             if not len(source):
                 continue
             if metric.by == "position" and source.positions is not None:
-                self._add_part(metric, "", by_position(values, source.positions))
+                self._add_group((metric.name, "position", ""), source.positions, column)
             else:
-                self._add_part(metric, split, by_sample(values, source.samples, ids))
+                keys = ids if source.samples is None else ids[source.samples.cpu()]
+                self._add_group((metric.name, "sample", split), keys, column)
 
-    def _of_tokens(self, metric: Metric, scored: Scored | None) -> tuple[Scored, Tensor]:
-        """The rows, and the value at each of them [rows].
-
-        Of the loss, the loss of the token; of a user's own function, its mean over the sample of the token.
-        """
-        assert scored is not None
-        source = scored.with_targets
-        if metric.name == LOSS:
-            values = [self._loss_of_rows(part.scores, part.targets) for part in source.parts()]
-            return source, torch.cat(values) if values else torch.zeros(0)
-        whole, means = source.whole(), torch.zeros(len(source), dtype=torch.float64)
-        for sample in source.samples.unique():
-            chosen = source.samples == sample
-            total = _computed(metric, whole[chosen], source.targets[chosen], self._metrics)
-            means[chosen.cpu()] = float(total or 0.0) / int(chosen.sum())
-        return source, means
-
-    def _loss_of_rows(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """[n]: the loss of each token, as a sequence of length 1."""
+    def _losses(self, rows: BatchRows) -> Tensor:
+        """[n]: the loss of each sample as a batch of one, or of each token as a sequence of length 1."""
         assert self._of_loss is not None
-        found: Tensor = torch.func.vmap(self._of_loss)(scores[:, None, None], targets[:, None, None])
-        return found
+        if rows.samples is None:
+            return _sample_by_sample(rows, self._of_loss)
+        of_each = torch.func.vmap(self._of_loss)
+        values = [of_each(part.scores[:, None, None], part.targets[:, None, None]) for part in rows.parts()]
+        return torch.cat(values) if values else torch.zeros(0)
 
-    def _of_samples(self, metric: Metric, output: Any, target: Tensor, ids: Tensor) -> PartSums:
-        """The metric of each sample, computed as a batch of one."""
-        values = []
-        for number in range(len(ids)):
-            one, its_target = rows_of.one_sample(output, target, number)
-            if metric.name == LOSS:
-                assert self._of_loss is not None
-                values.append(float(self._of_loss(one, its_target)))
-            else:
-                values.append(float(_computed(metric, one, its_target, self._metrics) or 0.0))
-        sums = torch.tensor(values, dtype=torch.float64)
-        return PartSums(ids.clone(), sums, torch.ones(len(ids), dtype=torch.int64))
+    def _add_group(self, column: tuple[str, str, str], keys: Tensor, values: Tensor) -> None:
+        # On the CPU the order of the additions is always the same.
+        values, keys = values.detach().cpu().to(torch.float64), keys.cpu()
+        unique, places = keys.unique(return_inverse=True)
+        sums = torch.zeros(len(unique), dtype=torch.float64).index_add_(0, places, values)
+        counts = torch.bincount(places, minlength=len(unique))
+        cells = self._groups.setdefault(column, {})
+        for key, total, count in zip(unique.tolist(), sums.tolist(), counts.tolist(), strict=True):
+            self._add(cells, key, total, count)
 
-    def _add(self, name: str, total: Tensor | float | None, count: int) -> None:
-        if total is None:
-            return
+    @staticmethod
+    def _add(cells: dict[Any, Cell], key: str | int, total: Tensor | float, count: int) -> None:
         if isinstance(total, Tensor) and total.is_cpu:
             total = total.item()  # on the CPU this needs no synchronization
-        self._sums[name] = self._sums[name] + total if name in self._sums else total
-        self._counts[name] = self._counts.get(name, 0) + count
-
-    def _add_part(self, metric: Metric, split: str, rows: PartSums) -> None:
-        self._parted.setdefault((metric.name, str(metric.by), split), PartAccumulator()).add(rows)
+        before = cells.get(key)
+        cells[key] = (total, count) if before is None else (before[0] + total, before[1] + count)
 
     # ---- saved states, sums of other ranks and of steps ------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The sums so far, as plain values and tensors."""
-        parted = [[*key, each.state_dict()] for key, each in self._parted.items()]
         return {
             "samples": self.samples,
-            "sums": dict(self._sums),
-            "counts": dict(self._counts),
-            "parted": parted,
+            "sums": {name: total for name, (total, _) in self._sums.items()},
+            "counts": {name: count for name, (_, count) in self._sums.items()},
+            "parted": [[*column, _columns(cells)] for column, cells in self._groups.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the sums by saved ones."""
-        self.samples, self._sums = state["samples"], dict(state["sums"])
-        self._counts = dict(state["counts"])
-        self._parted = {}
-        for name, by, split, rows in state["parted"]:
-            self._parted[name, by, split] = PartAccumulator()
-            self._parted[name, by, split].load_state_dict(rows)
+        self.clear()
+        self.samples = state["samples"]
+        for name, total in state["sums"].items():
+            self._add(self._sums, name, total, state["counts"][name])
+        for name, by, split, columns in state["parted"]:
+            cells = self._groups.setdefault((name, by, split), {})
+            for key, total, count in zip(
+                *(columns[each].tolist() for each in ("keys", "sums", "counts")), strict=True
+            ):
+                self._add(cells, key, total, count)
 
     def clear(self) -> None:
         """Forget all samples."""
         self.samples = 0
         self._sums.clear()
-        self._counts.clear()
-        self._parted.clear()
+        self._groups.clear()
 
     def include(self, other: Average) -> None:
         """Add the sums of another Average of the same metrics."""
         self.samples += other.samples
-        for name, total in other._sums.items():
-            self._add(name, total, other._counts[name])
-        for key, parted in other._parted.items():
-            self._parted.setdefault(key, PartAccumulator()).include(parted)
+        for name, (total, count) in other._sums.items():
+            self._add(self._sums, name, total, count)
+        for column, added in other._groups.items():
+            cells = self._groups.setdefault(column, {})
+            for key, (total, count) in added.items():
+                self._add(cells, key, total, count)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     def read(self) -> dict[str, float]:
         """`loss` and the metrics by name, `accuracy` as a fraction; those without a value are left out."""
-        names = dict.fromkeys([LOSS, *(metric.name for metric in self._metrics)])
-        shown = {metric.name: metric.shown for metric in self._metrics}
-        return {
-            name: shown.get(name, float)(float(self._sums[name]) / count)
-            for name in names
-            if (count := self._counts.get(name, 0))
-        }
+        shown = {LOSS: float, **{metric.name: metric.shown for metric in self._metrics}}
+        means = {name: float(total) / count for name, (total, count) in self._sums.items()}
+        return {name: show(means[name]) for name, show in shown.items() if name in means}
 
     def lines(self) -> Iterator[tuple[str, Line]]:
         """(split, a line of metrics.jsonl) for each position and sample; the split is ``""`` for positions."""
         shown = {metric.name: metric.shown for metric in self._metrics}
-        columns = dict.fromkeys((by, split) for _, by, split in self._parted)
-        for by, split in columns:
+        for by, split in dict.fromkeys((by, split) for _, by, split in self._groups):
             lines = dict[tuple[int, int], Line]()
-            for (name, each_by, each_split), parted in self._parted.items():
-                if (each_by, each_split) != (by, split):
+            for (name, of, of_split), cells in self._groups.items():
+                if (of, of_split) != (by, split):
                     continue
-                rows = parted.whole()
-                for key, total, count in zip(
-                    rows.keys.tolist(), rows.sums.tolist(), rows.counts.tolist(), strict=True
-                ):
+                for key, (total, count) in sorted(cells.items()):
                     # A line has one count of tokens, so metrics with different counts need several lines.
                     place = (key, count if by == "position" else 0)
                     line = lines.setdefault(place, {"of": by, by: key})
-                    line[name] = shown[name](total / count)
+                    line[name] = shown[name](float(total) / count)
             for (_, count), line in sorted(lines.items()):
                 yield split, line | ({"tokens": count} if by == "position" else {})
 
 
-@dataclass(frozen=True)
-class _MetricPlan:
-    """What to compute for each batch, decided once.
-
-    computed:   the metrics that are computed from outputs, by name; the loss is not one of them
-    parted:     the metrics that are shown by position or by sample
-    needs_rows: some metric is computed row by row even if the targets are not tokens
-    """
-
-    computed: Mapping[str, Metric]
-    parted: Sequence[Metric]
-    needs_rows: bool
-
-    @classmethod
-    def of(cls, metrics: Sequence[Metric]) -> _MetricPlan:
-        """The plan for these metrics."""
-        computed = {
-            each.name: each for each in metrics if each.of_batch is not None or each.of_rows is not None
-        }
-        parted = [each for each in metrics if each.by is not None]
-        by_row = any(each.of_rows is not None and each.of_batch is None for each in computed.values())
-        return cls(computed, parted, by_row or bool(parted))
-
-
-def _plain(output: Any, target: Tensor, *, tokens: bool) -> Scored | None:
-    """All rows that have a target, which are scored if no other rows are given; None if the output has no such rows."""
-    if not tokens:
-        return rows_of.of_labels(output, target)
-    return rows_of.of_tokens(output, target, target != IGNORED, torch.zeros_like(target))
-
-
-def _whole(scored: Scored | None, target: Tensor) -> tuple[Any, Tensor]:
-    """Scores [N, classes] and targets [N] of the rows that have a target."""
-    if scored is None:
-        return None, target.new_empty(0)
-    return scored.with_targets.whole(), scored.with_targets.targets
-
-
-@torch.no_grad()
-def values_of(metrics: Sequence[Metric], scored: Scored) -> dict[str, tuple[Scored, Tensor]]:
-    """Name -> the rows from which the metric is computed, and its value [N] float64 at each of them."""
-    targeted = scored.with_targets
-    found = dict[str, tuple[Scored, list[Tensor]]]()
-    for metric in metrics:
-        found[metric.name] = (scored if metric.targetless else targeted, [])
-    for source in [scored] if scored is targeted else [scored, targeted]:
-        due = {each.name: each for each in metrics if found[each.name][0] is source}
-        for part in source.parts() if due else ():
-            for name, metric in due.items():
-                assert metric.of_rows is not None
-                found[name][1].append(precise(metric.of_rows(part)))
+def _columns(cells: Mapping[int, Cell]) -> dict[str, Tensor]:
+    """The keys, the sums and the counts, each [n]."""
+    sums, counts = ([cell[place] for cell in cells.values()] for place in (0, 1))
     return {
-        name: (source, torch.cat(values) if values else torch.zeros(0))
-        for name, (source, values) in found.items()
+        "keys": torch.tensor(list(cells), dtype=torch.int64),
+        "sums": torch.tensor(sums, dtype=torch.float64),
+        "counts": torch.tensor(counts, dtype=torch.int64),
     }
 
 
-def _computed(
-    metric: Metric, output: Any, target: Tensor, metrics: Sequence[Metric]
-) -> Tensor | float | None:
-    """The metric of a batch; None for a default metric that does not apply to these targets.
-
-    Raises HookrunError for a metric that was requested by name and does not apply.
-    """
-    found = None if metric.of_batch is None else metric.of_batch(output, target)
-    if found is None and metrics is not DEFAULT:
-        raise _misfit(metric, target)
-    return found
+def _sample_by_sample(rows: BatchRows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
+    """[n]: the value of a function of a batch for the sample of each row, computed as a batch of this sample alone."""
+    if rows.samples is None:
+        return _numbers(function(*rows.of_sample(number)) for number in range(len(rows)))
+    output, targets = rows.whole()
+    samples, places = rows.samples.unique(return_inverse=True)
+    of_samples = [places == number for number in range(len(samples))]
+    return _numbers(function(output[chosen], targets[chosen]) for chosen in of_samples)[places.cpu()]
 
 
-def _misfit(metric: Metric, target: Tensor) -> HookrunError:
-    return HookrunError(
-        f"{WHERE}: {metric.name!r} needs {metric.needs}; the targets have shape {list(target.shape)}, {target.dtype}"
-    )
+def _numbers(values: Iterable[Tensor]) -> Tensor:
+    return torch.tensor([float(value) for value in values], dtype=torch.float64)

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from hookrun import data
+from hookrun.containers import rebuild
 from hookrun.data import Split
 from hookrun.data.samples import IGNORED, Samples, TensorSamples
 from hookrun.interruptions import left_to_main
-from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.ranks.alone import ALONE, Ranks, share
 from hookrun.runtime.rng import derived_seed
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Data
 from hookrun.tasks.loop.generators import all_seeded, seeded
 from hookrun.tasks.loop.prepared import Prepared
-from hookrun.tasks.loop.rank_rows import RankRows, without_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
         return len(self._samples)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> tuple[int, Any, Tensor]:
-        """(index, inputs, target). The index `~n` is sample n used as a pattern, see `RankRows`."""
+        """(index, inputs, target). The index `~n` is sample n used as a pattern, see `rows_of_rank`."""
         number = max(index, ~index)
         if self._seeded is None:
             inputs, target = self._samples[number]
@@ -157,20 +156,6 @@ def _collated(found: _WholeBatch | list[tuple[int, Any, Tensor]]) -> Any:
     return found if isinstance(found, _WholeBatch) else default_collate(found)
 
 
-class _SkippingSampler(Sampler[int]):
-    """The order of another sampler without its first `skipped` samples, which are then not loaded."""
-
-    def __init__(self, order: Sampler[int]) -> None:
-        self._order = order
-        self.skipped = 0
-
-    def __iter__(self) -> Iterator[int]:
-        return islice(iter(self._order), self.skipped, None)
-
-    def __len__(self) -> int:
-        return len(self._order)  # type: ignore[arg-type]
-
-
 class Batches:
     """The batches of a split, for any number of passes; `len` is the number of batches of a pass.
 
@@ -197,52 +182,51 @@ class Batches:
         self.data = samples
         self.samples = len(samples)
         self._numbered = _Numbered(samples, settings.seed, _seeded(settings.data, split))
-        order = RandomSampler(samples, generator=self._generator) if shuffle else SequentialSampler(samples)
-        self._order = _SkippingSampler(order)
-        self._shuffle = shuffle
+        self._shuffle, self._ranks = shuffle, ranks
+        # The numbers of the samples of each batch of the current epoch that this rank loads.
+        self._indices = list[list[int]]()
         self._loader: DataLoader[Any] = DataLoader(
             self._numbered,
-            **_rows_of(ranks, self._order, settings.data.batch_size),
+            batch_sampler=self._indices,
+            collate_fn=_collated,
             num_workers=settings.data.workers,
             worker_init_fn=left_to_main,
             generator=self._generator,
             pin_memory=prepared.device.type == "cuda",
         )
-        limit = settings.train.limit_batches
-        self._length = len(self._loader) if limit is None else min(limit, len(self._loader))
-        self._in_memory = (
-            samples if isinstance(samples, TensorSamples) and not self._loads and not ranks.several else None
-        )
+        count, limit = -(-self.samples // self._batch_size), settings.train.limit_batches
+        self._length = count if limit is None else min(limit, count)
+        # torch's loader is needed for workers and transforms; otherwise reading from memory is faster.
+        loads = self._loader.num_workers > 0 or self._loader.pin_memory or self._numbered.draws
+        loads |= ranks.several
+        self._in_memory = samples if isinstance(samples, TensorSamples) and not loads else None
         in_reach = self.samples if shuffle else self._length * settings.data.batch_size
         self._population = min(self.samples, in_reach)
-
-    @property
-    def _loads(self) -> bool:
-        """Whether torch's loader is needed; otherwise reading from memory is faster."""
-        return self._loader.num_workers > 0 or self._loader.pin_memory or self._numbered.draws
 
     def __len__(self) -> int:
         return self._length
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one pass, without its first `start`."""
-        self._generator.manual_seed(derived_seed(self._seed, number))
+        rest = self._order(number)[start * self._batch_size : self._length * self._batch_size]
+        batches = rest.split(self._batch_size) if len(rest) else ()
         if self._in_memory is not None:
-            yield from self._rows(self._in_memory, start)
+            for at, ids in enumerate(batches, start):
+                yield self._batch(at, ids, *self._in_memory.batch(ids))
             return
         self._numbered.epoch = number
-        self._order.skipped = start * self._batch_size
-        for at, (ids, inputs, target) in enumerate(islice(self._loader, self._length - start), start):
+        self._indices[:] = [rows_of_rank(ids.tolist(), self._ranks.rank, self._ranks.size) for ids in batches]
+        for at, (ids, inputs, target) in enumerate(self._loader, start):
             batch = self._batch(at, ids, inputs, target)
             yield batch if int(ids[0]) >= 0 else _without_rows(batch)
 
-    def _rows(self, samples: TensorSamples, start: int) -> Iterator[Batch]:
-        """The batches that the loader would give, in the same order: the loader draws one number before the order."""
-        torch.empty((), dtype=torch.int64, device="cpu").random_(generator=self._generator)
-        order = _order(self.samples, self._generator if self._shuffle else None)
-        rest = order[start * self._batch_size : self._length * self._batch_size]
-        for at, ids in enumerate(rest.split(self._batch_size) if len(rest) else (), start):
-            yield self._batch(at, ids, *samples.batch(ids))
+    def _order(self, epoch: int) -> Tensor:
+        """[samples]: their numbers in the order of the epoch; that of torch's loader, which draws one number first."""
+        if not self._shuffle:
+            return torch.arange(self.samples, device="cpu")
+        generator = self._generator.manual_seed(derived_seed(self._seed, epoch))
+        torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
+        return torch.randperm(self.samples, generator=generator, device="cpu")
 
     def _batch(self, at: int, ids: Tensor, inputs: Any, target: Any) -> Batch:
         """The batch with the number `at` in the pass, on the device."""
@@ -255,24 +239,25 @@ class Batches:
         return _on(self._device, value, {"non_blocking": True})
 
 
-def _order(samples: int, generator: torch.Generator | None) -> Tensor:
-    """[samples]: the numbers in the order of RandomSampler; without a generator in ascending order."""
-    if generator is None:
-        return torch.arange(samples, device="cpu")
-    return torch.randperm(samples, generator=generator, device="cpu")
+def rows_of_rank(batch: Sequence[int], rank: int, size: int) -> list[int]:
+    """The sample numbers of the rows of a batch that this rank loads.
+
+    A rank without rows loads the first row of the batch as a pattern of its shape. The number `n` of this row is given
+    as `~n`, and the row is removed from the batch.
+    """
+    return [batch[place] for place in share(len(batch), rank, size)] or [~batch[0]]
 
 
 def _without_rows(batch: Batch) -> Batch:
-    ids, inputs, target = without_rows(batch.ids, batch.inputs, batch.target)
-    return replace(batch, ids=ids, inputs=inputs, target=target, pattern=replace(batch, ids=~batch.ids))
+    """The batch without rows, with the structure, dtypes and other dimensions; its row becomes the pattern."""
 
+    def nothing(leaf: Any) -> Any:
+        return leaf[:0] if isinstance(leaf, Tensor) else leaf
 
-def _rows_of(ranks: Ranks, order: _SkippingSampler, batch_size: int) -> dict[str, Any]:
-    """The loader's arguments for whole batches, or with several ranks for this rank's rows of each batch."""
-    if not ranks.several:
-        return {"batch_size": batch_size, "sampler": order, "collate_fn": _collated}
-    rows = RankRows(order, batch_size, ranks.rank, ranks.size)
-    return {"batch_sampler": rows, "collate_fn": _collated}
+    inputs, target = rebuild(batch.inputs, nothing), rebuild(batch.target, nothing)
+    return replace(
+        batch, ids=batch.ids[:0], inputs=inputs, target=target, pattern=replace(batch, ids=~batch.ids)
+    )
 
 
 class BatchesOfSplits:

@@ -17,8 +17,8 @@ from hookrun.models.arguments import unfit_tokens
 from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
 from hookrun.spec import Settings
 from hookrun.tasks.base import JobCache, metrics_of, model_key
+from hookrun.tasks.loop.losses import TrainLoss, load_loss
 from hookrun.tasks.loop.metrics import Metric, load_metrics
-from hookrun.tasks.loop.own_losses import TrainLoss, load_loss
 from hookrun.tasks.loop.session import device_named, session
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hookrun.tasks.loop.features import BYTES, Features, gram
-from hookrun.tasks.loop.memory import reading_bytes
+from hookrun.tasks.loop.features import BYTES, Features, gram, reading_bytes
 from hookrun.tasks.loop.results import Results
 
 PRODUCTS, TILES = "products", "tiles"

@@ -14,9 +14,8 @@ from hookrun.containers import differentiable, rebuild
 from hookrun.errors import Problem, SpecError, counted
 from hookrun.spec.task import BackwardPass
 from hookrun.tasks.loop.batches import Batch
-from hookrun.tasks.loop.losses import main_tensor
-from hookrun.tasks.loop.own_losses import TrainLoss
-from hookrun.tasks.loop.running import Running
+from hookrun.tasks.loop.context import RunContext
+from hookrun.tasks.loop.losses import TrainLoss, main_tensor
 
 Score = Callable[[Any, Tensor], Tensor]
 """(the model's output for a batch, its targets [B, ...]) -> the sum of its samples' scores, without dimensions."""
@@ -92,7 +91,7 @@ def _refused(key: str, what: str, hint: str) -> SpecError:
     return SpecError([Problem(f"{_WHERE}.{key}" if key else _WHERE, what, hint)])
 
 
-def _reduce(running: Running) -> None:
+def _reduce(running: RunContext) -> None:
     """With several ranks: sum the gradients of hooked parameters over the ranks, and run their hooks."""
     if not running.ranks.several:
         return
@@ -108,7 +107,7 @@ def _reduce(running: Running) -> None:
     running.reduced.run()
 
 
-def forward_and_backward(running: Running, score: Score, batch: Batch) -> Any:
+def forward_and_backward(running: RunContext, score: Score, batch: Batch) -> Any:
     """The model's output, detached, after a backward pass from the score; parameters have no `grad` afterwards.
 
     Floating-point inputs require a gradient too, so that a `backward` hook on the first module sees it.

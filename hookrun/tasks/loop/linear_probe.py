@@ -14,8 +14,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from hookrun.errors import HookrunError
-from hookrun.tasks.loop.features import BYTES, Features, gram
-from hookrun.tasks.loop.memory import reading_bytes
+from hookrun.tasks.loop.features import BYTES, Features, gram, reading_bytes
 
 TEST_SHARE = 0.25
 _TOLERANCE = 1e-6

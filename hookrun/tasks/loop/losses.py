@@ -1,22 +1,27 @@
-"""Losses by name, and counts of correct predictions, computed from a model's output and targets."""
+"""The loss of an experiment: one of hookrun's with its arguments, or a function or class of a trusted package."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hookrun.arguments import parameters, unknown_arguments
-from hookrun.containers import children
+from hookrun.arguments import parameters, unknown_arguments, wrong_call
+from hookrun.callables import Code
+from hookrun.containers import children, tensors
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason
+from hookrun.spec.experiment import Named
+from hookrun.trusted import LOSSES as KIND
+from hookrun.trusted import Trusted, is_own, load, short_names
 
 Loss = Callable[[Any, Tensor], Tensor]
 
+WHERE = "train.loss"
 NEXT_TOKEN = "next_token"
 
 
@@ -55,7 +60,7 @@ def _of_scores(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
 
     def loss(output: Any, target: Tensor) -> Tensor:
         scores = main_tensor(output)
-        if not _labels(scores, target) and scores.shape != target.shape:
+        if not are_labels(scores, target) and scores.shape != target.shape:
             raise _misfit(
                 name, scores, target, "it takes scores [batch, classes, ...] and labels [batch, ...]"
             )
@@ -71,20 +76,29 @@ def _of_scores(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
     return loss
 
 
-def _with_arguments(
-    name: str, function: Callable[..., Tensor], args: Mapping[str, Any]
-) -> Callable[..., Tensor]:
+def _with_arguments(function: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[Any, Tensor], Any]:
     """The function with the arguments `args`, with tensors among them moved to the output's device and dtype."""
     if not args:
         return function
 
+    def computed(output: Any, target: Tensor) -> Any:
+        like = next(tensors(output), target)
+        place = like if like.is_floating_point() else like.device
+        placed = {key: value.to(place) if isinstance(value, Tensor) else value for key, value in args.items()}
+        return function(output, target, **placed)
+
+    return computed
+
+
+def _explained(name: str, function: Loss, args: Iterable[str]) -> Loss:
+    """The same function; an error for wrong arguments names them and the shapes."""
+
     def computed(output: Tensor, target: Tensor) -> Tensor:
-        placed = {key: each.to(output) if isinstance(each, Tensor) else each for key, each in args.items()}
         try:
-            return function(output, target, **placed)
+            return function(output, target)
         except (RuntimeError, ValueError, TypeError) as error:
             shapes = f"an output of shape {list(output.shape)}, targets of shape {list(target.shape)}"
-            raise HookrunError(f"train.loss={name} with {', '.join(args)}: {error}; for {shapes}") from error
+            raise HookrunError(f"{WHERE}={name} with {', '.join(args)}: {error}; for {shapes}") from error
 
     return computed
 
@@ -126,7 +140,8 @@ def _of_next_tokens(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> 
     return loss
 
 
-def _labels(scores: Tensor, target: Tensor) -> bool:
+def are_labels(scores: Tensor, target: Tensor) -> bool:
+    """Whether the shapes are those of class scores [B, classes, ...] and labels [B, ...]."""
     return scores.dim() > 1 and scores.shape[:1] + scores.shape[2:] == target.shape
 
 
@@ -166,18 +181,6 @@ SUMS = frozenset({"output_sum"})
 NEED_TARGET = frozenset(LOSSES) - {"output", "output_mean", "output_sum"}
 
 
-def loss_named(name: str, args: Mapping[str, Any] = MappingProxyType({})) -> Loss:
-    """The loss of this name with the arguments `args`. Raises SpecError for an unknown name."""
-    if name not in LOSSES:
-        raise SpecError(
-            [Problem("train.loss", f"found {name!r}, which is not a loss", nearest(name, LOSSES))]
-        )
-    if not args:
-        return LOSSES[name]
-    kind, function = _FUNCTIONS[name]
-    return kind(name, _with_arguments(name, function, args))
-
-
 def loss_arguments(name: str, args: Mapping[str, Any], where: str) -> list[Problem]:
     """A problem for each argument that the loss of this name does not take, or whose value it refuses."""
     _, function = _FUNCTIONS.get(name, (None, None))
@@ -200,50 +203,149 @@ def loss_arguments(name: str, args: Mapping[str, Any], where: str) -> list[Probl
     return problems
 
 
-LABELS_NEEDED = "class scores [batch, classes, ...] and labels [batch, ...]"
-"""The shapes that `correct` needs; it returns None for other targets."""
+# ---- the loss of an experiment -------------------------------------------------------------------------------------
+
+NEXT_TOKEN_LOSSES = frozenset({"cross_entropy", NEXT_TOKEN})
+"""Names that mean the next-token loss if targets are tokens."""
+
+_TENSORS = ("weight", "pos_weight")
+"""Arguments of losses whose lists of numbers are converted to tensors."""
 
 
-def correct(output: Any, target: Tensor) -> Tensor | None:
-    """The number of correctly classified samples of a batch, a tensor; None if the targets are not labels.
+@dataclass(frozen=True)
+class TrainLoss:
+    """A loss that can be computed.
 
-    A sample with several labels (pixels, tokens) counts as the fraction of them that is correct.
-    """
-    scores = main_tensor(output)
-    if target.is_floating_point() or not _labels(scores, target):
-        return None
-    return _samples(scores.detach().argmax(1) == target)
-
-
-def correct_among(most: int) -> Callable[[Any, Tensor], Tensor | None]:
-    """As `correct`, for labels among the `most` largest scores."""
-
-    def correct_among(output: Any, target: Tensor) -> Tensor | None:
-        scores = main_tensor(output)
-        if target.is_floating_point() or not _labels(scores, target):
-            return None
-        largest = scores.detach().topk(min(most, scores.shape[1]), dim=1).indices
-        return _samples((largest == target.unsqueeze(1)).any(1))
-
-    return correct_among
-
-
-def _samples(right: Tensor) -> Tensor:
-    """The number of correct samples, from the correctness of each label, bool [batch, ...]."""
-    return right.count_nonzero() if right.dim() == 1 else right.float().flatten(1).mean(1).sum()
-
-
-def differences(measure: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor | None]:
-    """A function (output, target) -> the sum over samples of the mean of measure(output - target).
-
-    The function returns None if output and target have different numbers of elements.
+    needs_target: it needs targets
+    sums:         it is the sum over a batch; otherwise the mean
+    code:         the code of a user's own loss; None for one of hookrun's
     """
 
-    def total(output: Any, target: Tensor) -> Tensor | None:
-        values = main_tensor(output).detach()
-        if values.numel() != target.numel() or not values.numel():
-            return None
-        mean = measure(values.float() - target.reshape(values.shape).float()).mean()
-        return mean * (target.shape[0] if target.dim() else 1)
+    name: str
+    function: Loss
+    needs_target: bool
+    code: Code | None = None
+    sums: bool = False
 
-    return total
+    def __call__(self, output: Any, target: Tensor) -> Tensor:
+        """The loss of a batch, a tensor without dimensions."""
+        return self.function(output, target)
+
+    def to(self, device: torch.device) -> TrainLoss:
+        """The same loss, with its tensors moved to the device."""
+        function = self.function
+        if isinstance(function, UserLoss) and isinstance(function.call, nn.Module):
+            function.call.to(device)
+        return self
+
+
+def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
+    """The loss that `train.loss` names, with checked arguments.
+
+    tokens: targets are the next token of each position; then cross_entropy means `next_token`
+
+    Raises SpecError for an unknown name, for code that is not trusted, and for arguments that the loss does not take.
+    """
+    args = {key: _as_tensor(key, value) for key, value in named.args.items()}
+    if tokens and named.name == "cross_entropy":
+        return load_loss(named.model_copy(update={"name": NEXT_TOKEN}))
+    if tokens and named.name in NEED_TARGET and named.name != NEXT_TOKEN:
+        what = f"{named.name!r} does not compare scores with the next token of each position, the target of the data"
+        raise SpecError(
+            [Problem(WHERE, what, f"use {NEXT_TOKEN}, or output if the model computes its own loss")]
+        )
+    if named.name in LOSSES:
+        if problems := loss_arguments(named.name, args, WHERE):
+            raise SpecError(problems)
+        loss = LOSSES[named.name]
+        if args:
+            kind, function = _FUNCTIONS[named.name]
+            loss = kind(named.name, _explained(named.name, _with_arguments(function, args), args))
+        return TrainLoss(named.name, loss, named.name in NEED_TARGET, sums=named.name in SUMS)
+    if is_own(named.name, KIND):
+        own = load(named.name, KIND, f"{WHERE}.name" if args else WHERE)
+        return TrainLoss(own.name, UserLoss.of(own, args, WHERE), False, own.code)
+    known = [*LOSSES, *short_names(KIND)]
+    raise SpecError(
+        [Problem(WHERE, f"found {named.name!r}, which is not a loss", nearest(named.name, known))]
+    )
+
+
+def _as_tensor(key: str, value: Any) -> Any:
+    """Class weights as a tensor; other values as they are. Raises SpecError if the list has a non-number."""
+    if key not in _TENSORS or not isinstance(value, list | tuple):
+        return value
+    try:
+        return torch.tensor(value, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        what = f"found {value!r}, expected a list of numbers"
+        raise SpecError([Problem(f"{WHERE}.{key}", what)]) from error
+
+
+class UserFunction:
+    """A user's own loss or metric, called with output and targets; its errors name it.
+
+    call: the function with its arguments; for a class, an object of it
+    """
+
+    def __init__(self, own: Trusted, call: Callable[[Any, Tensor], Any], where: str) -> None:
+        self.call = call
+        self._own = own
+        self._where = where
+
+    @classmethod
+    def of(cls, own: Trusted, args: Mapping[str, Any], where: str) -> Self:
+        """The function with these arguments. Raises SpecError if it cannot be called or constructed with them."""
+        target: Any = own.target
+        is_class = isinstance(target, type)
+        problems = wrong_call(target, args, where, own.text, first=0 if is_class else 2)
+        if problems:
+            raise SpecError(problems)
+        if not is_class:
+            return cls(own, _with_arguments(target, dict(args)), where)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                made = own(**args)
+        except Exception as error:  # the user's own code may raise anything
+            raise SpecError([Problem(where, own.failure(error), "correct it, or its arguments")]) from error
+        if not callable(made):
+            what = f"'{own.text}' is a class whose objects cannot be called"
+            hint = "give it a method __call__, or `forward` of a torch.nn.Module"
+            raise SpecError([Problem(where, what, hint)])
+        call = made.forward if isinstance(made, nn.Module) else made
+        if problems := wrong_call(call, (), where, own.text, first=2):
+            raise SpecError(problems)
+        return cls(own, made, where)
+
+    def __call__(self, output: Any, target: Tensor) -> Any:
+        """What the function returns. Raises HookrunError if it fails."""
+        try:
+            return self.call(output, target)
+        except HookrunError:
+            raise
+        except Exception as error:
+            raise HookrunError(f"{self._where}: {self._own.failure(error)}") from error
+
+    def wrong(self, value: Any, expected: str) -> HookrunError:
+        """The error for a value that the function must not return."""
+        shown = (
+            f"a tensor of shape {list(value.shape)} {value.dtype}"
+            if isinstance(value, Tensor)
+            else repr(value)
+        )
+        return HookrunError(f"{self._where}: '{self._own.text}' returned {shown[:200]}, {expected}")
+
+
+class UserLoss(UserFunction):
+    """A user's own loss: checks its result."""
+
+    def __call__(self, output: Any, target: Tensor) -> Tensor:
+        """The loss of a batch, a tensor without dimensions. Raises HookrunError."""
+        loss = super().__call__(output, target)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+            raise self.wrong(loss, "expected one floating-point number as a tensor")
+        learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors(output))
+        if learns and not loss.requires_grad:
+            hint = "do not detach it or create a new tensor from its value"
+            raise self.wrong(loss, f"a loss that requires no gradient: {hint}")
+        return loss.reshape(())

@@ -8,22 +8,78 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hookrun.data.info import SPLITS, Split
 from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, listed
 from hookrun.plan.texts import FoundTokenizer, texts_of
 from hookrun.run_values import FoundRuns
+from hookrun.run_values.sources import RunRows
 from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, on_cpu, parameters_of
 from hookrun.runtime.tokens.choice import Rule
 from hookrun.runtime.tokens.passes import Pass
+from hookrun.store.captures import StoredCapture
+from hookrun.store.reader import Run
 from hookrun.tasks.base import metric_tokens_of
-from hookrun.tasks.loop import scored as rows_of
+from hookrun.tasks.loop import rows as rows_of
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.batches import Batch
+from hookrun.tasks.loop.losses import NEXT_TOKEN_LOSSES
 from hookrun.tasks.loop.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE, precise
-from hookrun.tasks.loop.own_losses import NEXT_TOKEN_LOSSES
-from hookrun.tasks.loop.predicted import Predicted
 from hookrun.tasks.loop.prepared import Prepared
-from hookrun.tasks.loop.scored import Scored
+from hookrun.tasks.loop.rows import BatchRows
+
+_PATHS = ("logits", "[0]", "out")
+"""The paths of the scores in an output with several tensors, in order of preference."""
+
+
+class Predicted:
+    """The predictions of a run of task=predict.
+
+    capture: [rows, ...], a row for each sample
+    named:   the path of the run, for messages
+    """
+
+    def __init__(self, capture: StoredCapture, named: str) -> None:
+        self._capture, self._named = capture, named
+        self._rows = dict[Split, RunRows]()
+
+    @classmethod
+    def of(cls, runs: FoundRuns, name: str) -> Predicted | None:
+        """The predictions of the run; None if it has not been run yet. HookrunError if it has no predictions."""
+        run = runs.open(name)
+        return None if run is None else cls(_scores(run), str(run.path))
+
+    def rows(self, split: Split) -> RunRows:
+        """The rows of a split. HookrunError if there are none."""
+        if split not in self._rows:
+            splits = self._capture.splits
+            part = ((splits == SPLITS.index(split)) | (splits < 0)).nonzero().squeeze(1)
+            if not len(part):
+                raise HookrunError(f"the run {self._named} predicted no sample of the split {split!r}")
+            self._rows[split] = RunRows(
+                self._capture, f"predictions of the run {self._named}", part, resample=False
+            )
+        return self._rows[split]
+
+    def scores(self, ids: Tensor, split: Split) -> Tensor:
+        """[B, ...] on the CPU: the predictions for these samples. HookrunError if a sample has none."""
+        return self.rows(split).of(ids, _UNUSED)
+
+
+_UNUSED = torch.Generator()
+"""An argument of `RunRows.of` that is not used, since no samples are drawn."""
+
+
+def _scores(run: Run) -> StoredCapture:
+    found = run.predictions
+    if found is None:
+        raise HookrunError(f"the run {run.path} has no predictions: name a run of task=predict")
+    if isinstance(found, StoredCapture):
+        return found
+    if isinstance(found, Mapping) and (path := next((each for each in _PATHS if each in found), None)):
+        return found[path]
+    raise HookrunError(f"the predictions of the run {run.path} hold no scores, but {listed(list(found), 6)}")
+
 
 LABELS = "labels"
 
@@ -84,34 +140,25 @@ class Measuring:
         loss:   the mean loss of the batch; None: not computed
         others: the output of the model without its hooks, if a metric compares with it
         """
-        if self._metrics is DEFAULT and self._rule is None:
-            average.add(loss, output, batch.target, tokens=batch.data.of_tokens)
-            return
+        weight = None
         if not batch.data.of_tokens:
-            found = rows_of.of_labels(output, batch.target) or rows_of.without_labels(output)
-            found = self._compared(found, batch, others)
-            average.add(loss, output, batch.target, scored=found, ids=batch.ids, split=batch.split)
-            return
-        sequences = self._sequences(batch)
-        scored = self._scored(output, sequences, batch, others)
-        weight = int((batch.target != IGNORED).sum())
-        if loss is not None and self._rule is not None and self._prepared.loss.name in NEXT_TOKEN_LOSSES:
-            weight = len(scored.with_targets)
-            loss = self._loss(scored)
-        average.add(
-            loss,
-            output,
-            sequences.target,
-            tokens=True,
-            scored=scored,
-            weight=weight,
-            ids=batch.ids,
-            split=batch.split,
-        )
+            rows = self._compared(rows_of.of_samples(output, batch.target), batch, others)
+        elif self._metrics is DEFAULT and self._rule is None:
+            target = batch.target
+            found = rows_of.of_tokens(output, target, target != IGNORED, torch.zeros_like(target))
+            rows = BatchRows(None, target) if found is None else found
+        else:
+            rows = self._tokens(output, self._sequences(batch), batch, others)
+            weight = int((batch.target != IGNORED).sum())
+            if loss is not None and self._rule is not None and self._prepared.loss.name in NEXT_TOKEN_LOSSES:
+                weight = len(rows.with_targets)
+                loss = self._loss(rows)
+        average.add(loss, rows, weight=weight, ids=batch.ids, split=batch.split)
 
-    def _loss(self, scored: Scored) -> Tensor:
+    def _loss(self, rows: BatchRows) -> Tensor:
         """The mean loss of the chosen tokens, in float32 or float64; 0 if there are none."""
-        total, chosen = torch.zeros((), device=scored.scores.device), scored.with_targets
+        chosen = rows.with_targets
+        total = torch.zeros((), device=chosen.targets.device)
         with torch.no_grad():
             for part in chosen.parts():
                 mean = self._prepared.loss(part.scores[None], part.targets[None])
@@ -128,7 +175,7 @@ class Measuring:
         real = torch.ones(batch.target.shape, dtype=torch.bool) if mask is None else mask.cpu() != 0
         return ScoredTokens(batch.target, real, None if ids is None else on_cpu(ids), decodes=False)
 
-    def _scored(self, output: Any, sequences: ScoredTokens, batch: Batch, others: Any) -> Scored:
+    def _tokens(self, output: Any, sequences: ScoredTokens, batch: Batch, others: Any) -> BatchRows:
         """The rows of the chosen tokens. HookrunError if the output has no scores for tokens."""
         target = sequences.target
         chosen = target != IGNORED if self._rule is None else self._chosen(sequences, batch)
@@ -137,9 +184,7 @@ class Measuring:
             raise HookrunError(f"{WHERE}: the model's output has no score for each token at each position")
         if LOGIT_DIFFERENCE in self._names:
             found = self._with_answers(found, sequences, batch)
-        compared = self._compared(found, batch, others)
-        assert compared is not None
-        return compared
+        return self._compared(found, batch, others)
 
     def _chosen(self, sequences: ScoredTokens, batch: Batch) -> Tensor:
         """[B, T] bool: the tokens that `task.tokens` selects."""
@@ -166,7 +211,7 @@ class Measuring:
         chosen[places] = True
         return chosen.to(sequences.target.device)
 
-    def _with_answers(self, found: Scored, sequences: ScoredTokens, batch: Batch) -> Scored:
+    def _with_answers(self, found: BatchRows, sequences: ScoredTokens, batch: Batch) -> BatchRows:
         """The rows with right and wrong answers; the right answer of a sample is its first token to be predicted."""
         if sequences.decodes and self._rule is None:
             text = f"{WHERE}: {LOGIT_DIFFERENCE!r} needs one token of the answer, and the decoder's answer has more"
@@ -180,8 +225,8 @@ class Measuring:
 
     # ---- comparison with other predictions -------------------------------------------------------------------------
 
-    def _compared(self, found: Scored | None, batch: Batch, others: Any) -> Scored | None:
-        if found is None or KL not in self._names:
+    def _compared(self, found: BatchRows, batch: Batch, others: Any) -> BatchRows:
+        if KL not in self._names or found.scores is None or found.scores.dim() != 2:
             return found
         if self._predicted is not None:
             return found.compared_with(self._predicted.scores(batch.ids, batch.split))

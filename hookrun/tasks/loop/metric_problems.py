@@ -15,18 +15,19 @@ from hookrun.spec.metric import MetricKeys
 from hookrun.spec.tokens import Tokens
 from hookrun.store.reader import Run
 from hookrun.tasks.base import Task, metric_tokens_of, metrics_of, task_of
+from hookrun.tasks.loop.losses import NEXT_TOKEN_LOSSES
+from hookrun.tasks.loop.measuring import Predicted
 from hookrun.tasks.loop.metrics import (
     KL,
     LOGIT_DIFFERENCE,
     LOSS,
     METRICS,
+    OF_TOKENS,
     PERPLEXITY,
     PROBABILITY,
     RANK,
     WHERE,
 )
-from hookrun.tasks.loop.own_losses import NEXT_TOKEN_LOSSES
-from hookrun.tasks.loop.predicted import Predicted
 
 TOKENS = "task.tokens"
 
@@ -140,7 +141,7 @@ def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo)
     if keys.by == "position" and not of_tokens:
         what = f"the samples of {data} are not sequences of tokens, so they have no positions"
         yield Problem(f"{where}.by", what, "use by: sample")
-    elif keys.by == "position" and (name not in METRICS or METRICS[name].of_rows is None) and name != LOSS:
+    elif keys.by == "position" and name not in OF_TOKENS:
         what = f"{name!r} is computed for a whole batch, not for each token"
         yield Problem(f"{where}.by", what, "use by: sample")
     if name == LOSS and keys.by is not None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from hookrun.errors import HookrunError
 from hookrun.runtime.rng import derived_seed
 from hookrun.spec.task import Sampling
+from hookrun.tasks.loop.metrics import kl
+from hookrun.tasks.loop.rows import RowPart
 
 
 class NextTokens:
@@ -147,13 +149,9 @@ def most_probable(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
 
 def divergences(of: Tensor, other: Tensor) -> list[float]:
     """KL(P || Q) in nats of each row: P the softmax of the scores `of` [B, V], Q that of `other`."""
-    found = []
-    for one, two in zip(_rows(of), _rows(other), strict=True):
-        log_p, log_q = one.log_softmax(-1), two.log_softmax(-1)
-        p = log_p.exp()
-        terms = torch.where(p > 0, p * (log_p - log_q), torch.zeros_like(p))
-        found.append(max(float(terms.sum()), 0.0))  # rounding may give a value slightly below 0
-    return found
+    p, q = (scores.detach().to("cpu").double() for scores in (of, other))
+    values = kl(RowPart(q, p.new_zeros(len(p), dtype=torch.int64), others=p))
+    return [] if values is None else values.tolist()
 
 
 def _rows(logits: Tensor) -> Iterator[Tensor]:

@@ -11,10 +11,9 @@ from torch.optim import Optimizer
 from hookrun.errors import HookrunError
 from hookrun.ranks.alone import Ranks
 from hookrun.tasks.loop.batches import Batch
-from hookrun.tasks.loop.before_step import BeforeStep
+from hookrun.tasks.loop.context import RunContext
 from hookrun.tasks.loop.finite import all_finite, not_finite
-from hookrun.tasks.loop.producer import UNKNOWN, producer
-from hookrun.tasks.loop.running import Running
+from hookrun.tasks.loop.nonfinite_source import UNKNOWN, BeforeStep, source_of
 
 WHERE = "train.on_nonfinite"
 
@@ -51,7 +50,7 @@ class FiniteSteps:
     skipped: the number of steps skipped so far
     """
 
-    def __init__(self, running: Running, optimizer: Optimizer) -> None:
+    def __init__(self, running: RunContext, optimizer: Optimizer) -> None:
         prepared = running.prepared
         own_code = running.settings.model.factory is not None or bool(prepared.plan.code)
         own_code |= any(hook.code for hook in prepared.plan.hooks)
@@ -121,7 +120,8 @@ class FiniteSteps:
     def _left_out(self) -> Outcome:
         running = self._running
         policy, clock = running.settings.train.on_nonfinite, running.hooks.clock
-        if running.stopped:  # a check hook has found it already and ends the run
+        # A check hook has found it already and ends the run. The ranks agree on it, since they communicate below.
+        if running.ranks.largest([running.stopped])[0]:
             return SKIPPED
         self.skipped += 1
         self._in_epoch += 1
@@ -133,7 +133,7 @@ class FiniteSteps:
         self._optimizer.zero_grad(set_to_none=True)  # frees memory to repeat the step
         source = f"{UNKNOWN}: parameters are sharded over the ranks"
         if not running.sharded:
-            source = _of_ranks(producer(running, self._before, self._group, wrong), running.ranks)
+            source = _of_ranks(source_of(running, self._before, self._group, wrong), running.ranks)
         text = f"epoch {clock.epoch}, step {clock.step}: {what}: {source}"
         self._before.restore_buffers()
         if policy == "error":

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from hookrun.callables import Code
 from hookrun.spec import Settings
+from hookrun.tasks.loop.losses import WHERE as LOSS
+from hookrun.tasks.loop.losses import TrainLoss
 from hookrun.tasks.loop.metrics import WHERE as METRICS
 from hookrun.tasks.loop.metrics import Metric
-from hookrun.tasks.loop.own_losses import WHERE as LOSS
-from hookrun.tasks.loop.own_losses import TrainLoss
 from hookrun.trusted import DATA, MODELS, OPTIMIZERS, SCHEDULERS, Kind, load
 
 

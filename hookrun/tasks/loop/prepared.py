@@ -28,11 +28,11 @@ from hookrun.run_values import (
 from hookrun.spec import Experiment, HookSpec, Spec
 from hookrun.tasks.base import JobCache, Ready, metrics_of, model_key
 from hookrun.tasks.loop.built import EXAMPLE_BATCH, Components, Mistakes, as_call, components, model_for
+from hookrun.tasks.loop.losses import TrainLoss, load_loss
 from hookrun.tasks.loop.metrics import Metric, load_metrics
 from hookrun.tasks.loop.own_code import own_code
-from hookrun.tasks.loop.own_losses import TrainLoss, load_loss
+from hookrun.tasks.loop.parameter_groups import Trained
 from hookrun.tasks.loop.session import device_named, session
-from hookrun.tasks.loop.trained import Trained
 
 Score = Callable[[Any, Tensor], Tensor]
 """(output, targets) -> the score from which a backward pass without training starts."""
@@ -71,9 +71,8 @@ def whole(
     parts: Components, experiment: Experiment, plan: Plan | None, notes: list[str], *, trains: bool
 ) -> Prepared:
     """The whole, after every mistake was refused, with the code and the other runs that the plan names."""
-    assert (
-        plan is not None and parts.loss is not None and parts.metrics is not None
-    )  # else there is a mistake
+    # A part that is missing has been refused.
+    assert plan is not None and parts.loss is not None and parts.metrics is not None
     code = own_code(experiment.settings, parts.loss, parts.metrics, trains=trains)
     plan = replace(plan, code=code, runs=(*plan.runs, *other_runs(experiment)))
     return Prepared(**vars(parts), experiment=experiment, plan=plan, notes=(*experiment.notes, *notes))
@@ -189,7 +188,7 @@ def prepare_alone(
     used_by = UsedBy(experiment.settings, split, FoundRuns(experiment.runs), info)
     example = as_call(info.example(EXAMPLE_BATCH), model) if tries else None
     plan = compile_plan(hooks, model, used_by=used_by, example=example, training=True)
-    return whole(parts, experiment, plan, [], trains=False)
+    return Prepared(**vars(parts), experiment=experiment, plan=plan, notes=experiment.notes)
 
 
 def without_data(

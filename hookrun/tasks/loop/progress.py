@@ -49,11 +49,6 @@ class Screen:
         """The number of lines of the terminal; None if the output is not a terminal."""
         return self.console.height if self.console.is_terminal else None
 
-    @property
-    def draws_lines(self) -> bool:
-        """Whether the encoding has line-drawing characters."""
-        return self.console.encoding.startswith("utf")
-
     def say(self, text: str) -> None:
         """Print one line, above the bar if there is one."""
         if self.console.is_terminal or not (text.isascii() and text.isprintable()):

@@ -13,7 +13,7 @@ from hookrun.index import Index
 from hookrun.plan.plan import PlannedHook, ResolvedPlan
 from hookrun.plan.table import Column
 from hookrun.spec import Settings
-from hookrun.tasks.loop.own_losses import TrainLoss
+from hookrun.tasks.loop.losses import TrainLoss
 from hookrun.tasks.loop.sharding import shard_problems
 
 _SHOWN = 4

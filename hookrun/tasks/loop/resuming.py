@@ -21,29 +21,24 @@ from hookrun.interruptions import Interrupted, pending
 from hookrun.runtime import Installation
 from hookrun.runtime.rng import derived_seed
 from hookrun.runtime.sharded import like, whole
+from hookrun.store.background import BackgroundWriter
 from hookrun.store.files import StoreError
-from hookrun.store.format import encode
+from hookrun.store.format import differences, encode
 from hookrun.store.named_files import named_files
-from hookrun.store.rank_dir import take_lines
-from hookrun.store.rank_trees import gathered_trees
+from hookrun.store.rank_dir import take_kept
 from hookrun.store.run_dir import RunDir
-from hookrun.store.states import LEAST_KEPT, SavedState, write_state
+from hookrun.store.states import SavedState, write_state
 from hookrun.store.tree import Flat, NotPlain, flatten
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.average import Average
-from hookrun.tasks.loop.background_writer import BackgroundWriter
 from hookrun.tasks.loop.generators import generator_states, set_generators
+from hookrun.tasks.loop.over_ranks import RANKS, for_rank, gathered_trees, with_sums
 from hookrun.tasks.loop.prepared import Prepared
-from hookrun.tasks.loop.rank_states import RANKS, SUMS, RankState, for_rank, with_sums
 from hookrun.tasks.loop.results import Results
 from hookrun.version import __version__
 
 _MOST_LINES = 20
 """The largest number of differences in the error message."""
-
-_FREE_SECONDS, _SHARE, _MOST_DELAY = 2.0, 0.01, 60.0
-"""Saving states of epochs may take `_FREE_SECONDS` in total, and after that the share `_SHARE` of the run's time. A
-state is delayed by at most `_MOST_DELAY` seconds."""
 
 _FREE = {"tags", "objective", "needs"}
 """Sections of the settings that may change before a run is resumed, since results do not depend on them."""
@@ -67,7 +62,6 @@ class Resuming:
         self._held = dict[str, Callable[[], Any]]()
         self._checkpoint = ready.settings.train.checkpoint
         self._saved = time.monotonic()
-        self._written, self._cost, self._spent, self._put_off = 0, 0.0, 0.0, False
         saved = run_dir.resumed
         self._sums = dict[str, Callable[[], Mapping[str, Average]]]()
         self._waiting = dict[str, Any]()
@@ -75,13 +69,12 @@ class Resuming:
         if saved is not None:
             with _fitting(saved):
                 of_batch = {each.spec.name for each in hooks.plan.hooks if each.spec.hook_type.batch}
-                mine = for_rank(saved.tree, run_dir.ranks, of_batch)
+                mine = for_rank(saved.part(RANKS), run_dir.ranks, of_batch)
                 self._waiting = with_sums(saved.part("held"), mine["sums"])
                 self._generators = mine.get("generators", {})
                 load_model(model, saved.part("model"))
                 # With resume_anyway the plan may have changed: the hooks in both plans are loaded.
                 hooks.load_state_dict(mine["hooks"], strict=False)
-                take_lines(run_dir, mine["kept"])
             hooks.sink.stop = None  # a check that stopped the run may stop it again
 
     @contextmanager
@@ -121,32 +114,25 @@ class Resuming:
                     torch.manual_seed(derived_seed(self._ready.settings.seed, self._run_dir.ranks.rank, step))
             self._generators = None
 
-    def point(self, due: bool = False, *, may_wait: bool = False) -> bool:
+    def point(self, due: bool = False, *, in_background: bool = False) -> bool:
         """Save a state if one is due, or if a signal ends the run; call it wherever the run could be resumed.
 
         Every rank calls it, and all save if one of them does. Returns whether a state was saved.
 
-        due:      a state is due here
-        may_wait: a state that is due may be delayed until saving takes a small share of the time
+        due:           a state is due here
+        in_background: a state that is due here is written in another thread
 
         Raises the Interrupted of the signal.
         """
-        signal = pending()
-        self._put_off = self._put_off or (due and may_wait)
-        waited = self._put_off and self._waited()
-        minutes = self._checkpoint.every.minutes
+        signal, minutes = pending(), self._checkpoint.every.minutes
         late = minutes is not None and self.seconds >= 60 * minutes
-        due = (due and not may_wait) or waited or late or signal is not None
+        due = due or late or signal is not None
         number, saves = self._run_dir.ranks.largest([0 if signal is None else signal.signum, due])
         if saves:
-            self.save(in_background=may_wait and not number)
+            self.save(in_background=in_background and not number)
         if number:
             raise signal or Interrupted(number)
         return bool(saves)
-
-    def _waited(self) -> bool:
-        is_free = self._written < LEAST_KEPT or self._spent < _FREE_SECONDS
-        return is_free or self.seconds >= min(self._cost / _SHARE, _MOST_DELAY)
 
     @property
     def seconds(self) -> float:
@@ -158,48 +144,39 @@ class Resuming:
 
         in_background: write it in another thread
         """
-        began = time.monotonic()
+        ranks = self._run_dir.ranks
         try:
             with self.around():
-                sums = {
-                    f"{name}.{place}": each for name, of in self._sums.items() for place, each in of().items()
-                }
-                tree: dict[str, Any] = {
-                    "held": {name: state() for name, state in self._held.items()},
-                    SUMS: list(sums),
-                    "model": model_state(self._model, trains=self._ready.task.trains),
+                mine = {
                     "generators": generator_states(),
                     "hooks": self._hooks.state_dict(),
-                    "files": self._run_dir.written(),
+                    "sums": {
+                        f"{name}.{place}": average.state_dict()
+                        for name, sums in self._sums.items()
+                        for place, average in sums().items()
+                    },
                 }
-                if self._run_dir.ranks.several:
-                    tree[RANKS] = self._of_ranks(tree, sums)
+                take_kept(self._run_dir)
+                tree = {
+                    "held": {name: state() for name, state in self._held.items()},
+                    "model": model_state(self._model, trains=self._ready.task.trains),
+                    "files": self._run_dir.written(),
+                    RANKS: gathered_trees(ranks, mine) if ranks.several else [mine],
+                }
                 clock = self._hooks.clock
                 at = encode({"epoch": clock.epoch, "step": clock.step})
                 write = partial(self._write, f'{self._about[:-1]}, "at": {at}}}')
-                if self._run_dir.ranks.is_main:
+                if ranks.is_main:
                     self.writer.write(flatten(tree), write, soon=in_background)
         except NotPlain as error:
             raise HookrunError(
                 f"a resumable state of the run cannot be saved: {error}; train.checkpoint.every=null saves no states"
             ) from error
         self._saved = time.monotonic()
-        self._written, self._cost, self._put_off = self._written + 1, self._saved - began, False
-        self._spent += self._cost
 
     def _write(self, about: str, tree: Flat) -> None:
         self._run_dir.sync()
         write_state(self._run_dir.path, about, tree, keep=self._checkpoint.keep)
-
-    def _of_ranks(self, tree: Mapping[str, Any], sums: Mapping[str, Average]) -> list[RankState]:
-        """The RankState of each rank."""
-        mine = {
-            "generators": tree["generators"],
-            "hooks": tree["hooks"],
-            "sums": {place: each.state_dict() for place, each in sums.items()},
-            "kept": self._run_dir.kept,
-        }
-        return gathered_trees(self._run_dir.ranks, mine)
 
     @cached_property
     def _about(self) -> str:
@@ -240,11 +217,8 @@ def about(ready: Ready, run: Path) -> dict[str, Any]:
 
 def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
     """Raise SpecError with a line for each difference between the run of the state and the run that would resume it."""
-    before, now = dict(_flat(saved.about)), dict(_flat(about(ready, run)))
-    keys = [key for key in dict.fromkeys([*before, *now]) if not key.startswith("at.")]
-    # Compared as text, in which NaN equals NaN.
-    changed = [key for key in keys if encode(before.get(key)) != encode(now.get(key))]
-    lines = [_difference(key, before.get(key), now.get(key)) for key in changed]
+    changed = differences(saved.about, about(ready, run))
+    lines = [_difference(*change) for change in changed if not change[0].startswith("at.")]
     if lines:
         more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
         what = f"{saved.path} is of another run:\n" + "\n".join(
@@ -252,14 +226,6 @@ def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
         )
         hint = "undo the change, or type resume_anyway=true: the results will differ from those of the original run"
         raise SpecError([Problem("resume", what, hint)])
-
-
-def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping) and node:
-        for key, value in node.items():
-            yield from _flat(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, list(node) if isinstance(node, tuple) else node
 
 
 def _difference(key: str, before: Any, now: Any) -> str:

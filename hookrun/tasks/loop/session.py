@@ -22,7 +22,8 @@ def session(compute: Compute, seed: int) -> Iterator[None]:
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    fills, benchmark = torch.utils.deterministic.fill_uninitialized_memory, torch.backends.cudnn.benchmark
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    benchmark = torch.backends.cudnn.benchmark
     with ExitStack() as stack:
         devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
         stack.enter_context(torch.random.fork_rng(devices=devices))
@@ -48,7 +49,7 @@ def leave_new_memory() -> None:
     The results of a program do not depend on that, unless it reads memory that it has not written. Filling takes up to
     a tenth of the time of a small convolutional network.
     """
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _seed_torch(seed: int) -> None:

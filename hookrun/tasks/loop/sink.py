@@ -14,12 +14,12 @@ from hookrun.actions.rows import TokenRows
 from hookrun.containers import readable
 from hookrun.data import Split
 from hookrun.plan.texts import decoder_of
-from hookrun.runtime.records import Budget, RecordSink, batch_rows
+from hookrun.ranks.alone import share
+from hookrun.runtime.records import Budget, RecordSink
 from hookrun.runtime.site import HookSite
-from hookrun.runtime.snapshot import in_reach, opened, snapshot
+from hookrun.runtime.snapshot import in_reach, opened
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.loggers.together import Loggers
-from hookrun.tasks.loop.rank_budgets import BudgetsOfRanks
+from hookrun.tasks.loop.loggers import Loggers
 
 
 class RunSink(RecordSink):
@@ -44,7 +44,6 @@ class RunSink(RecordSink):
         self._texts_known = set[int]()
         self._run_dir = run_dir
         self._show = show
-        self._of_ranks = BudgetsOfRanks()
 
     def keeper(self, site: HookSite) -> Keeper:
         """The function that writes each captured value immediately; the writer copies it."""
@@ -90,24 +89,12 @@ class RunSink(RecordSink):
         return self.within_budget(site, keep)
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
-        """`keep`, limited by the hook's `max_bytes`; with several ranks, by the total of all ranks after each batch."""
-        limit = site.spec.action.budget()
-        if limit is None or not self._run_dir.ranks.several or not site.hook_type.of_rows:
-            return super().within_budget(site, keep)
-        budget, of_ranks = self._budgets.setdefault(site.hook_name, Budget(limit)), self._of_ranks
-        of_ranks.add(site, budget)
-
-        def limited(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            if not budget.spent and (value := in_reach(value)) is not None:
-                with torch._C._DisableFuncTorch():
-                    own = snapshot(value)
-                of_ranks.hold(site, keep, own, rows, tokens, batch_rows(site, own, rows), self.size(own))
-
-        return limited
-
-    def batch_is_over(self) -> None:
-        """Write what hooks with `max_bytes` captured in the batch, as far as the captures of all ranks fit."""
-        self._of_ranks.settle(self._run_dir.ranks, self.show)
+        """`keep`, limited by the hook's `max_bytes`, which the ranks divide among themselves."""
+        limit, ranks = site.spec.action.budget(), self._run_dir.ranks
+        if limit is not None and site.hook_type.of_rows:
+            part = len(share(limit, ranks.rank, ranks.size))
+            self._budgets.setdefault(site.hook_name, Budget(part))
+        return super().within_budget(site, keep)
 
     def state_dict(self) -> dict[str, Any]:
         """Its state between two steps; pending records are written to stats.jsonl before."""

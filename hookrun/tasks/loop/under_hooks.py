@@ -16,21 +16,19 @@ from hookrun.runtime.reduced import ReducedGradients
 from hookrun.store.environment import environment
 from hookrun.store.rank_dir import take_kept
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.facts import hook_facts, model_facts
+from hookrun.tasks.loop.context import RunContext
+from hookrun.tasks.loop.execute import ending
+from hookrun.tasks.loop.loggers import Loggers
 from hookrun.tasks.loop.loggers.base import LoggedRun
-from hookrun.tasks.loop.loggers.together import Loggers
+from hookrun.tasks.loop.over_ranks import RANKS, bytes_of_all, counts_of_all, effects_of_all, left_out
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen
 from hookrun.tasks.loop.rank_fit import under_ranks
-from hookrun.tasks.loop.rank_states import left_out
-from hookrun.tasks.loop.rank_sums import bytes_of_all, counts_of_all, effects_of_all
 from hookrun.tasks.loop.resuming import Resuming
-from hookrun.tasks.loop.run import ending
-from hookrun.tasks.loop.running import Running
 from hookrun.tasks.loop.session import session
 from hookrun.tasks.loop.sharding import shard
 from hookrun.tasks.loop.sink import RunSink
-from hookrun.tasks.loop.summary import hook_lines, inactive_lines, summary
+from hookrun.tasks.loop.summaries import hook_facts, hook_lines, inactive_lines, model_facts, summary
 
 
 def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:
@@ -53,7 +51,7 @@ def _weights(prepared: Prepared) -> str:
 
 
 def run_under_hooks(
-    prepared: Prepared, run_dir: RunDir, perform: Callable[[Running], None], *, loggers: Sequence[str]
+    prepared: Prepared, run_dir: RunDir, perform: Callable[[RunContext], None], *, loggers: Sequence[str]
 ) -> str | None:
     """Run a task under its hooks; returns why a check stopped it, or None.
 
@@ -94,8 +92,8 @@ def run_under_hooks(
             screen.say(f"resumed from {run_dir.resumed.path.name}, step {hooks.clock.step}")
             of_rank = {each.spec.name: each.spec.keys.when.rank for each in prepared.plan.hooks}
             chosen = {name: of for name, of in of_rank.items() if of is not None}
-            screen.note(left_out(run_dir.resumed.tree, ranks, chosen))
-        running = Running(
+            screen.note(left_out(len(run_dir.resumed.part(RANKS)), ranks, chosen))
+        running = RunContext(
             prepared, hooks, sink, run_dir, screen, scaler, resuming, reduced or ReducedGradients()
         )
         # Records are written after a failure too, since they may explain it.

@@ -10,7 +10,7 @@ import pytest
 
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.running import Running
+from hookrun.tasks.loop.context import RunContext
 from hookrun.tasks.loop.under_hooks import run_under_hooks
 
 SMALL: Mapping[str, Any] = {
@@ -20,7 +20,7 @@ SMALL: Mapping[str, Any] = {
     "compute": {"device": "cpu", "threads": 1},
 }
 
-Perform = Callable[[Running], None]
+Perform = Callable[[RunContext], None]
 
 
 @pytest.fixture

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import pytest
 import torch
+from torch.utils.data import DataLoader, RandomSampler
 
 from hookrun.data import DataInfo, describe
+from hookrun.runtime.rng import derived_seed
 from hookrun.spec import Settings
 from hookrun.tasks import parse_experiment
-from hookrun.tasks.loop.batches import Batches, BatchesOfSplits
+from hookrun.tasks.loop.batches import Batches, BatchesOfSplits, rows_of_rank
 
 
 @dataclass
@@ -35,20 +38,35 @@ def source(**sections: Any) -> Source:
     return Source(parse_experiment(settings | sections).settings)
 
 
-def test_rows_in_memory_have_the_order_of_torchs_loader() -> None:
-    for limit, starts in ((3, (0, 2, 3)), (None, (0, 21))):  # the last batch of all is a smaller one
-        made = source(train={"limit_batches": limit})
-        for shuffle in (True, False):
-            fast, slow = (Batches(made, "train", shuffle=shuffle) for _ in range(2))
-            assert fast._in_memory is not None
-            slow._in_memory = None
-            for epoch, start in enumerate(starts):
-                seen = 0
-                for ours, theirs in zip(fast.epoch(epoch, start), slow.epoch(epoch, start), strict=True):
-                    assert torch.equal(ours.ids, theirs.ids) and torch.equal(ours.target, theirs.target)
-                    assert torch.equal(ours.inputs, theirs.inputs) and ours.whole == theirs.whole
-                    seen += 1
-                assert seen == len(fast) - start
+def of_torch(batches: Batches, seed: int) -> list[list[int]]:
+    """The sample numbers of each batch of torch's own loader with this seed."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = range(batches.samples)
+    sampler = RandomSampler(numbers, generator=generator)
+    loader = DataLoader(numbers, 64, sampler=sampler, generator=generator)  # type: ignore[arg-type]
+    return [numbers.tolist() for numbers in loader]
+
+
+@pytest.mark.parametrize(
+    ("limit", "starts"), [(3, (0, 2, 3)), (None, (0, 21))]
+)  # the last batch is a smaller one
+def test_rows_in_memory_and_loaded_have_the_order_of_torchs_loader(
+    limit: Any, starts: tuple[int, ...]
+) -> None:
+    made = source(train={"limit_batches": limit})
+    for shuffle in (True, False):
+        fast, slow = (Batches(made, "train", shuffle=shuffle) for _ in range(2))
+        assert fast._in_memory is not None
+        slow._in_memory = None
+        for epoch, start in enumerate(starts):
+            ours, theirs = list(fast.epoch(epoch, start)), list(slow.epoch(epoch, start))
+            assert len(ours) == len(theirs) == len(fast) - start
+            for one, other in zip(ours, theirs, strict=True):
+                assert torch.equal(one.ids, other.ids) and torch.equal(one.target, other.target)
+                assert torch.equal(one.inputs, other.inputs) and one.whole == other.whole
+            if shuffle:
+                expected = of_torch(fast, derived_seed(made.settings.seed, epoch))
+                assert [batch.ids.tolist() for batch in ours] == expected[start : len(fast)]
 
 
 def test_an_epoch_has_each_sample_once_in_its_own_order() -> None:
@@ -92,3 +110,9 @@ def test_several_splits_are_passed_one_after_the_other_from_any_batch() -> None:
     assert len(both) == len(seen) and seen[-1][0] == "val" and seen[0] == ("train", 600)
     for start in range(len(seen) + 1):
         assert [(batch.split, len(batch.ids)) for batch in both.epoch(0, start)] == seen[start:], start
+
+
+def test_a_rank_without_rows_loads_a_marked_placeholder() -> None:
+    batches = [[0, 1, 2], [3, 4, 5], [6]]
+    loaded = [[rows_of_rank(batch, rank, 2) for batch in batches] for rank in range(2)]
+    assert loaded == [[[0, 1], [3, 4], [6]], [[2], [5], [~6]]]

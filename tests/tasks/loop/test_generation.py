@@ -1,16 +1,27 @@
-"""Tokens that end a generation: given ones, those of the model's config, or the tokenizer's."""
+"""Continuations: the tokens that end them, their records, the sums over samples and the lines of the terminal."""
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from torch import nn
 
 from hookrun.data import DataInfo, describe
 from hookrun.spec.experiment import Data
-from hookrun.tasks.loop.generation import stop_tokens, vocabulary_of
+from hookrun.tasks.loop.generation import (
+    SHOWN,
+    Sums,
+    Texts,
+    records_of,
+    shown_lines,
+    stop_tokens,
+    vocabulary_of,
+)
+from hookrun.tasks.loop.next_token import NextTokens
 
 
 def model(end: Any, generation_end: Any = None, vocabulary: int | None = 50) -> nn.Module:
@@ -39,3 +50,62 @@ def test_a_token_outside_of_the_vocabulary_is_ignored(info: DataInfo) -> None:
     assert stop_tokens(None, nn.Identity(), info) == ()
     assert vocabulary_of(model(1), info) == 50
     assert vocabulary_of(nn.Identity(), info) == info.vocab_size
+
+
+def continued(*choices: list[list[float]]) -> NextTokens:
+    """Two sequences of at most two tokens, which token 0 ends."""
+    found = NextTokens(None, [0, 1], stop=[0], most=2)
+    for scores in choices:
+        found.choose(torch.tensor(scores))
+    return found
+
+
+def record(sample: int, kl: float = 0.0, without: str = "a") -> dict[str, Any]:
+    return {
+        "split": "val", "sample": sample, "prompt": f"one two {sample}", "text": "a", "ids": [1],
+        "text_without": without, "ids_without": [1 if without == "a" else 2], "kl_first": kl,
+        "next": [[1, "a", 0.5]], "next_without": [[2, None, 0.25]],
+    }  # fmt: skip
+
+
+def test_a_record_has_the_reason_of_its_end_and_the_kl_to_the_one_without_hooks() -> None:
+    now = continued([[5.0, 0, 0], [0, 5, 0]], [[5.0, 0, 0], [0, 0, 5]])
+    without = continued([[0.0, 0, 0], [0, 5, 0]], [[0.0, 0, 5], [0, 0, 5]])
+    first, second = records_of([[7], [8, 9]], now, Texts(None), without)
+    assert (first["ids"], first["reason"], first["text"]) == ([0], "end", None)
+    assert (second["prompt_ids"], second["ids"], second["reason"]) == ([8, 9], [1, 2], "length")
+    assert second["kl_first"] == 0 and second["ids_without"] == [1, 2]
+    p, q = torch.full((3,), 1 / 3).double(), torch.tensor([5.0, 0, 0]).double().softmax(0)
+    assert first["kl_first"] == pytest.approx(float((p * (p / q).log()).sum()))
+    assert second["next"][0][0] == 1
+    assert "ids_without" not in records_of([[7], [8]], now, Texts(None))[0]
+
+
+def test_sums_continue_from_a_saved_state_and_keep_the_largest_changes() -> None:
+    whole, first, again = Sums(), Sums(), Sums()
+    records = [record(number, kl=number % 7, without="ab"[number % 2]) for number in range(20)]
+    for each in records:
+        whole.add(each)
+    for each in records[:9]:
+        first.add(each)
+    again.load_state_dict(first.state_dict())
+    for each in records[9:]:
+        again.add(each)
+    assert again == whole and len(whole.top) == SHOWN
+    assert [each["kl"] for each in whole.top] == [6, 6, 5, 5, 5, 4, 4, 4]
+    mean = sum(each["kl_first"] for each in records) / 20
+    assert whole.read(compared=True) == {"samples": 20, "new_tokens": 20, "changed": 0.5, "kl_first": mean}
+    assert whole.read(compared=False) == {"samples": 20, "new_tokens": 20}
+
+
+def test_lines_fit_the_terminal_and_show_the_changes() -> None:
+    first, later, nothing = Sums(), Sums(), Sums()
+    first.add(record(3, kl=math.log(2)))
+    later.add(record(4, without="b"))
+    nothing.add(record(5))
+    (_, line) = shown_lines(first, compared=True, width=100)
+    assert "val 3  0.693  #2 25.0% → 'a' 50.0%" in line and line.endswith("'one two 3'")
+    assert any("without: 'b'" in each for each in shown_lines(later, compared=True, width=60))
+    assert "the hooks changed neither" in shown_lines(nothing, compared=True, width=100)[0]
+    for sums in (first, later, nothing):
+        assert all(len(each) <= 30 for each in shown_lines(sums, compared=True, width=30))

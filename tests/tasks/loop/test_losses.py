@@ -1,21 +1,26 @@
-"""Losses by name, and the output tensor that they use."""
+"""Losses by name, of hookrun's or of a trusted package: arguments are checked before the run, results in it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookrun.errors import HookrunError, SpecError
-from hookrun.tasks.loop.losses import LOSSES, NEED_TARGET, correct, loss_named, main_tensor
+from hookrun.spec.experiment import Named
+from hookrun.tasks.loop.losses import LOSSES, NEED_TARGET, UserLoss, load_loss, main_tensor
 
 SCORES = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
 LABELS = torch.tensor([0, 2])
 
 
-class Named(NamedTuple):
+class NamedOutput(NamedTuple):
     hidden: torch.Tensor
     logits: torch.Tensor
 
@@ -28,7 +33,7 @@ class Named(NamedTuple):
         [None, SCORES],
         {"aux": torch.zeros(2), "out": SCORES},
         {"loss": torch.tensor(1.0), "logits": SCORES},
-        Named(torch.zeros(2), SCORES),
+        NamedOutput(torch.zeros(2), SCORES),
         {"first": SCORES, "second": torch.zeros(2)},
     ],
 )
@@ -42,32 +47,30 @@ def test_an_output_without_a_tensor_is_an_error() -> None:
 
 
 def test_classification_losses_take_labels_or_probabilities() -> None:
-    assert torch.equal(loss_named("cross_entropy")(SCORES, LABELS), F.cross_entropy(SCORES, LABELS))
+    assert torch.equal(LOSSES["cross_entropy"](SCORES, LABELS), F.cross_entropy(SCORES, LABELS))
     probabilities = SCORES.softmax(1)
-    assert torch.equal(
-        loss_named("cross_entropy")(SCORES, probabilities), F.cross_entropy(SCORES, probabilities)
-    )
+    assert torch.equal(LOSSES["cross_entropy"](SCORES, probabilities), F.cross_entropy(SCORES, probabilities))
     logs = SCORES.log_softmax(1)
-    assert torch.equal(loss_named("nll")(logs, LABELS), F.nll_loss(logs, LABELS))
+    assert torch.equal(LOSSES["nll"](logs, LABELS), F.nll_loss(logs, LABELS))
 
 
 def test_a_loss_of_pixels_takes_one_label_for_each() -> None:
     scores, labels = torch.randn(2, 3, 4, 4), torch.randint(0, 3, (2, 4, 4))
-    assert torch.equal(loss_named("cross_entropy")(scores, labels), F.cross_entropy(scores, labels))
+    assert torch.equal(LOSSES["cross_entropy"](scores, labels), F.cross_entropy(scores, labels))
 
 
 @pytest.mark.parametrize("name", ["mse", "l1", "smooth_l1", "huber", "bce"])
 def test_regression_losses_convert_integer_targets_to_the_shape_and_dtype_of_the_output(name: str) -> None:
     column, targets = torch.tensor([[0.5], [0.25]]), torch.tensor([1, 0])
-    same = loss_named(name)(column, targets.float()[:, None])
-    assert torch.equal(loss_named(name)(column, targets), same)
+    same = LOSSES[name](column, targets.float()[:, None])
+    assert torch.equal(LOSSES[name](column, targets), same)
     assert same.shape == ()
 
 
 @pytest.mark.parametrize("name", sorted(NEED_TARGET))
 def test_an_output_that_does_not_fit_the_targets_is_an_error_with_both_shapes(name: str) -> None:
     with pytest.raises(HookrunError, match=rf"train.loss={name}: .*shape \[5\] for targets of shape \[2\]"):
-        loss_named(name)(torch.ones(5), LABELS)
+        LOSSES[name](torch.ones(5), LABELS)
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "nll"])
@@ -76,16 +79,16 @@ def test_a_label_without_a_score_is_told_with_the_scores_that_there_are(name: st
         r"labels of this batch go from 0 to 3, .* shape \[2, 3\], scores of the labels 0 to 2; .*num_classes"
     )
     with pytest.raises(HookrunError, match=said):
-        loss_named(name)(SCORES, torch.tensor([0, 3]))
+        LOSSES[name](SCORES, torch.tensor([0, 3]))
 
 
 def test_a_matrix_of_outputs_is_never_compared_with_one_label_per_sample() -> None:
     with pytest.raises(HookrunError, match=r"shape \[2, 2\]"):  # torch would broadcast, and warn
-        loss_named("mse")(torch.ones(2, 2), LABELS)
+        LOSSES["mse"](torch.ones(2, 2), LABELS)
 
 
 def test_a_model_may_return_its_own_loss() -> None:
-    own = loss_named("output")
+    own = LOSSES["output"]
     for output in (torch.tensor([3.0]), torch.tensor(3.0), {"logits": SCORES, "loss": torch.tensor(3.0)}):
         assert own(output, LABELS).shape == ()
         assert own(output, LABELS).item() == 3.0
@@ -94,35 +97,180 @@ def test_a_model_may_return_its_own_loss() -> None:
 
 
 def test_any_output_has_a_mean_and_a_sum() -> None:
-    assert loss_named("output_mean")((SCORES,), LABELS) == SCORES.mean()
-    assert loss_named("output_sum")((SCORES,), LABELS) == SCORES.sum()
+    assert LOSSES["output_mean"]((SCORES,), LABELS) == SCORES.mean()
+    assert LOSSES["output_sum"]((SCORES,), LABELS) == SCORES.sum()
 
 
 def test_an_unknown_loss_is_refused_with_the_nearest_name() -> None:
     assert set(LOSSES) >= {"cross_entropy", "mse", "output", "output_mean"}
     with pytest.raises(SpecError, match="did you mean 'cross_entropy'"):
-        loss_named("crossentropy")
+        load_loss(Named(name="crossentropy"))
 
 
-def test_correct_counts_samples() -> None:
-    right = correct(SCORES, LABELS)
-    assert right is not None and right.item() == 1
-    pixels = torch.tensor([[[5.0, 0.0], [0.0, 5.0]]])  # one sample, two classes, two pixels: classes 0, 1
-    half = correct(pixels, torch.tensor([[0, 0]]))
-    assert half is not None and half.item() == 0.5
+SOURCE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+def mine(output, target, scale=1.0, weight=None):
+    return F.cross_entropy(output, target, weight) * scale
+
+class Smooth(nn.Module):
+    def __init__(self, smoothing=0.1):
+        super().__init__()
+        self.smoothing = smoothing
+        self.drawn = nn.Parameter(torch.rand(()))
+    def forward(self, output, target):
+        return F.cross_entropy(output, target, label_smoothing=self.smoothing)
+
+class Uncallable:
+    pass
+
+class OfOne(nn.Module):
+    def forward(self, output):
+        return output.mean()
+
+class Fails:
+    def __init__(self):
+        raise ZeroDivisionError("in __init__")
+    def __call__(self, output, target):
+        pass
+
+def weighted(output, target, weight):
+    return weight
+
+def detached(output, target):
+    return output.detach().mean()
+
+def number(output, target):
+    return 3.0
+
+def vector(output, target):
+    return output
+
+def labels(output, target):
+    return target[:1]
+
+def one(output, target):
+    return output.mean().reshape(1, 1)
+
+def breaks(output, target):
+    return output.nothing
+"""
+
+
+@pytest.fixture(autouse=True)
+def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "ownlosses.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOOKRUN_TRUST", "ownlosses")
+    yield
+    sys.modules.pop("ownlosses", None)
+
+
+def loss(name: str, **args: Any) -> Tensor:
+    return load_loss(Named(name=name, **args))(SCORES, LABELS)
+
+
+def test_losses_take_torchs_arguments() -> None:
+    weight = [1.0, 2.0, 3.0]
+    assert torch.equal(
+        loss("cross_entropy", weight=weight), F.cross_entropy(SCORES, LABELS, torch.tensor(weight))
+    )
+    assert torch.equal(
+        loss("cross_entropy", label_smoothing=0.1),
+        F.cross_entropy(SCORES, LABELS, label_smoothing=0.1),
+    )
+    assert loss("cross_entropy", ignore_index=2) == F.cross_entropy(SCORES[:1], LABELS[:1])
+    huber = load_loss(Named(name="huber", delta=0.5))(SCORES, SCORES + 1)
+    assert torch.equal(huber, F.huber_loss(SCORES, SCORES + 1, delta=0.5))
+    own = loss("ownlosses:mine", scale=2, weight=weight)
+    assert torch.equal(own, 2 * loss("cross_entropy", weight=weight))
+    smooth = loss("ownlosses:Smooth", smoothing=0.2)
+    assert torch.equal(smooth, loss("cross_entropy", label_smoothing=0.2))
+    assert loss("ownlosses:one").shape == ()
+
+
+def test_a_loss_says_what_it_needs_and_what_code_it_is() -> None:
+    for name, needs, sums in (
+        ("cross_entropy", True, False),
+        ("output_sum", False, True),
+        ("output", False, False),
+    ):
+        found = load_loss(Named(name=name))
+        assert (found.name, found.needs_target, found.sums, found.code) == (name, needs, sums, None)
+    own = load_loss(Named(name="ownlosses:mine"))
+    assert (own.name, own.needs_target) == ("mine", False)
+    assert own.code is not None and own.code.name == "ownlosses:mine"
+
+
+def test_targets_that_are_tokens_make_cross_entropy_the_next_token_loss_and_refuse_others() -> None:
+    scores, target = SCORES[None], torch.tensor([[0, -100]])
+    found = load_loss(Named(name="cross_entropy", label_smoothing=0.1), tokens=True)
+    expected = F.cross_entropy(SCORES[:1], LABELS[:1], label_smoothing=0.1)
+    assert found.name == "next_token" and torch.allclose(found(scores, target), expected)
+    assert load_loss(Named(name="output"), tokens=True).name == "output"
+    with pytest.raises(SpecError, match="'mse' does not compare scores with the next token"):
+        load_loss(Named(name="mse"), tokens=True)
 
 
 @pytest.mark.parametrize(
-    ("output", "target"),
+    "named, where, says",
     [
-        (torch.ones(5), LABELS),
-        (torch.tensor(1.0), LABELS),
-        (torch.ones(2, 1), torch.tensor([0.5, 1.0])),
-        (torch.ones(5, 3), LABELS),
-        (torch.ones(2, 4), torch.empty(2, 0)),
+        (
+            {"name": "cross_entropy", "label_smooting": 1},
+            "train.loss.label_smooting",
+            "did you mean 'label_smoothing'",
+        ),
+        (
+            {"name": "cross_entropy", "label_smoothing": 3},
+            "train.loss.label_smoothing",
+            "between 0.0 and 1.0",
+        ),
+        ({"name": "cross_entropy", "weight": ["a"]}, "train.loss.weight", "expected a list of numbers"),
+        (
+            {"name": "cross_entropy", "weight": [[1], [1, 2]]},
+            "train.loss.weight",
+            "expected a list of numbers",
+        ),
+        ({"name": "cross_entropy", "reduction": "sum"}, "train.loss.reduction", "takes no argument"),
+        ({"name": "output", "x": 1}, "train.loss.x", "takes no argument"),
+        ({"name": "ownlosses:mine", "scales": 1}, "train.loss.scales", "did you mean 'scale'"),
+        ({"name": "ownlosses:Smooth", "smooth": 1}, "train.loss.smooth", "did you mean 'smoothing'"),
+        ({"name": "ownlosses:OfOne"}, "train.loss", "takes 1 positional argument, and is called with 2"),
+        ({"name": "ownlosses:Uncallable"}, "train.loss", "a class whose objects cannot be called"),
+        ({"name": "ownlosses:Fails"}, "train.loss", "failed: ZeroDivisionError: in __init__"),
+        ({"name": "ownlosses:mein"}, "train.loss", "did you mean 'mine'"),
+        ({"name": "cros_entropy"}, "train.loss", "did you mean 'cross_entropy'"),
     ],
 )
-def test_without_labels_of_the_output_nothing_is_correct_or_wrong(
-    output: torch.Tensor, target: torch.Tensor
-) -> None:
-    assert correct(output, target) is None
+def test_names_and_arguments_are_checked_before_the_run(named: dict[str, Any], where: str, says: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_loss(Named(**named))
+    assert [(each.where, says in str(each)) for each in caught.value.errors] == [(where, True)]
+
+
+def test_mistakes_of_a_user_s_loss_are_reported() -> None:
+    output = SCORES.clone().requires_grad_()
+    for name, says in (
+        ("number", "returned 3.0, expected one floating-point number as a tensor"),
+        ("vector", r"returned a tensor of shape \[2, 3\]"),
+        ("labels", r"returned a tensor of shape \[1\] torch.int64"),
+        ("breaks", r"'ownlosses:breaks' failed: AttributeError.*ownlosses.py:\d+"),
+        ("detached", "a loss that requires no gradient"),
+    ):
+        with pytest.raises(HookrunError, match=f"train.loss: .*{says}"):
+            load_loss(Named(name=f"ownlosses:{name}"))(output, LABELS)
+    with torch.no_grad():  # in validation
+        assert load_loss(Named(name="ownlosses:detached"))(output, LABELS) == SCORES.mean()
+
+
+def test_a_loss_moves_with_the_output_and_draws_nothing_of_the_run() -> None:
+    before = torch.get_rng_state()
+    smooth = load_loss(Named(name="ownlosses:Smooth"))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert smooth.to(torch.device("meta")) is smooth
+    assert isinstance(smooth.function, UserLoss) and isinstance(smooth.function.call, nn.Module)
+    assert smooth.function.call.drawn.is_meta
+    weighted = load_loss(Named(name="ownlosses:weighted", weight=[3]))
+    assert weighted(SCORES.to("meta"), LABELS).is_meta and weighted(SCORES, LABELS) == 3

@@ -1,13 +1,25 @@
-"""Metrics by name: which there are, what they log, and their better direction."""
+"""Metrics of each token and each sample: the numbers of plain PyTorch, for any padding and any batches."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
 
-from hookrun.errors import SpecError
-from hookrun.tasks.loop.metrics import DEFAULT, METRICS, load_metrics
+import hookrun
+from hookrun.data.samples import IGNORED
+from hookrun.errors import HookrunError, SpecError
+from hookrun.spec.metric import MetricKeys
+from hookrun.store.reader import Run
+from hookrun.tasks.loop import rows as rows_of
+from hookrun.tasks.loop.average import Average
+from hookrun.tasks.loop.metrics import DEFAULT, METRICS, kl, load_metrics, probability, rank
+from hookrun.tasks.loop.rows import RowPart, class_scores, of_samples, of_tokens, token_scores
 
 
 def test_metrics_are_loaded_in_the_given_order_or_by_default() -> None:
@@ -21,3 +33,322 @@ def test_a_perplexity_beyond_the_largest_number_is_infinite() -> None:
     shown = METRICS["perplexity"].shown
     assert shown(1.0) == pytest.approx(math.e) and shown(1e4) == math.inf
     assert math.isnan(shown(math.nan))
+
+
+Runs = Callable[..., Run]
+DECODER = ("model=decoder", "model.args.width=16", "model.args.layers=1", "model.args.heads=2")
+NAMES = (*DECODER, "data=names", "data.args.val_size=7", "data.args.train_size=8", "data.batch_size=3")
+NOISE = "+hooks.noise={select: blocks.0, hook: forward, action: noise, std: 2}"
+ALL = "loss,accuracy,perplexity,probability,rank,logit_difference,kl"
+
+
+def lines(run: Run, of: str) -> list[dict[str, Any]]:
+    return [line for line in run.metrics if line.get("of") == of]
+
+
+def by_hand(*overrides: str) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor, int]]:
+    """Sample, log-probabilities, logits, answer and wrong answer at the last token, from the model as it is built."""
+    model, data = hookrun.build(overrides=[*NAMES, *overrides, "compute.device=cpu"])
+    model.eval()
+    for batch in data.loader("val"):
+        with torch.no_grad():
+            logits = model(**batch.inputs)
+        last = (batch.target != IGNORED).nonzero()
+        for row, (sample, place) in enumerate(last.tolist()):
+            scores = logits[sample, place]
+            yield (
+                int(batch.ids[row]),
+                scores.log_softmax(0),
+                scores,
+                batch.target[sample, place],
+                batch.wrong[row],
+            )
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_they_equal_plain_pytorch(run: Runs, padding: str) -> None:
+    side = f"data.args.padding={padding}"
+    metrics = f"task.metrics=[{ALL},{{name: loss, by: sample}},{{name: rank, by: sample}}]"
+    found = run("task=evaluate", *NAMES, side, metrics)
+    expected = list(by_hand(side))
+    losses = torch.tensor([-float(logs[answer]) for _, logs, _, answer, _ in expected])
+    ranks = [1 + int((scores > scores[answer]).sum()) for _, _, scores, answer, _ in expected]
+    whole = found.metrics[-1]
+    assert whole["of"] == "epoch" and whole["kl"] == 0
+    assert whole["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert whole["perplexity"] == pytest.approx(math.exp(losses.mean()), rel=1e-5)
+    assert whole["probability"] == pytest.approx(float((-losses).exp().mean()), rel=1e-5)
+    assert whole["rank"] == sum(ranks) / 7
+    differences = [float(scores[answer] - scores[wrong]) for _, _, scores, answer, wrong in expected]
+    assert whole["logit_difference"] == pytest.approx(sum(differences) / 7, rel=1e-4)
+    samples = lines(found, "sample")
+    assert [line["sample"] for line in samples] == list(range(7)) and samples[0]["split"] == "val"
+    assert [line["rank"] for line in samples] == ranks
+    assert [line["loss"] for line in samples] == pytest.approx(losses.tolist(), rel=1e-5)
+
+
+def test_positions_count_from_the_first_real_token_on_either_side(run: Runs) -> None:
+    data = (*DECODER, "data=repeated_tokens", "data.args.val_size=6", "data.args.half=[3,8]")
+    metrics = "task.metrics=[loss,{name: loss, by: position},{name: perplexity, by: position}]"
+    sides = [run("task=evaluate", *data, metrics, f"data.args.padding={side}") for side in ("right", "left")]
+    right, left = (lines(each, "position") for each in sides)
+    assert [line["position"] for line in right] == sorted({line["position"] for line in right})
+    assert [(each["position"], each["tokens"]) for each in right] == [
+        (each["position"], each["tokens"]) for each in left
+    ]
+    assert [line["loss"] for line in right] == pytest.approx([line["loss"] for line in left], rel=1e-4)
+    total = sum(line["tokens"] for line in right)
+    mean = sum(line["loss"] * line["tokens"] for line in right) / total
+    assert sides[0].metrics[-1]["loss"] == pytest.approx(mean, rel=1e-6)
+    assert right[0]["perplexity"] == pytest.approx(math.exp(right[0]["loss"]), rel=1e-5)
+    expected = right[len(right) // 2]
+    at = f"task.tokens={{position: {expected['position']}, missing: skip}}"
+    assert lines(run("task=evaluate", *data, metrics, at), "position") == [expected]
+    unlisted = run("task=evaluate", *data, "task.metrics=[rank]", at)
+    assert unlisted.metrics[-1]["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def test_kl_compares_with_the_model_without_hooks_or_with_a_run(run: Runs) -> None:
+    clean = run("task=predict", *NAMES)
+    own = run("task=evaluate", *NAMES, NOISE, "task.metrics=[kl, {name: kl, by: sample}]")
+    against = f"task.metrics=[{{name: kl, against: {{run: '{clean.path}'}}}}]"
+    other = run("task=evaluate", *NAMES, NOISE, against)
+    assert (
+        own.metrics[-1]["kl"] == pytest.approx(other.metrics[-1]["kl"], rel=1e-6)
+        and own.metrics[-1]["kl"] > 0.001
+    )
+    noisy = run("task=predict", *NAMES, NOISE)
+    for sample, logs, _, _, _ in by_hand():
+        (place,) = (clean.predictions[sample].log_softmax(1) - logs).abs().sum(1).argsort()[:1].tolist()
+        theirs = noisy.predictions[sample][place].log_softmax(0)
+        expected = F.kl_div(theirs, logs, log_target=True, reduction="sum")
+        assert lines(own, "sample")[sample]["kl"] == pytest.approx(float(expected), rel=1e-3)
+    (used,) = other.plan["runs"]
+    assert used["where"] == "task.metrics.0.against.run" and used["manifest"] == clean.status["manifest"]
+
+
+def test_comparing_does_not_change_a_training(run: Runs) -> None:
+    model = ("model=cnn", "train.epochs=1", "train.limit_batches=3", "data.batch_size=8")
+    noise = "+hooks.noise={select: relu1, hook: forward, action: noise, std: 1, when: {probability: 0.5}}"
+    plain, compared = (
+        run(*model, noise, f"task.metrics={metrics}")
+        for metrics in ("[loss]", "[loss,{name: kl, by: sample}]")
+    )
+    weights = [load_file(each.path / "checkpoints/last.safetensors") for each in (plain, compared)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    train = [line for line in compared.metrics if line["split"] == "train"]
+    assert any(line["kl"] > 0 for line in train if line.get("of") == "epoch")
+    assert sorted(line["sample"] for line in train if line.get("of") == "sample") == sorted(
+        {line["sample"] for line in train if line.get("of") == "sample"}
+    )
+    assert sum(line.get("of") == "sample" for line in train) == 24
+    assert compared.hooks["sites"][0]["fired"] == plain.hooks["sites"][0]["fired"]
+
+
+def test_images_have_them_by_sample(run: Runs) -> None:
+    metrics = (
+        "task.metrics=[probability,rank,kl,perplexity,{name: loss, by: sample},{name: accuracy, by: sample}]"
+    )
+    found = run("task=evaluate", "train.limit_batches=1", "data.batch_size=5", metrics, "objective=val/rank")
+    whole, samples = found.metrics[-1], lines(found, "sample")
+    assert whole["perplexity"] == pytest.approx(math.exp(whole["loss"]), rel=1e-5) and whole["kl"] == 0
+    assert sum(line["loss"] for line in samples) / 5 == pytest.approx(whole["loss"], rel=1e-5)
+    assert sum(line["accuracy"] for line in samples) / 5 == pytest.approx(whole["accuracy"])
+    assert found.status["objective"]["direction"] == "minimize"
+    assert found.status["objective"]["value"] == whole["rank"]
+
+
+def test_impossible_metrics_are_refused_before_the_run(refused: Callable[..., str], run: Runs) -> None:
+    digits = ("task=evaluate", "train.limit_batches=1")
+    said = refused(*digits, "task.metrics=[{name: loss, by: position},logit_difference]", "task.tokens=-1")
+    assert "task.metrics.0.by" in said and "have no positions" in said and "use by: sample" in said
+    assert "a right and a wrong answer" in said and "task.tokens" in said
+    said = refused("task=evaluate", *NAMES, "task.metrics=[los,{name: rank, against: {run: x}},rank,rank]")
+    assert "did you mean 'loss'" in said and "`against` is a key of 'kl'" in said
+    assert "two metrics have the name 'rank'" in said
+    for clause, says in (
+        ("{span: subjekt}", "did you mean 'subject'"),
+        ("{phase: generation}", "does not generate tokens"),
+        ("{query: 0}", "that are not padding"),
+    ):
+        assert says in refused("task=evaluate", *NAMES, "task.metrics=[rank]", f"task.tokens={clause}")
+    small = run("task=predict", *NAMES, "train.limit_batches=1")
+    for place, says in ((str(small.path), "has no row of sample 3"), ("nowhere", "nowhere")):
+        metric = f"task.metrics=[{{name: kl, against: {{run: '{place}'}}}}]"
+        assert says in refused("task=evaluate", *NAMES, metric)
+    metric = f"task.metrics=[{{name: kl, against: {{run: '{small.path}'}}}}]"
+    stored = small.path / ".hydra" / "config.yaml"
+    assert stored.is_file()
+    text = stored.read_text()
+    stored.write_text(text.replace("val_size: 7", "val_size: 7\n    special_tokens: false"))
+    assert "data.args.special_tokens is False there and None here" in refused("task=evaluate", *NAMES, metric)
+    stored.unlink()
+    assert "has no saved configuration" in refused("task=evaluate", *NAMES, metric)
+    run("task=evaluate", *NAMES, "task.metrics=[rank]", "task.tokens=0", code=1)
+    run("task=evaluate", *NAMES, "task.metrics=[rank]", "task.tokens=40", code=1)
+
+
+def test_nonfinite_values_are_logged() -> None:
+    scores = torch.tensor([[math.nan, 1.0, 2.0], [0.0, 1.0, 2.0], [-math.inf, 0.0, 0.0]])
+    part = RowPart(scores, torch.tensor([1, 1, 0]), others=scores.flip(0))
+    ranks = rank(part)
+    assert ranks[0].isnan() and ranks[1:].tolist() == [2, 3]
+    assert probability(part)[0].isnan() and probability(part)[2] == 0
+    same = RowPart(scores[2:], torch.tensor([1]), others=scores[2:])
+    assert kl(same).tolist() == [0]
+    assert kl(RowPart(scores[2:], torch.tensor([1]), others=scores[1:2])).isinf()
+    assert kl(RowPart(scores[:1], torch.tensor([1]), others=scores[:1])).isnan()
+
+
+def test_kl_is_not_below_zero_where_two_predictions_nearly_agree() -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(200, 1000) * 5
+    near = kl(RowPart(scores, torch.zeros(200).long(), others=scores + 1e-5 * torch.randn(200, 1000)))
+    assert (near >= 0).all() and near.max() < 1e-6
+
+
+def test_a_resumed_pass_has_the_same_numbers() -> None:
+    torch.manual_seed(0)
+    metrics = load_metrics(
+        [
+            "rank",
+            "perplexity",
+            MetricKeys(name="rank", by="sample"),
+            MetricKeys(name="perplexity", by="sample"),
+        ]
+    )
+    batches = [(torch.randn(4, 9), torch.randint(9, (4,)), torch.arange(4) + 4 * n) for n in range(5)]
+
+    def add(average: Average, some: list[Any]) -> Average:
+        for scores, target, ids in some:
+            average.add(F.cross_entropy(scores, target), of_samples(scores, target), ids=ids, split="val")
+        return average
+
+    whole, first, second = (Average(metrics) for _ in range(3))
+    add(whole, batches)
+    second.load_state_dict(add(first, batches[:2]).state_dict())
+    add(second, batches[2:])
+    assert second.read() == whole.read() and list(second.lines()) == list(whole.lines())
+    joined = Average(metrics)
+    joined.include(add(Average(metrics), batches[:1]))
+    joined.include(add(Average(metrics), batches[1:]))
+    assert joined.read() == pytest.approx(whole.read()) and list(joined.lines()) == list(whole.lines())
+    with pytest.raises(HookrunError, match="'rank' needs scores"):
+        whole.add(None, of_samples(torch.randn(4, 9, 2), torch.zeros(4, 2)), ids=torch.arange(4))
+
+
+def test_weights_of_another_run(run: Runs, refused: Callable[..., str]) -> None:
+    trained = run(*NAMES, "train.epochs=1", "train.checkpoint.save=last", "seed=3")
+    weights = f"model.weights={{run: '{trained.path}'}}"
+    found = run("task=evaluate", *NAMES, weights)
+    assert (
+        found.metrics[-1]["loss"] == [line for line in trained.metrics if line["split"] == "val"][-1]["loss"]
+    )
+    (used,) = found.plan["runs"]
+    assert used["where"] == "model.weights.run" and used["manifest"] == trained.status["manifest"]
+    said = refused("task=evaluate", *NAMES, f"model.weights={{run: '{trained.path}', checkpoint: best}}")
+    assert "model.weights.checkpoint" in said and "it has last" in said
+    assert "model.weights.run" in refused("task=evaluate", *NAMES, "model.weights={run: nowhere}")
+
+
+def test_tokens_have_the_row_sample_target_and_position_of_their_place() -> None:
+    scores = torch.arange(2 * 3 * 5.0).view(2, 3, 5)
+    target = torch.tensor([[IGNORED, 4, 2], [3, IGNORED, 1]])
+    chosen = torch.tensor([[False, True, True], [True, True, False]])
+    found = of_tokens({"logits": scores}, target, chosen, positions=torch.tensor([[0, 1, 2], [-2, -1, 0]]))
+    assert found is not None and len(found) == 4
+    assert torch.equal(found.whole()[0], scores[chosen])
+    assert (found.samples.tolist(), found.positions.tolist()) == ([0, 0, 1, 1], [1, 2, -2, -1])
+    assert found.targets.tolist() == [4, 2, 3, IGNORED]
+    named = found.with_answers(torch.tensor([10, 20]), torch.tensor([1, 2])).with_targets
+    assert (len(named), named.positions.tolist()) == (3, [1, 2, -2])
+    assert (named.answers.tolist(), named.wrong.tolist()) == ([10, 10, 20], [1, 1, 2])
+    assert torch.equal(named.whole()[0], scores[chosen][:3])
+    for other in (target[:, :2], target[:1]):
+        assert of_tokens(scores, other, other > 0, other) is None, "no score for each token"
+    assert of_tokens(scores[0], target, chosen, target) is None
+
+
+@pytest.mark.parametrize("most", [1, 4, 9, 2**23])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_parts_together_are_all_rows_at_least_in_float32(
+    most: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever number of scores is converted at once."""
+    monkeypatch.setattr(rows_of, "MOST_NUMBERS", most)
+    output, others = torch.randn(5, 4).to(dtype), torch.randn(5, 4)
+    target = torch.tensor([[3, IGNORED, 1, 0, 2]])
+    found = of_tokens(output[None], target, target > IGNORED, torch.arange(5)[None])
+    assert found is not None
+    rows = found.compared_with(others).with_answers(torch.tensor([4]), torch.tensor([7])).with_targets
+    parts = list(rows.parts())
+    kept = torch.tensor([0, 2, 3, 4])
+    assert torch.equal(torch.cat([each.scores for each in parts]), output[kept].to(parts[0].scores.dtype))
+    assert parts[0].scores.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    together = {
+        name: torch.cat([getattr(each, name) for each in parts]) for name in ("targets", "answers", "wrong")
+    }
+    assert {name: each.tolist() for name, each in together.items()} == {
+        "targets": [3, 1, 0, 2], "answers": [4] * 4, "wrong": [7] * 4
+    }  # fmt: skip
+    assert torch.equal(torch.cat([each.others for each in parts]), others[kept])
+    assert all(len(each.targets) <= max(1, most // 4) for each in parts)
+    assert list(of_samples(output[:0], torch.zeros(0, dtype=torch.int64)).parts()) == []
+
+
+def test_a_part_has_the_probabilities_of_its_own_and_of_the_other_scores() -> None:
+    scores, others = torch.tensor([[0.0, 0.0], [0.0, 9.0]]), torch.tensor([[1.0, 1.0], [2.0, 2.0]])
+    part = RowPart(scores, torch.tensor([1, 0]), others=others)
+    assert torch.allclose(part.log_probabilities.exp().sum(1), torch.ones(2))
+    assert torch.allclose(part.log_others, torch.full((2, 2), 0.5).log())
+    assert part.at(scores, torch.tensor([1, 1], dtype=torch.int32)).tolist() == [0, 9]
+    assert RowPart(scores, torch.tensor([1, 0])).log_others is None
+
+
+def test_scores_to_compare_with_have_the_same_shape_or_it_is_said() -> None:
+    found = of_samples(torch.ones(2, 3), torch.full((2,), IGNORED))
+    assert len(found) == 2 and len(found.with_targets) == 0
+    with pytest.raises(HookrunError, match=r"'kl': the scores have shape \[2, 3\], .* with \[2, 4\]"):
+        found.compared_with(torch.ones(2, 4))
+    assert found.compared_with(torch.ones(1, 2, 3)).others.shape == (2, 3)
+
+
+def test_samples_have_a_row_of_the_main_tensor_if_it_has_one_for_each() -> None:
+    scores, labels = torch.ones(2, 3, requires_grad=True), torch.tensor([0, 1])
+    found = of_samples({"aux": labels, "logits": scores}, labels).scores
+    assert found is not None and torch.equal(found, scores) and not found.requires_grad
+    for output in (scores[None], {}, None, scores.sum()):
+        assert of_samples(output, labels).scores is None
+    assert class_scores([]) is class_scores(scores[None]) is class_scores(scores.long()) is None
+
+
+def test_only_scores_of_classes_and_labels_are_scores_of_labels() -> None:
+    scores, labels = torch.ones(2, 3), torch.tensor([0, 1])
+    assert RowPart(scores, labels).of_labels and RowPart(scores, labels).of_classes
+    for output, target in ((scores[..., None], labels), (scores, labels.float()), (scores, labels[:, None])):
+        assert not RowPart(output, target).of_labels
+
+
+def test_scores_of_tokens_are_the_logits_and_never_another_tensor_of_the_same_shape() -> None:
+    first, second = torch.ones(1, 2, 3, requires_grad=True), torch.zeros(1, 2, 3)
+    for output in (first, (first, second), {"hidden": second, "logits": first}):
+        found = token_scores(output)
+        assert found is not None and torch.equal(found, first) and not found.requires_grad
+    assert token_scores({"hidden": second}) is token_scores(()) is token_scores(object()) is None
+    assert torch.equal(token_scores([None, second]), second)
+
+
+def test_one_sample_is_a_batch_of_one_in_float32_and_what_belongs_to_no_sample_stays() -> None:
+    hidden, shared = torch.randn(2, 3).half(), torch.ones(3)
+    output = {
+        "logits": hidden,
+        "shared": shared,
+        "ids": torch.tensor([7, 8]),
+        "loss": torch.ones(()),
+        "none": None,
+    }
+    found, target = of_samples(output, torch.tensor([5, 6])).of_sample(1)
+    assert target.tolist() == [6] and found["ids"].tolist() == [8] and found["ids"].dtype == torch.int64
+    assert found["logits"].dtype == torch.float32 and torch.equal(found["logits"], hidden[1:].float())
+    assert found["shared"] is shared and found["loss"].dim() == 0 and found["none"] is None

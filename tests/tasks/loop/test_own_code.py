@@ -11,9 +11,9 @@ import pytest
 
 from hookrun.tasks import parse_experiment
 from hookrun.tasks.base import metrics_of
+from hookrun.tasks.loop.losses import load_loss
 from hookrun.tasks.loop.metrics import load_metrics
 from hookrun.tasks.loop.own_code import own_code
-from hookrun.tasks.loop.own_losses import load_loss
 
 NAMES = ("model", "data", "loss", "right", "step", "halving")
 

@@ -15,7 +15,7 @@ import hookrun
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.loggers.together import Loggers
+from hookrun.tasks.loop.loggers import Loggers
 from hookrun.tasks.loop.sink import RunSink
 
 SEEN = {"select": "fc", "hook": "forward", "action": "capture"}
@@ -127,22 +127,17 @@ def test_captures_and_records_are_written_once_over_all_ranks() -> None:
     assert found[1] == (["seen"], [("rows", 1)], {"rows": 8})
 
 
-def test_under_several_ranks_what_a_budget_allows_is_written_after_the_batch_as_it_was() -> None:
-    run = Run(Of(0), of_rows=("few",))
-    with run.under(few={**SEEN, "max_bytes": 40}, weight={**WEIGHT, "max_bytes": 16}) as hooks:
+@pytest.mark.parametrize(("rank", "most"), [(0, 21), (1, 20)])
+def test_each_rank_has_a_share_of_a_budget_for_its_rows(rank: int, most: int) -> None:
+    run = Run(Of(rank), of_rows=("few",))
+    with run.under(few={**SEEN, "max_bytes": 41}, weight={**WEIGHT, "max_bytes": 16}) as hooks:
         hooks.samples = torch.tensor([4])
-        for number in range(3):
+        for number in range(4):
             run.batch(hooks, [[-1.0, float(number)]])
-            assert [row[0] for row in run.directory.rows].count("few") == number, (
-                "the other ranks are waited for"
-            )
-            run.sink.batch_is_over()
     few = [(rows, ids, step) for hook, rows, ids, _, step in run.directory.rows if hook == "few"]
-    assert few == [([[-1.0, float(number)]], [4], number) for number in range(3)], (
-        "of the last, this rank's row"
-    )
-    assert [row[0] for row in run.directory.rows].count("weight") == 1
-    assert [text.partition(":")[0] for text in run.said] == ["weight", "few"]
+    assert few == [([[-1.0, float(number)]], [4], number) for number in range(2)], "8 bytes each"
+    assert [row[0] for row in run.directory.rows].count("weight") == (1 if rank == 0 else 0)
+    assert any(text.startswith("few") and f"16 of {most} bytes" in text for text in run.said)
 
 
 def test_live_loggers_get_every_record_and_the_captures_of_logged_steps() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hookrun.tasks.loop.running import Running
+from hookrun.tasks.loop.context import RunContext
 from hookrun.tasks.loop.training import train
 
 QUICK = ("train.epochs=1", "train.limit_batches=4")
@@ -234,11 +234,11 @@ def scripted(
     """The weights at each validation of a training whose validations give these values."""
     seen, given = list[dict[str, torch.Tensor]](), iter(values)
 
-    def evaluate(running: Running, *_: Any, **__: Any) -> Values:
+    def evaluate(running: RunContext, *_: Any, **__: Any) -> Values:
         seen.append({name: each.clone() for name, each in running.model.state_dict().items()})
         return next(given)
 
-    monkeypatch.setattr(Running, "evaluate", evaluate)
+    monkeypatch.setattr(RunContext, "evaluate", evaluate)
     section = {"epochs": len(values), "limit_batches": 1, "log_every": 1, **keys}
     performed(train, path=path, task={"name": "train"}, train=section)
     return seen

@@ -15,9 +15,9 @@ from torch import nn
 from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.loop.batches import Batches
+from hookrun.tasks.loop.context import RunContext
 from hookrun.tasks.loop.loggers.base import LoggedRun, RunLogger
 from hookrun.tasks.loop.progress import Screen
-from hookrun.tasks.loop.running import Running
 from hookrun.tasks.loop.under_hooks import show_plan
 
 STATS = {"select": "fc", "hook": "forward", "action": "stats", "of": ["mean"]}
@@ -25,7 +25,7 @@ STOPS = {"select": "fc", "hook": "forward", "action": "check", "max": -1e9, "pol
 Performed = Callable[..., str | None]
 
 
-def one_batch(running: Running) -> None:
+def one_batch(running: RunContext) -> None:
     running.forward(next(Batches(running.prepared, "val").epoch(0)))
 
 
@@ -36,7 +36,7 @@ def stored(path: Path, name: str) -> Any:
 def test_the_plan_is_on_disk_before_the_task_and_the_counts_of_the_hooks_after_it(
     performed: Performed, tmp_path: Path
 ) -> None:
-    def perform(running: Running) -> None:
+    def perform(running: RunContext) -> None:
         assert stored(tmp_path, "plan.json")["hooks"][0]["name"] == "h"
         assert stored(tmp_path, "model.json")["class"] == "MLP" and stored(tmp_path, "env.json")
         assert not (tmp_path / "run" / "hooks.json").exists()
@@ -54,7 +54,7 @@ def test_after_a_failure_the_records_are_written_and_the_model_has_no_hooks(
 ) -> None:
     models = list[nn.Module]()
 
-    def perform(running: Running) -> None:
+    def perform(running: RunContext) -> None:
         models.append(running.model)
         one_batch(running)
         raise error
@@ -83,7 +83,7 @@ def test_loggers_get_the_experiment_as_plain_values_and_are_told_how_it_ended(
         def close(self, *, failed: bool) -> None:
             told.append(failed)
 
-    monkeypatch.setattr("hookrun.tasks.loop.loggers.together.loggers", lambda: {"telling": Telling})
+    monkeypatch.setattr("hookrun.tasks.loop.loggers.loggers", lambda: {"telling": Telling})
     performed(
         lambda running: running.log("val", {"loss": 0.5}, "epoch", lr=0.1),
         loggers=("telling",),
@@ -120,7 +120,7 @@ def test_values_of_added_parameters_come_from_the_file_and_a_wrong_shape_is_refu
     )
     found = list[float]()
 
-    def perform(running: Running) -> None:
+    def perform(running: RunContext) -> None:
         found.extend(running.model.get_parameter("fc.b_bias").tolist())
 
     for size in (10, 3):

@@ -12,18 +12,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookrun.errors import HookrunError
-from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, rounding, step, wide
-from hookrun.tasks.loop.lens.observing import ObservedForward
-from hookrun.tasks.loop.lens.parts import BIAS, HOOKS, StreamPart, contributions, residual
+from hookrun.tasks.loop.lens.contributions import (
+    BIAS,
+    ObservedForward,
+    StreamPart,
+    Structure,
+    contributions,
+    residual,
+)
+from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, rounding, wide
 from hookrun.tasks.loop.lens.places import Places
 
 AT_ONCE = 2**24
 """The number of logits that are computed at once: positions x vocabulary."""
 
-WHOLE_MODEL = f"(root) {HOOKS}"
-"""The name of the part that is the change of the model's logits by hooks on the model itself."""
+REST = "(rest)"
+"""The name of the part that is the logits minus all other parts: changes by hooks outside of the other parts."""
 
-_SLACK = 32
 _FACTORS = {"logit_scale": 1.0, "logits_scaling": -1.0, "lm_head_multiplier": 1.0}
 """Keys of model configs that scale the logits -> the power of the factor."""
 _CAP = "final_logit_softcapping"
@@ -72,6 +77,7 @@ class Lens:
     parts:  residual, layers or heads
     frozen: the final norm keeps the scale that it has on the final stream of each position
     top:    how many tokens are recorded for each part
+    edited: hooks change the logits after the unembedding, at a module around it
     """
 
     model: nn.Module
@@ -79,20 +85,25 @@ class Lens:
     parts: str
     frozen: bool
     top: int
+    edited: bool = False
 
-    def read(self, seen: ObservedForward, output: Tensor, asked: ScoredPositions) -> Iterator[PartRead]:
-        """The reading of each part, in the order of the model. Raises HookrunError if contributions do not add up."""
-        self._check_scores(seen, asked)
-        if self.parts == "residual":
-            score = self._by_frozen(seen) if self.frozen else self._by_norm(seen)
+    def read(
+        self, seen: ObservedForward, output: Tensor, asked: ScoredPositions, structure: Structure | None
+    ) -> Iterator[PartRead]:
+        """The reading of each part, in the order of the model.
+
+        structure: which modules add to the stream; not needed for the parts `residual`
+        """
+        self._check_scores(seen, output, asked)
+        score = self._by_frozen(seen) if self.frozen else self._by_norm(seen)
+        if structure is None:
             for part in residual(self.model, self.places, seen):
                 yield self._read(part, score, asked, output)
         elif not self.frozen:
-            score = self._by_norm(seen)
-            for part in contributions(self.model, self.places, seen, by_head=self.parts == "heads"):
+            for part in contributions(self.model, self.places, structure, seen):
                 yield self._read(part, score, asked)
         else:
-            yield from self._summing(seen, output, asked)
+            yield from self._summing(seen, output, asked, structure)
 
     def read_output(self, output: Tensor, asked: ScoredPositions) -> PartRead:
         """The reading of the model's own output, after all hooks."""
@@ -101,72 +112,46 @@ class Lens:
             StreamPart("", None, None, rows), lambda rows, at: _at(output, asked.rows, at=at), asked
         )
 
-    # ---- contributions that add up to the logits ---------------------------------------------------------------
-
-    def _summing(self, seen: ObservedForward, output: Tensor, asked: ScoredPositions) -> Iterator[PartRead]:
-        assert seen.scores is not None and seen.scores_after is not None and seen.logits is not None
+    def _summing(
+        self, seen: ObservedForward, output: Tensor, asked: ScoredPositions, structure: Structure
+    ) -> Iterator[PartRead]:
+        """Contributions, and the part `(rest)` if they do not add up to the logits (before a soft cap)."""
         linear = self._frozen_norm(seen)
-        columns = _columns(seen, asked)
-        total, magnitude = (
-            torch.zeros(columns.shape, dtype=wide(self._weight[:1]).dtype, device=columns.device)
-            for _ in "ab"
-        )
-        weights = wide(self._weight[columns])
-        entering: StreamPart | None = None  # the change of the unembedding's input by hooks
-        for part in contributions(self.model, self.places, seen, by_head=self.parts == "heads"):
-            rows = part.rows if part.after else linear(part.rows)
-            made = torch.einsum("nd,nkd->nk", rows, weights)
-            total += made
-            magnitude += torch.einsum("nd,nkd->nk", rows.abs(), weights.abs())
-            if part.after:
-                entering = part
-            else:
-                yield self._read(part, lambda rows, at: self._linear(rows), asked, rows=rows)
+        total = torch.zeros_like(wide(seen.inputs[self.places.final_norm]))
+        for part in contributions(self.model, self.places, structure, seen):
+            rows = linear(part.rows)
+            total += rows
+            yield self._read(part, lambda rows, at: self._linear(rows), asked, rows=rows)
         constant = self._constant(linear)
-        total = (total + constant[columns]) * self._factor
-        self._check_total(
-            seen, asked, columns, total, (magnitude + constant[columns].abs()) * abs(self._factor)
-        )
-        yield from self._at_unembedding(entering, (seen.scores, seen.scores_after), asked)
-        none = torch.zeros(len(columns), 0, device=columns.device)
+        assert seen.scores is not None
+        logits, factor = (output, 1.0) if self._cap is None else (seen.scores, self._factor)
+
+        def rest(rows: Tensor, at: slice) -> Tensor:
+            return (
+                wide(_at(logits, asked.rows, at=at)) * factor - self._linear(rows) - constant * self._factor
+            )
+
+        if self._is_more_than_rounding(rest, total, seen, asked):
+            yield self._read(StreamPart(REST, None, None, total), rest, asked)
+        none = torch.zeros(len(total), 0, device=total.device)
         part = StreamPart(BIAS, None, None, none)
         yield self._read(part, lambda rows, at: (constant * self._factor).expand(len(rows), -1), asked)
-        if self._differ(seen.logits, output, asked):
-            if self._cap is not None:
-                raise HookrunError(
-                    "a hook changes the model's output after the soft cap on the logits, but contributions add up "
-                    f"only before the cap; hook {self.places.unembed} instead, or use task.parts=residual"
-                )
-            change = _change((seen.logits, output), asked)
-            yield self._read(StreamPart(WHOLE_MODEL, None, None, none), lambda rows, at: change(at), asked)
 
-    def _at_unembedding(
-        self, entering: StreamPart | None, scores: tuple[Tensor, Tensor], asked: ScoredPositions
-    ) -> Iterator[PartRead]:
-        """One part for the changes that hooks make to the input and to the output of the unembedding; none without.
-
-        entering: the change of the input
-        scores:   the output before and after hooks
-        """
-        change = _change(scores, asked) if self._differ(*scores, asked) else None
-        if entering is None and change is None:
-            return
-        name = f"{self.places.unembed} {HOOKS}"
-        rows = torch.zeros(len(asked.answer), 0) if entering is None else entering.rows
-
-        def score(rows: Tensor, at: slice) -> Tensor:
-            made = 0.0 if entering is None else self._linear(rows)
-            added = 0.0 if change is None else change(at) * self._factor
-            return torch.as_tensor(made + added)
-
-        yield self._read(StreamPart(name, None, None, rows), score, asked)
-
-    def _differ(self, before: Tensor, after: Tensor, asked: ScoredPositions) -> bool:
-        """Whether hooks changed the logits [batch, length, vocabulary] at the positions."""
-        if before is after:
-            return False
-        change, size = _change((before, after), asked), self._at_once
-        return any(bool(change(slice(n, n + size)).any()) for n in range(0, len(asked.answer), size))
+    def _is_more_than_rounding(
+        self,
+        rest: Callable[[Tensor, slice], Tensor],
+        total: Tensor,
+        seen: ObservedForward,
+        asked: ScoredPositions,
+    ) -> bool:
+        scores = seen.scores
+        assert scores is not None
+        for start in range(0, len(total), self._at_once):
+            at = slice(start, start + self._at_once)
+            expected = wide(_at(scores, asked.rows, at=at)) * self._factor
+            if bool((rest(total[at], at).abs() > rounding(scores.dtype, expected)).any()):
+                return True
+        return False
 
     def _linear(self, rows: Tensor) -> Tensor:
         return rows @ wide(self._weight).T.to(rows.dtype) * self._factor
@@ -181,29 +166,17 @@ class Lens:
         return found if bias is None else found + wide(bias.detach())
 
     def _frozen_norm(self, seen: ObservedForward) -> FrozenNorm:
-        norm = seen.norm
-        assert norm is not None and norm.entered is not None and norm.before is not None
-        return frozen(self.places.final_norm, norm.module, norm.entered, norm.before)
-
-    def _check_total(
-        self, seen: ObservedForward, asked: ScoredPositions, columns: Tensor, total: Tensor, magnitude: Tensor
-    ) -> None:
-        assert seen.scores is not None and seen.blocks[-1].left is not None
-        expected = wide(_at(seen.scores, asked.rows, columns)) * self._factor
-        eps = step(seen.scores.dtype, seen.blocks[-1].left.dtype, self._weight.dtype)
-        off = (total - expected).abs()
-        if bool((off > _SLACK * eps * magnitude).any()):
-            raise HookrunError(
-                f"the contributions do not add up to the output of {self.places.unembed}: they differ by "
-                f"{float(off.max()):.3g}; use task.parts=residual task.norm=applied"
-            )
+        """The final norm on the final stream, without the hooks on its output."""
+        path = self.places.final_norm
+        norm: Any = self.model.get_submodule(path)
+        return frozen(path, norm, seen.inputs[path], norm.forward(seen.inputs[path]))
 
     # ---- logits of whole streams -------------------------------------------------------------------------------
 
     def _by_norm(self, seen: ObservedForward) -> Callable[[Tensor, slice], Tensor]:
         """(rows [n, D], slice) -> logits, by the model's own norm and unembedding without their hooks."""
         norm: Any = self.model.get_submodule(self.places.final_norm)
-        dtype = seen.blocks[-1].entered.dtype
+        dtype = seen.outputs[self.places.blocks[-1]].dtype
 
         def score(rows: Tensor, at: slice) -> Tensor:
             return self._finished(self._unembed.forward(norm.forward(rows.to(dtype))))
@@ -306,48 +279,29 @@ class Lens:
     def _capped(self, scores: Tensor) -> Tensor:
         return scores if self._cap is None else torch.tanh(scores / self._cap) * self._cap
 
-    def _check_scores(self, seen: ObservedForward, asked: ScoredPositions) -> None:
+    def _check_scores(self, seen: ObservedForward, output: Tensor, asked: ScoredPositions) -> None:
         """Check at the first positions that the lens computes the model's logits from the unembedding's output."""
-        scores, logits = seen.scores_after, seen.logits
-        assert scores is not None and logits is not None
+        if self.edited:
+            if self.frozen and self.parts != "residual" and self._cap is not None:
+                raise HookrunError(
+                    "a hook changes the model's output after the soft cap on the logits, but contributions add up "
+                    f"only before the cap; hook {self.places.unembed} instead, or use task.parts=residual"
+                )
+            return
+        assert seen.scores is not None
         at = slice(0, self._at_once)
-        made = wide(self._finished(_at(scores, asked.rows, at=at)))
-        expected = wide(_at(logits, asked.rows, at=at)) if logits.shape == scores.shape else None
-        if expected is None or bool(((made - expected).abs() > rounding(logits.dtype, expected)).any()):
+        made = wide(self._finished(_at(seen.scores, asked.rows, at=at)))
+        expected = wide(_at(output, asked.rows, at=at)) if output.shape == seen.scores.shape else None
+        if expected is None or bool(((made - expected).abs() > rounding(output.dtype, expected)).any()):
             raise HookrunError(
                 f"the model changes the output of {self.places.unembed} before it returns it, in a way that the lens "
                 "does not know: name the module that computes the model's output with task.unembed"
             )
 
 
-def _columns(seen: ObservedForward, asked: ScoredPositions) -> Tensor:
-    """[N, 3]: the tokens at which sums are checked: the right one, the wrong one, the most probable one."""
-    assert seen.scores is not None
-    size = max(1, AT_ONCE // seen.scores.shape[-1])
-    best = [
-        _at(seen.scores, asked.rows, at=slice(start, start + size)).argmax(-1)
-        for start in range(0, len(asked.answer), size)
-    ]
-    return torch.stack([asked.answer.clamp_min(0), asked.wrong.clamp_min(0), torch.cat(best)], dim=1)
-
-
-def _change(scores: tuple[Tensor, Tensor], asked: ScoredPositions) -> Callable[[slice], Tensor]:
-    """slice of the positions -> the change of the logits there by hooks.
-
-    scores: the logits [batch, length, V] before and after the hooks
-    """
-    before, after = scores
-    return lambda at: wide(_at(after, asked.rows, at=at)) - wide(_at(before, asked.rows, at=at))
-
-
-def _at(
-    tensor: Tensor, rows: tuple[Tensor, Tensor], columns: Tensor | None = None, at: slice = slice(None)
-) -> Tensor:
-    """[N, V], or [N, k] if columns [N, k] are given: the tensor [batch, length, V] at the positions."""
-    sequences, places = rows[0][at], rows[1][at]
-    if columns is not None:
-        return tensor[sequences[:, None], places[:, None], columns]
-    return tensor[sequences, places]
+def _at(tensor: Tensor, rows: tuple[Tensor, Tensor], at: slice) -> Tensor:
+    """[N, V]: the tensor [batch, length, V] at the positions."""
+    return tensor[rows[0][at], rows[1][at]]
 
 
 def text_config(model: nn.Module) -> Any:

@@ -1,4 +1,4 @@
-"""What all loggers share: the run's name, the names of its values, and the user's environment."""
+"""Names and values for loggers; a logger that fails does not end the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from hookrun.store.verify import verify
+from hookrun.tasks.loop.loggers import loggers
 from hookrun.tasks.loop.loggers.base import LoggedRun, RunLogger, flat, tag, unless_set
+from hookrun.tasks.loop.loggers.tensorboard import TensorBoard
 
 
 def test_a_job_of_a_sweep_is_named_with_its_sweep() -> None:
@@ -63,3 +66,50 @@ def test_a_logger_need_not_show_records_and_values_but_metrics() -> None:
     assert logger.reached == 0
     with pytest.raises(TypeError, match="abstract"):
         RunLogger(LoggedRun(Path("run"), {}))  # type: ignore[abstract]
+
+
+QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
+
+
+def lines(run: Any) -> list[tuple[str, int, float, str]]:
+    return [(line["split"], line["step"], line["loss"], line["of"]) for line in run.metrics]
+
+
+def test_a_logger_that_fails_does_not_fail_the_run(run, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    expected, closed = lines(run(*QUICK)), list[bool]()
+    capsys.readouterr()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ConnectionError("the server is gone")
+
+    for method in ("metrics", "__init__", "close"):
+        with monkeypatch.context() as patched:
+            if method != "close":
+                patched.setattr(TensorBoard, "close", lambda self, failed: closed.append(failed))
+            patched.setattr(TensorBoard, method, fail)
+            found = run(*QUICK, "task.loggers=[tensorboard]")
+        assert lines(found) == expected and found.status["status"] == "done" and verify(found.path).bad == []
+        said = capsys.readouterr().err
+        assert said.count("WARNING: the logger tensorboard failed") == 1 and "the server is gone" in said
+    assert closed == [True], "what was opened is closed"
+
+
+def test_loggers_are_closed_when_a_run_fails(run, hook, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = list[bool]()
+    monkeypatch.setattr(TensorBoard, "close", lambda self, failed: closed.append(failed))
+    check = hook(select="fc", hook="forward", action="check", max=-9, policy="error")
+    run(*QUICK, "task.loggers=[tensorboard]", check, code=3)
+    run("task=predict", "train.limit_batches=1", "task.loggers=[tensorboard]")
+    assert closed == [True, False]
+
+
+def test_wrong_loggers_are_refused_before_the_run(refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = refused("task.loggers=[tensorbord]")
+    assert "task.loggers: found 'tensorbord'" in said and "did you mean 'tensorboard'?" in said
+    assert "task.loggers" in refused("task.loggers=wandb")
+    assert "task.loggers" in refused("task.loggers=[{name: wandb, base_url: 'http://example.org'}]")
+    assert "unknown key" in refused("+task.tracking_uri='http://example.org'")
+    monkeypatch.setattr("hookrun.tasks.loop.loggers.find_spec", lambda name: None)
+    for name in loggers():
+        said = refused(f"task.loggers=[{name}]")
+        assert f"task.loggers: {name} is not installed" in said and f"pip install 'hookrun[{name}]'" in said

@@ -1,0 +1,208 @@
+"""The run as tasks see it: forwards, metrics and passes that can be resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hookrun.errors import HookrunError
+from hookrun.ranks.alone import Ranks
+from hookrun.runtime.clock import Clock
+from hookrun.store.run_dir import RunDir
+from hookrun.store.states import SECONDS
+from hookrun.tasks.loop.batches import Batches
+from hookrun.tasks.loop.context import DurableRows, Logged, PartialPass, RunContext
+from hookrun.tasks.loop.resuming import Resuming
+
+Performed = Callable[..., str | None]
+STATS = {"select": "fc", "hook": "forward", "action": "stats", "of": ["mean"]}
+
+
+def lines(tmp_path: Path, name: str) -> list[dict[str, Any]]:
+    file = tmp_path / "run" / f"{name}.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_a_pass_gives_the_mean_over_all_samples_and_the_clock_and_the_mode_as_they_were(
+    performed: Performed, tmp_path: Path
+) -> None:
+    """Two batches of 300 samples and one of what is left of 359; hooks count batches as steps."""
+
+    def perform(running: RunContext) -> None:
+        batches = Batches(running.prepared, "val")
+        running.model.train()
+        running.hooks.clock.step = 40
+        found = running.evaluate(batches, "val", "validation")
+        assert (running.hooks.clock.step, running.model.training, torch.is_grad_enabled()) == (40, True, True)
+        with torch.no_grad(), running.hooks.paused():
+            scores = [(running.model.eval()(batch.inputs), batch.target) for batch in batches.epoch(0)]
+        output, target = (torch.cat(each) for each in zip(*scores, strict=True))
+        assert len(scores) == 2 and len(scores[1][1]) == 59
+        assert found["loss"] == pytest.approx(float(F.cross_entropy(output, target)), rel=1e-6)
+        assert found["accuracy"] == pytest.approx(float((output.argmax(1) == target).float().mean()))
+        running.conclude("val", found, "epoch")
+
+    performed(perform, data={"batch_size": 300}, hooks={"h": STATS})
+    assert [line["step"] for line in lines(tmp_path, "stats")] == [0, 1]
+    (line,) = lines(tmp_path, "metrics")
+    assert (line["split"], line["epoch"], line["step"], line["of"]) == ("val", 0, 40, "epoch")
+
+
+def test_new_memory_is_filled_with_nan_in_the_first_batch_only(performed: Performed) -> None:
+    """So that a model that reads memory it has not written shows it; later batches do not pay for that."""
+    found = list[bool]()
+
+    def perform(running: RunContext) -> None:
+        running.model.register_forward_pre_hook(
+            lambda module, args: found.append(bool(torch.empty(100).isnan().all()))
+        )
+        running.evaluate(Batches(running.prepared, "val"), "val", "validation")
+
+    performed(perform, data={"batch_size": 150})
+    assert found == [True, False, False]
+    assert torch.utils.deterministic.fill_uninitialized_memory, "the setting of the process"
+
+
+def test_a_pass_that_fails_leaves_clock_mode_and_gradients_as_they_were(
+    performed: Performed, tmp_path: Path
+) -> None:
+    def perform(running: RunContext) -> None:
+        clock, batches = running.hooks.clock, Batches(running.prepared, "val")
+        running.model.train()
+        clock.step = 7
+        with pytest.raises(ZeroDivisionError), running.evaluating(batches, "pass", {}) as (passed, _):
+            for batch in passed:
+                assert not running.model.training and not torch.is_grad_enabled()
+                running.forward(batch)
+                clock.step += 1
+                if clock.step == 2:
+                    assert lines(tmp_path, "stats") == [], "they wait to be read together"
+                    raise ZeroDivisionError
+        assert (clock.step, running.model.training, torch.is_grad_enabled()) == (7, True, True)
+        assert len(lines(tmp_path, "stats")) == 2
+        empty = cast(Batches, [])
+        with pytest.raises(HookrunError, match="the data has no samples in its val split"):
+            running.evaluate(empty, "val", "validation")
+
+    performed(perform, hooks={"h": STATS})
+
+
+def test_a_check_that_stops_ends_the_pass_after_its_batch(performed: Performed) -> None:
+    stops = {
+        "select": "fc",
+        "hook": "forward",
+        "action": "check",
+        "max": -1e9,
+        "policy": "stop",
+        "when": {"step": [1]},
+    }
+    seen = list[int]()
+
+    def perform(running: RunContext) -> None:
+        with running.evaluating(Batches(running.prepared, "val"), "pass") as (passed, _):
+            for batch in passed:
+                running.forward(batch)
+                seen.append(int(batch.ids[0]))
+                assert running.stopped == (len(seen) == 2)
+                running.hooks.step()
+
+    assert "hook 'h' on fc" in str(performed(perform, hooks={"h": stops}))
+    assert seen == [0, 4]
+
+
+def test_the_output_without_hooks_changes_nothing_of_the_output_with_them(performed: Performed) -> None:
+    """Dropout draws the same, buffers count one call, and the hook draws as in the first forward."""
+    noise = {"select": "fc", "hook": "forward", "action": "noise", "std": 1.0}
+    found = list[Any]()
+
+    def perform(running: RunContext) -> None:
+        running.model.register_buffer("calls", torch.zeros(()))
+
+        def dropped(module: nn.Module, args: Any) -> Any:
+            running.model.calls.add_(1)
+            return F.dropout(args[0], 0.5)
+
+        running.model.fc.register_forward_pre_hook(dropped)
+        batch = next(Batches(running.prepared, "val").epoch(0))
+        torch.manual_seed(0)
+        found.append((running.forward(batch), running.model.calls.item(), running._others))
+
+    for name in ("loss", "kl"):
+        performed(perform, path=name, hooks={"h": noise}, task={"name": "evaluate", "metrics": [name]})
+    (alone, count, nothing), (both, same, others) = found
+    assert torch.equal(alone, both) and count == same == 1 and nothing is None
+    assert others is not None and not torch.equal(others, both) and not others.requires_grad
+
+
+def test_a_step_is_logged_and_counted_on_every_so_many_also_after_one_that_failed() -> None:
+    clock = Clock(nn.Identity())
+    with Logged(clock, True) as logs:
+        assert logs and clock.counting
+    assert not clock.counting
+    with pytest.raises(ZeroDivisionError), Logged(clock, True):
+        raise ZeroDivisionError
+    assert not clock.counting
+    with Logged(clock, False) as logs:
+        assert not logs and not clock.counting
+
+
+def test_a_loss_that_is_a_sum_counts_on_a_rank_as_if_it_had_the_whole_batch() -> None:
+    told = list[float]()
+    for sums in (False, True):
+        running = object.__new__(RunContext)
+        running._others = "others"
+        running.ranks = cast(Ranks, SimpleNamespace(several=True))
+        running.prepared = cast(Any, SimpleNamespace(loss=SimpleNamespace(sums=sums)))
+        running.measuring = cast(
+            Any, SimpleNamespace(add=lambda average, loss, *rest: told.append(float(loss)))
+        )
+        batch = cast(Any, SimpleNamespace(whole=8, ids=range(2)))
+        running.measure(cast(Any, None), torch.tensor(3.0), None, batch)
+        assert running._others is None
+    assert told == [3.0, 12.0]
+
+
+class Points:
+    """Saves as a run does, and records when."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_dir, self.due = run_dir, list[bool]()
+        self.seconds = 0.0
+
+    def point(self, due: bool = False) -> bool:
+        self.due.append(due)
+        if due:
+            self.run_dir.position()
+            self.seconds = 0.0
+        return due
+
+
+def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(tmp_path: Path) -> None:
+    run_dir = RunDir.create(tmp_path, buffer=3 * 2**15)
+    points = Points(run_dir)
+    rows = DurableRows(run_dir, cast(Resuming, points))
+    for number in range(6):
+        size = 2**14 if number == 2 else 8  # fills more than a shard
+        value = torch.ones(4, size)
+        run_dir.captures.add("h", "fc", value, sample_ids=range(4), epoch=0, step=number, call=0)
+        run_dir.captures._disk.wait()
+        points.seconds = SECONDS if number == 4 else SECONDS - 1
+        rows.point()
+    assert points.due == [False, False, True, False, True, False]
+    again = RunDir.reopen(tmp_path, run_dir.position())
+    assert again.shards == run_dir.shards > 2, "also before its writers are made"
+
+
+def test_a_pass_continues_with_its_sums() -> None:
+    one = PartialPass(7, {"inner": PartialPass(3)}, batches=2)
+    other = PartialPass(0, {"inner": PartialPass(0)})
+    other.load_state_dict(one.state_dict())
+    assert other == one

@@ -1,0 +1,418 @@
+"""A step that was not finite is repeated with observers, in a copy: its source is named, and nothing is changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hookrun
+from hookrun.runtime import Installation
+from hookrun.runtime.records import Memory
+from hookrun.spec.experiment import Train
+from hookrun.tasks.loop.batches import Batch
+from hookrun.tasks.loop.nonfinite_source import BeforeStep, NonFiniteTracer, source_of
+
+NAN, INF = float("nan"), float("inf")
+CPU = torch.device("cpu")
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc, self.factor = nn.BatchNorm1d(2), nn.Linear(2, 2), 1.0
+        self.register_buffer("mask", torch.tensor([0.0, -INF]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(x)) * self.factor  # type: ignore[no-any-return]
+
+
+def batch(*values: float, target: float = 0.0) -> Batch:
+    """The samples 10, 11, …, each with one value twice."""
+    inputs = torch.tensor(values, dtype=torch.float32)[:, None].repeat(1, 2)
+    ids = torch.arange(len(values)) + 10
+    data: Any = None
+    return Batch(ids, inputs, torch.full_like(inputs, target), 99, "train", data, len(values))
+
+
+def asked(
+    *group: Batch,
+    wrong: int | None = 0,
+    spoil: Callable[[Normed], Any] = lambda model: None,
+    loss: Any = F.mse_loss,
+    **hooks: Any,
+) -> str:
+    """What is said of a step of these micro-batches; that it leaves the run as it was is checked each time."""
+    torch.manual_seed(0)
+    model = Normed()
+    with hookrun.hooked(model, hooks) as installed, torch.no_grad():
+        installed.clock.step, installed.clock.epoch = 3, 2
+        spoil(model)
+        before = BeforeStep(model, installed, CPU, own_code=True)
+        before.take()
+        running: Any = SimpleNamespace(
+            model=model, hooks=installed, scaler=torch.amp.GradScaler("cpu", enabled=False), autocast=nullcontext,
+            prepared=SimpleNamespace(plan=installed.plan, loss=loss),
+            settings=SimpleNamespace(train=Train(loss="mse")),
+        )  # fmt: skip
+        torch.rand(3)  # as the step did
+        state = [each.clone() for each in model.state_dict().values()], torch.get_rng_state()
+        records, fired = list(installed.records), dict(installed.fired)
+        with torch.enable_grad():
+            said = source_of(running, before, group, wrong)
+        for old, new in zip(state[0], model.state_dict().values(), strict=True):
+            assert torch.equal(old.nan_to_num(), new.nan_to_num())
+        assert torch.equal(torch.get_rng_state(), state[1])
+        assert all(each.grad is None for each in model.parameters())
+        assert (installed.records, installed.fired) == (records, fired)
+        assert installed.clock.samples is None
+    return said
+
+
+def edit(select: str, hook: str, action: str = "scale", **keys: Any) -> dict[str, Any]:
+    given = {"factor": INF} if action == "scale" else {}
+    return {"select": select, "hook": hook, "action": action, **given, **keys}
+
+
+def test_inputs_and_targets_that_are_not_finite_are_named_with_their_samples() -> None:
+    said = asked(batch(1, NAN, 2, INF))
+    assert (
+        said
+        == "the inputs of the batch are not finite: 2 NaN and 2 infinite of 8 elements (train samples 11, 13)"
+    )
+    said = asked(batch(1, 2), batch(3, 4, target=NAN), wrong=1)
+    assert said.startswith(
+        "in micro-batch 1 of 2, the targets of the batch are not finite: 4 NaN of 4 elements"
+    )
+    assert said.endswith("(train samples 10, 11)")
+
+
+def test_a_parameter_that_was_not_finite_before_is_named_with_the_hooks_that_change_it_and_a_mask_is_not() -> (
+    None
+):
+    def spoil(model: Normed) -> None:
+        model.fc.weight[0] = NAN
+        model.fc.bias[1] = INF
+
+    later = edit("fc", "optimizer_step_post", when={"step": 5})
+    seen = edit("fc", "grad", "stats")
+    said = asked(batch(1, 2), spoil=spoil, later=later, seen=seen)
+    assert said == (
+        "not finite before the forward of this step: the parameter fc.weight: 2 NaN of 4 elements; so are fc.bias; "
+        "hook 'later' (optimizer_step_post, scale) changes it"
+    )
+
+
+def test_a_hook_of_this_step_a_module_or_the_loss_is_named_where_it_makes_it_first() -> None:
+    now, gone = ({**edit("norm", "forward"), "when": {"step": step, "epoch": 2}} for step in (3, 1))
+    assert asked(batch(1, 2), h=now).startswith("first made by hook 'h' (forward, scale) on norm")
+    assert "the step is finite, so the model, the loss or a hook depends on" in asked(batch(1, 2), h=gone)
+    said = asked(batch(1, 2), spoil=lambda model: setattr(model, "factor", INF))
+    assert said.startswith(
+        "first made by the forward of (root) (Normed), call 0, itself, outside its submodules"
+    )
+    healed = {"h": now, "again": edit("fc", "forward", "replace", value=1)}
+    said = asked(batch(1, 2), loss=lambda output, target: output.sum() / 0, **healed)
+    assert said == "first made by the loss mse, from a finite output and finite targets"
+
+
+def test_the_repetition_draws_what_the_step_drew() -> None:
+    drawn = torch.rand((), generator=torch.Generator().manual_seed(7))
+
+    def unlucky(output: Tensor, target: Tensor) -> Tensor:
+        return output.sum() / (torch.rand(()) - drawn)
+
+    said = asked(batch(1, 2), loss=unlucky, spoil=lambda model: torch.manual_seed(7))
+    assert said.startswith("first made by the loss mse")
+
+
+def test_gradients_that_overflow_in_their_sum_or_before_the_step_are_told() -> None:
+    def huge(output: Tensor, target: Tensor) -> Tensor:
+        return output.sum() * 2e38
+
+    said = asked(batch(1, 2), batch(3, 4), wrong=None, loss=huge)
+    assert (
+        said
+        == "the gradient of fc.bias, added up over 2 micro-batches, is not finite: 2 infinite of 2 elements"
+    )
+    for select, hook in (("fc", "optimizer_step_pre"), ("fc.bias", "grad")):
+        said = asked(batch(1, 2), wrong=None, h=edit(select, hook))
+        assert said.startswith(f"first made by hook 'h' ({hook}, scale) on fc.")
+
+
+def test_a_step_that_cannot_be_repeated_is_told_and_does_not_end_the_run() -> None:
+    def fails(output: Tensor, target: Tensor) -> Tensor:
+        raise ZeroDivisionError("in the loss")
+
+    said = asked(batch(1, 2), loss=fails)
+    assert said.startswith("its source is not known, because the step could not be repeated: ")
+    assert "in the loss" in said
+
+
+# ---- where values first become non-finite in a pass ----
+
+Step = Callable[["Net", Tensor], Tensor]
+
+
+class Net(nn.Module):
+    """Layers that double, cut off below 0 and normalize, called as `step` says."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.first, self.relu, self.soft, self.step = nn.Linear(3, 3), nn.ReLU(), nn.Softmax(-1), step
+        self.first.weight.data, self.first.bias.data = 2 * torch.eye(3), torch.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(self, x)
+
+
+def traced(
+    step: Step, x: Tensor | None = None, inner: nn.Module | None = None, **hook: Any
+) -> tuple[str, str]:
+    """What is said of the forward and of the backward pass of one step, under a hook or none; "" for nothing."""
+    model = Net(step)
+    model.inner = inner
+    tracer = NonFiniteTracer(model)
+    with following(tracer, {"h": hook} if hook else {}):
+        with tracer.pass_through_model():
+            output = model(torch.tensor([[1.0, 2.0, -3.0]]) if x is None else x)
+        loss = output.square().sum()
+        tracer.follow_backward(loss, "the loss")
+        loss.backward()
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
+    forward, backward = tracer.forward.found, tracer.backward.found
+    assert forward is None or not forward.is_input
+    return forward.text if forward else "", backward.text if backward else ""
+
+
+def following(tracer: NonFiniteTracer, hooks: dict[str, Any]) -> Installation:
+    plan = hookrun.compile(hooks, tracer.model)
+    sink = Memory()
+    sink.wants_calls = True
+    return Installation(replace(plan, hooks=tracer.hooks(plan.hooks)), tracer.model, sink=sink)
+
+
+ROOT = "first made by the forward of (root) (Net), call 0, itself"
+FIRST = "first made by the forward of first (Linear), call"
+
+
+@pytest.mark.parametrize(("step", "named"), [
+    (lambda net, x: net.first(x), ""),
+    (lambda net, x: net.relu(net.first(x * 0 - 1).log()), f"{ROOT}, before it calls relu: 3 NaN of 3 elements"),
+    (lambda net, x: net.relu(net.first(x)) / 0, f"{ROOT}, outside its submodules, from finite inputs: 1 NaN and 2"),
+    (lambda net, x: net.soft(net.first(x * 0) / 0).sum() + net.relu(x * torch.inf), f"{ROOT}, before it calls soft"),
+    (lambda net, x: net.first(x * 1e38), ""),
+    (lambda net, x: net.soft(net.first(x * 3e38)), f"{FIRST} 0, from finite inputs: 2 infinite of 3 elements"),
+    (lambda net, x: net.first(net.relu(net.first(x * 1e38))), f"{FIRST} 1, from finite inputs"),
+])  # fmt: skip
+def test_the_call_that_makes_them_is_named(step: Step, named: str) -> None:
+    forward, _ = traced(step, torch.tensor([[1.0, 1.0, -0.1]]))
+    assert forward.startswith(named) and bool(named) == bool(forward)
+
+
+def test_values_that_become_finite_again_are_not_to_blame() -> None:
+    mask = torch.tensor([0.0, -torch.inf, 0.0])
+    inner = Net(lambda net, x: net.relu(net.first(x) / 0).nan_to_num(0.0, 0.0, 0.0))
+    for step in (
+        lambda net, x: net.relu(net.soft(net.first(x) + mask)) / 0,
+        lambda net, x: net.relu(net.inner(x)) / 0,
+    ):
+        assert traced(step, inner=inner)[0].startswith(f"{ROOT}, outside its submodules")
+    masked, _ = traced(lambda net, x: net.soft(net.first(x) + mask))
+    assert "before it calls soft" in masked, "with nothing else to blame it is told"
+
+
+@pytest.mark.parametrize(("kind", "select", "on"), [
+    ("forward", "relu", "relu, call 1"), ("forward_pre", "first", "first, call 0"),
+    ("output_grad", "relu", "relu, call 1"), ("grad", "first.bias", "first.bias"),
+])  # fmt: skip
+def test_a_hook_is_named_with_its_call(kind: str, select: str, on: str) -> None:
+    hook = {"hook": kind, "select": select, "action": "scale", "factor": 1e39}
+    when = {"when": {"call": 1}} if select == "relu" else {}
+    forward, backward = traced(lambda net, x: net.relu(net.relu(net.first(x))), **hook, **when)
+    expected = f"first made by hook 'h' ({kind}, scale) on {on}, from finite values: "
+    if not kind.startswith("forward"):
+        assert not forward
+    assert (forward or backward).startswith(expected)
+
+
+@pytest.mark.parametrize(("step", "clamp", "named"), [
+    (lambda net, x: net.relu(net.first(x * 1e38)) / 0, {"hook": "forward", "max": 9.0}, ROOT),
+    (lambda net, x: net.first(x / 0), {"hook": "forward_pre", "max": 3e38}, f"{FIRST} 0, from finite inputs"),
+])  # fmt: skip
+def test_a_hook_that_makes_them_finite_again_heals_them(
+    step: Step, clamp: dict[str, Any], named: str
+) -> None:
+    forward, _ = traced(step, select="first", action="clamp", min=0.0, **clamp)
+    assert forward.startswith(named)
+
+
+@pytest.mark.parametrize(("step", "named"), [
+    (lambda net, x: net.relu(net.first(x)).sqrt(), "(root) (Net), call 0 (SqrtBackward0)"),
+    (lambda net, x: net.inner(x) + 1, "inner (Net), call 0 (SqrtBackward0)"),
+    (lambda net, x: net.first(x)[:, :2].sum() + net.relu(x).detach().sum(), ""),
+])  # fmt: skip
+def test_a_backward_function_is_named_with_the_innermost_call(step: Step, named: str) -> None:
+    forward, backward = traced(step, inner=Net(lambda net, x: net.first(x).relu().sqrt()))
+    assert forward == ""
+    assert backward.startswith(f"first made by the backward of {named}" if named else "")
+    assert bool(named) == bool(backward)
+
+
+def test_a_backward_function_outside_every_module_is_of_the_loss() -> None:
+    tracer = NonFiniteTracer(Net(lambda net, x: net.relu(net.first(x))))
+    with following(tracer, {}):
+        with tracer.pass_through_model():
+            output = tracer.model(torch.zeros(1, 3))
+        loss = output.sqrt().sum()
+        tracer.follow_backward(loss, "the loss mine")
+        loss.backward()
+    origin = tracer.backward.found
+    assert origin is not None and "the backward of the loss mine (SqrtBackward0)" in origin.text
+
+
+def test_a_call_that_the_model_catches_does_not_hide_the_origin() -> None:
+    def fails(net: Net, x: Tensor) -> Tensor:
+        try:
+            net.first(x[:, :2])
+        except RuntimeError:
+            return net.relu(x) / 0
+        raise AssertionError
+
+    forward, _ = traced(fails, torch.ones(1, 3, requires_grad=True))
+    assert forward.startswith(f"{ROOT}, outside its submodules")
+
+
+def test_a_new_pass_forgets_the_last_one_even_if_it_failed() -> None:
+    tracer = NonFiniteTracer(Net(lambda net, x: net.first(x) / 0))
+    with following(tracer, {}):
+        with pytest.raises(RuntimeError, match="shapes"), tracer.pass_through_model():
+            tracer.model(torch.ones(1, 2))
+        for x in (torch.ones(1, 3), None):
+            with tracer.pass_through_model():
+                if x is not None:
+                    tracer.model(x)
+            assert (tracer.forward.found is None) == (x is None)
+        tracer.model(torch.ones(1, 3))
+        assert tracer.forward.found is None, "outside a pass nothing is followed"
+
+
+class Gate(nn.Module):
+    """Says that it has begun, and ends when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.may_end = Event(), Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.begun.set()
+        assert self.may_end.wait(10)
+        return x
+
+
+def test_modules_that_overlap_in_several_threads_do_not_hide_the_origin() -> None:
+    gates = nn.ModuleList([Gate(), Gate()])
+
+    def step(net: Net, x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(2) as pool:
+            ends = list[Future[Tensor]]()
+            for gate in gates:
+                ends.append(pool.submit(gate, x))
+                assert gate.begun.wait(10)
+            for gate, end in zip(gates, ends, strict=True):  # the first to begin ends first
+                gate.may_end.set()
+                end.result(10)
+        return net.first(x.log())
+
+    assert traced(step, inner=gates)[0].startswith(ROOT)
+
+
+# ---- the state before a step ----
+
+
+class Buffers(nn.Module):
+    """A module with buffers that are written in place, replaced, or unchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("replaced", torch.zeros(2))
+        self.register_buffer("absent", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.replaced = self.replaced + x.sum(0)
+        found: Tensor = self.norm(x)
+        return found
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return Buffers()
+
+
+@pytest.fixture
+def hooks(model: nn.Module) -> Iterator[Installation]:
+    noise = {"select": "norm", "hook": "forward", "action": "noise", "std": 1.0}
+    with hookrun.hooked(model, {"n": noise}) as hooks:
+        yield hooks
+
+
+def draws() -> list[float]:
+    return [float(torch.rand(())), random.random(), float(np.random.rand())]
+
+
+def test_generators_are_those_before_the_step_within_the_block_only(
+    model: nn.Module, hooks: Installation
+) -> None:
+    before = BeforeStep(model, hooks, torch.device("cpu"), own_code=True)
+    draws()
+    before.take()
+    first = draws()
+    torch.manual_seed(5)
+    with before.generators():
+        assert draws() == first
+    after = float(torch.rand(()))
+    torch.manual_seed(5)
+    assert float(torch.rand(())) == after
+
+
+def test_a_copy_repeats_the_step_with_its_buffers_and_random_numbers(
+    model: nn.Module, hooks: Installation
+) -> None:
+    before, x = BeforeStep(model, hooks, torch.device("cpu"), own_code=False), torch.randn(4, 2)
+    for _ in range(3):
+        before.take()
+        state = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        expected = model(x)
+    copy = Buffers()
+    noise = {"select": "norm", "hook": "forward", "action": "noise", "std": 1.0}
+    with hookrun.hooked(copy, {"n": noise}) as others:
+        before.fill(copy, others)
+        assert all(torch.equal(buffer, state[name]) for name, buffer in copy.named_buffers())
+        assert torch.equal(copy(x), expected)
+
+
+def test_only_modules_whose_buffers_became_nan_are_restored(model: nn.Module, hooks: Installation) -> None:
+    before = BeforeStep(model, hooks, torch.device("cpu"), own_code=False)
+    model(torch.ones(2, 2))
+    before.take()
+    mean, variance = model.norm.running_mean.clone(), model.norm.running_var.clone()
+    model(torch.tensor([[1.0, torch.nan], [1.0, 2.0]]))
+    before.restore_buffers()
+    assert torch.equal(model.norm.running_mean, mean) and torch.equal(model.norm.running_var, variance)
+    assert model.norm.num_batches_tracked == 2, "it counts batches, not values"
+    assert model.replaced.tolist() == [2.0, 2.0], "this buffer was replaced by another tensor"
+    model(torch.ones(2, 2))
+    before.restore_buffers()
+    assert model.replaced.tolist() == [4.0, 4.0], "what is finite stays"

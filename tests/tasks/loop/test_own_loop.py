@@ -1,0 +1,137 @@
+"""The model and the data of an experiment for a loop of one's own."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import hookrun
+from hookrun import data
+from hookrun.errors import HookrunWarning, SpecError
+from hookrun.spec import Experiment
+from hookrun.spec.experiment import Data
+from hookrun.tasks import parse_experiment
+from hookrun.tasks.loop.own_loop import parts
+
+NOBODY = frozenset[str]()
+FILL = {"select": "fc", "hook": "apply", "action": "fill", "value": 0.1}
+
+
+def experiment(**sections: Any) -> Experiment:
+    usual = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "compute": {"device": "cpu", "threads": 1}}
+    return parse_experiment(usual | sections)
+
+
+def weights(path: Path, state: dict[str, torch.Tensor], applied: str = "[]") -> dict[str, Any]:
+    save_file(state, path, {"applied": applied})
+    return {"name": "mlp", "weights": str(path)}
+
+
+def test_the_model_has_the_weights_of_the_seed_and_the_process_its_generators() -> None:
+    before = torch.get_rng_state()
+    (first, data), (second, _), (other, _) = (parts(experiment(seed=seed), NOBODY) for seed in (1, 1, 2))
+    assert all(map(torch.equal, first.state_dict().values(), second.state_dict().values()))
+    assert not torch.equal(first.get_parameter("fc.weight"), other.get_parameter("fc.weight"))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert data.info.num_classes == 10 and next(first.parameters()).device.type == "cpu"
+
+
+def test_code_of_ones_own_runs_where_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        "from torch import nn",
+        "def make(): return nn.Flatten()",
+        "def loss(output, target): return output",
+    ]
+    (tmp_path / "partsmodels.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOOKRUN_TRUST", raising=False)
+    model = {"name": "python", "factory": "partsmodels:make"}
+    own = experiment(model=model, train={"loss": "partsmodels:loss"})
+    try:
+        with pytest.raises(SpecError, match="the package 'partsmodels' is not trusted"):
+            parts(own, NOBODY)
+        assert "partsmodels" not in sys.modules
+        assert type(parts(own, frozenset({"partsmodels"}))[0]) is nn.Flatten
+    finally:
+        sys.modules.pop("partsmodels", None)
+
+
+def test_weights_with_parameters_of_hooks_are_refused_and_those_that_hooks_had_changed_are_told(
+    tmp_path: Path,
+) -> None:
+    model, _ = parts(experiment(), NOBODY)
+    state = {name: each.clone() for name, each in model.state_dict().items()}
+    file = weights(tmp_path / "w.safetensors", {**state, "fc.b_bias": torch.zeros(10)})
+    with pytest.raises(SpecError, match=r"1 tensors that the model does not have: fc\.b_bias"):
+        parts(experiment(model=file), NOBODY)
+    filled = experiment(hooks={"f": FILL})
+    (hook,) = filled.hooks.hooks
+    file = weights(tmp_path / "f.safetensors", state, f'["{hook.identity}"]')
+    with pytest.warns(HookrunWarning, match="f had changed the model before .* they change it again"):
+        parts(experiment(hooks={"f": FILL}, model=file), NOBODY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded, _ = parts(experiment(model=file), NOBODY)
+    assert all(map(torch.equal, loaded.state_dict().values(), state.values()))
+
+
+def test_the_weights_of_a_run_to_come_are_refused() -> None:
+    needs = {"base": {"experiment": "clip_fc"}}
+    waiting = experiment(needs=needs, model={"name": "mlp", "weights": {"run": "base"}})
+    with pytest.raises(SpecError, match=r"model\.weights\.run: .* which has not been made\n"):
+        parts(replace(waiting, runs={"base": None}), NOBODY)
+
+
+BOTH = ("train.epochs=1", "train.limit_batches=2", "train.shuffle=false")
+
+
+def labels(split: str, count: int) -> list[int]:
+    samples = data.load(Data(name="digits"), split, seed=0)
+    return [int(samples[number][1]) for number in range(count)]
+
+
+def test_a_training_run_captures_samples_of_both(run, hook) -> None:
+    found = run(*BOTH, hook(select="fc", hook="forward", action="capture"))
+    rows = found.captures["h"]["fc"]
+    assert rows.splits.tolist() == [0] * 128 + [1] * 128
+    assert rows.sample_ids.tolist() == [*range(128), *range(128)]
+    assert rows.where(sample=3, split="val").tolist() == [131]
+    with pytest.raises(hookrun.HookrunError, match="there is no split 'valid', there are train, val"):
+        rows.where(split="valid")
+    assert found.labels_of(rows).tolist() == labels("train", 128) + labels("val", 128)
+    row, label = found.dataset(rows)[131]
+    assert torch.equal(row, rows[131]) and label == labels("val", 4)[3]
+
+
+def test_a_probe_of_validation_rows_of_a_training_run_has_their_labels(run, hook) -> None:
+    entry = hook(select="fc", hook="forward", action="capture", when="{mode: eval, epoch: {start: 2}}")
+    trained = run("train.epochs=3", entry)
+    assert set(trained.captures["h"]["fc"].splits.tolist()) == {1}
+    [line] = run("task=probe", f"task.run={trained.path}").metrics
+    assert line["samples"] == 359 and line["accuracy"] > 0.8
+
+
+def test_validation_rows_are_not_used_for_training_samples(run, refused, hook) -> None:
+    entry = hook(select="fc", hook="forward", action="capture", when="{mode: eval}")
+    trained = run("train.epochs=1", entry)
+    value = f"{{run: '{trained.path}', capture: h, module: fc, sample: same}}"
+    patch = f"+hooks.p={{select: fc, hook: forward, action: replace, value: {value}, when: {{mode: train}}}}"
+    assert "its samples are of the split 'val', these of 'train'" in refused("task=train", patch)
+    run("task=predict", patch.replace(", when: {mode: train}", ""))
+
+
+def test_predictions_and_gradients_have_their_split_too(run, hook) -> None:
+    found = run("task=predict", "task.split=train", "train.limit_batches=1")
+    assert set(found.predictions.splits.tolist()) == {0}
+    found = run(*BOTH, hook(select="fc.bias", hook="grad", action="capture"))
+    assert set(found.captures["h"]["fc.bias"].splits.tolist()) == {0}
+    with pytest.raises(hookrun.HookrunError, match="some rows do not belong to a sample"):
+        found.labels_of(found.captures["h"]["fc.bias"])
