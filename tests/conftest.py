@@ -1,14 +1,11 @@
-"""What all tests share: the mark `cases`, quick runs without pages, less work for the garbage collector."""
+"""What all tests share: quick runs without pages, less work for the garbage collector."""
 
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -35,11 +32,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SERVER] = WarmServer()
     config.addinivalue_line(
         "markers",
-        "cases(names, values): like parametrize, in one test: every case runs, and a failure names its case. "
-        "For tests that leave nothing behind, since the cases share their fixtures",
-    )
-    config.addinivalue_line(
-        "markers",
         "before_compilers: runs before all other tests. After a compilation that failed, torch leaves Python with one "
         "more reference in each call, and hookrun overwrites no output then",
     )
@@ -55,70 +47,6 @@ def pytest_configure_node(node: Any) -> None:
     """Tell a worker of xdist where the server listens."""
     if server := node.config.stash.get(SERVER, None):
         node.workerinput["warm_server"] = server.address
-
-
-def names_of(mark: pytest.Mark) -> list[str]:
-    """``"model, hook"`` or ``("model", "hook")``."""
-    names = mark.args[0]
-    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-
-
-def cases_of(mark: pytest.Mark) -> Iterator[dict[str, Any]]:
-    names = names_of(mark)
-    for value in mark.args[1]:
-        yield dict(zip(names, (value,) if len(names) == 1 else value, strict=True))
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Remove the arguments of the mark, which are not fixtures; `pytest_pyfunc_call` passes their values."""
-    for mark in metafunc.definition.iter_markers("cases"):
-        names = names_of(mark)
-        metafunc.parametrize(names, [[None] * len(names)], ids=["all"])
-
-
-def every(marks: Iterable[pytest.Mark]) -> list[dict[str, Any]]:
-    """Each combination of the marks' cases; the lowest mark varies slowest, as with parametrize."""
-    combinations = itertools.product(*(list(cases_of(mark)) for mark in marks))
-    return [{name: value for case in each for name, value in case.items()} for each in combinations]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test with each of its cases; the first failure is raised, with notes about the others."""
-    marks = list(pyfuncitem.iter_markers("cases"))
-    if not marks:
-        return None
-    cases = every(marks)
-    assert cases, "there is no case"
-    failed: list[tuple[BaseException, str]] = []
-    for case in cases:
-        try:
-            run(pyfuncitem, case)
-        except pytest.skip.Exception as skipped:
-            raise AssertionError("a case cannot be skipped: parametrize the test instead") from skipped
-        except (Exception, pytest.fail.Exception) as error:
-            failed.append((error, ", ".join(f"{name}={value!r:.200}" for name, value in case.items())))
-    if failed:
-        first, text = failed[0]
-        first.add_note(f"in {len(failed)} of {len(cases)} cases; here: {text}")
-        for other, text in failed[1:10]:
-            first.add_note(f"also: {text}: {type(other).__name__}: {str(other).partition(chr(10))[0]}")
-        raise first
-    return True
-
-
-def run(test: pytest.Function, case: dict[str, Any]) -> None:
-    """One case, with what earlier cases patched, printed and wrote into `tmp_path` taken away."""
-    fixtures = {name: test.funcargs[name] for name in test._fixtureinfo.argnames}
-    for name in fixtures.keys() & {"capsys", "capfd"}:
-        fixtures[name].readouterr()
-    if "tmp_path" in fixtures:  # a folder of its own
-        fixtures["tmp_path"] = Path(tempfile.mkdtemp(dir=fixtures["tmp_path"]))
-    if "monkeypatch" not in fixtures:
-        test.obj(**fixtures | case)
-        return
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        test.obj(**fixtures | case | {"monkeypatch": monkeypatch})
 
 
 @pytest.hookimpl(trylast=True)

@@ -51,7 +51,7 @@ def test_a_missing_key_is_named() -> None:
     assert problems() == [Problem("data.args.needed", "is missing", "add `needed:`")]
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("given", "what"),
     [
         ({"rate": -1}, "found -1: expected greater than or equal to 0"),

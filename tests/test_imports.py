@@ -324,7 +324,7 @@ def test_no_file_asks_for_a_hook_type_by_its_name() -> None:
     assert found == []
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("file", "source"),
     [
         ("spec/when.py", "from hookrun.plan.plan import ResolvedPlan"),
@@ -359,7 +359,7 @@ def test_a_violation_is_found(file: str, source: str) -> None:
     assert sum(len(rule(ast.parse(source), file)) for rule in RULES) == 1
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("file", "source"),
     [
         (

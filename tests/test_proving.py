@@ -47,7 +47,7 @@ def test_the_plan_shows_the_bytes_of_a_capture() -> None:
     assert (target.bytes, target.per_sample) == (12, True)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("hook", "said"),
     [
         (

@@ -26,12 +26,12 @@ def test_it_is_a_schema() -> None:
     Draft202012Validator.check_schema(schema.experiment_schema())
 
 
-@pytest.mark.cases("file", sorted(CONF.glob("experiment/**/*.yaml")))
+@pytest.mark.parametrize("file", sorted(CONF.glob("experiment/**/*.yaml")))
 def test_every_experiment_is_valid(file: Path) -> None:
     assert not list(VALIDATOR.iter_errors(yaml.safe_load(file.read_text())))
 
 
-@pytest.mark.cases("file", sorted(CONF.glob("hooks/*.yaml")))
+@pytest.mark.parametrize("file", sorted(CONF.glob("hooks/*.yaml")))
 def test_every_hook_set_is_valid(file: Path) -> None:
     content = yaml.safe_load(file.read_text()) or {}
     assert not list(VALIDATOR.iter_errors({"hooks": content}))
@@ -68,7 +68,7 @@ def test_the_keys_of_a_task_are_allowed_with_its_name() -> None:
     assert valid_task(name="modules", split="train"), "a key of another task is noted, not refused"
 
 
-@pytest.mark.cases("file", sorted(CONF.glob("task/*.yaml")))
+@pytest.mark.parametrize("file", sorted(CONF.glob("task/*.yaml")))
 def test_every_task_is_valid(file: Path) -> None:
     assert VALIDATOR.is_valid({"task": yaml.safe_load(file.read_text())})
 

@@ -26,7 +26,7 @@ def test_aliases_that_multiply_are_refused(text: str, what: str) -> None:
         check_text(text)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "text",
     [
         "",
@@ -41,7 +41,7 @@ def test_ordinary_files_are_read(text: str) -> None:
     check_text(text)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("text", "what"),
     [
         ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), f"more than {MAX_DEPTH} deep"),

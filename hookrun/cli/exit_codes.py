@@ -16,7 +16,7 @@ DONE, FAILED, REFUSED, CHECK = 0, 1, 2, 3
 
 NEEDED = frozenset(
     {
-        *("PIL", "hydra", "jinja2", "numpy", "omegaconf", "pydantic", "re2"),
+        *("PIL", "filelock", "hydra", "jinja2", "numpy", "omegaconf", "pydantic", "re2"),
         *("rich", "safetensors", "sklearn", "torch", "torchvision", "yaml"),
     }
 )

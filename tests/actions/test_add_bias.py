@@ -14,8 +14,8 @@ from hookrun.hook_types import FORWARD, FORWARD_PRE, HOOK_TYPES
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-@pytest.mark.cases("dtype", DTYPES)
-@pytest.mark.cases("value", [0, -1, 0.1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [0, -1, 0.1])
 def test_a_number_adds_as_a_python_float_does(
     dtype: torch.dtype, value: float, build: Callable[..., Any]
 ) -> None:
@@ -35,8 +35,8 @@ def test_one_value_for_each_channel(build: Callable[..., Any]) -> None:
     assert torch.equal(biased[1, :, 2, 3], torch.tensor([1.0, 2.0, 3.0]))
 
 
-@pytest.mark.cases("shape", [(2,), (5, 1), ()])
-@pytest.mark.cases("trainable", [False, True])
+@pytest.mark.parametrize("shape", [(2,), (5, 1), ()])
+@pytest.mark.parametrize("trainable", [False, True])
 def test_a_bias_that_would_change_the_shape_is_refused(
     shape: tuple[int, ...], trainable: bool, build: Callable[..., Any]
 ) -> None:

@@ -33,7 +33,7 @@ def test_the_initial_value_defaults_to_0_and_the_shape_may_be_empty(build: Calla
     assert module.slope.shape == () and module.slope.item() == 0
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "module",
     [
         nn.Linear(2, 2).double(),

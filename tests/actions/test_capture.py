@@ -33,7 +33,7 @@ def kept(site_of: Callable[..., Any], value: Any, **keys: Any) -> Any:
 X = torch.linspace(-2, 3, 48).reshape(2, 4, 3, 2)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("reduce", "expected"),
     [
         ("mean", X.mean((1, 2, 3))),
@@ -92,7 +92,7 @@ def test_a_reduced_value_is_detached(site_of: Callable[..., Any]) -> None:
     assert not kept(site_of, X.clone().requires_grad_(), reduce="mean").requires_grad
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "reduce",
     [{}, {"mean": 1, "norm": 1}, {"median": 1}, {"topk": 0}, {"project": 1.5}, {"mean": []}, "median"],
 )

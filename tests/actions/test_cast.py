@@ -15,9 +15,9 @@ from hookrun.actions.cast import Cast
 from hookrun.hook_types import SAVED_TENSORS
 
 
-@pytest.mark.cases("original", [torch.float32, torch.float64])
-@pytest.mark.cases("dtype", ["float16", "bfloat16"])
-@pytest.mark.cases("shape", [(), (0, 3), (2, 3)])
+@pytest.mark.parametrize("original", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
 def test_the_restored_tensor_is_rounded_once(
     original: torch.dtype, dtype: str, shape: tuple[int, ...], build: Callable[..., Any]
 ) -> None:

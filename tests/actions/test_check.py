@@ -67,8 +67,8 @@ def test_a_value_clamped_to_a_bound_passes_that_bound(dtype: torch.dtype) -> Non
     assert passes(Check(min=-0.1, max=0.1), x)
 
 
-@pytest.mark.cases("dtype", DTYPES[:1] + DTYPES[2:])
-@pytest.mark.cases("finite", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES[:1] + DTYPES[2:])
+@pytest.mark.parametrize("finite", [True, False])
 def test_bounds_beyond_the_dtype_admit_finite_values_but_no_infinity(
     dtype: torch.dtype, finite: bool
 ) -> None:
@@ -95,7 +95,7 @@ def test_an_empty_tensor_passes() -> None:
     assert site.given == []
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("params", "message"),
     [
         ({}, "finite"),
@@ -105,7 +105,7 @@ def test_an_empty_tensor_passes() -> None:
         ({"finite": False, "min": 0, "max": 3}, "at least 0 and at most 3"),
     ],
 )
-@pytest.mark.cases("policy", ["error", "stop", "warn"])
+@pytest.mark.parametrize("policy", ["error", "stop", "warn"])
 def test_the_message_states_the_requirement(
     params: dict[str, Any], message: str, policy: str, site_of: Callable[..., Any]
 ) -> None:

@@ -71,8 +71,8 @@ TENSORS: dict[str, Callable[[], Tensor]] = {
     "expanded": lambda: torch.randn(1, 3).expand(4, 3),
     "channels last": lambda: torch.randn(2, 4, 2, 3).contiguous(memory_format=torch.channels_last),
 }
-each_edit = pytest.mark.cases("action", EDITS.values())
-each_observer = pytest.mark.cases("action", OBSERVERS.values())
+each_edit = pytest.mark.parametrize("action", EDITS.values())
+each_observer = pytest.mark.parametrize("action", OBSERVERS.values())
 
 
 def edit(action: Action, function: Callable[[Any], Any], x: Tensor) -> Tensor:

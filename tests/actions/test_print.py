@@ -57,7 +57,7 @@ def test_statistics_of_booleans(printed: Printed) -> None:
     assert float(data["mean"]) == 0.25
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("x", "shown"),
     [
         (torch.tensor([[1.0, 2.5], [-3.0, 0.0]]), [[1, 2.5], [-3, 0]]),

@@ -136,7 +136,7 @@ def returns(result: Any) -> Callable[[Tensor], Any]:
     return lambda x: result(x)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("function", "says"),
     [
         (returns(lambda x: x.sum(0)), r"changes the shape from \[2, 3\] to \[3\]"),
@@ -210,7 +210,7 @@ def test_each_module_has_its_own_object_of_a_class() -> None:
         assert torch.allclose(model[1](first).mean(), torch.zeros(()), atol=1e-6)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("function", "args", "says"),
     [
         (halve, {"bye": 3}, r"hooks\.h\.args\.bye: .* takes no argument 'bye'; did you mean|there are: by"),

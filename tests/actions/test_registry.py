@@ -18,7 +18,7 @@ from hookrun.spec.hook import parse_hooks
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "conf" / "hooks").glob("*.yaml"))
-each_action = pytest.mark.cases("action", actions().values())
+each_action = pytest.mark.parametrize("action", actions().values())
 
 
 def words(node: Any) -> set[str]:
@@ -86,7 +86,7 @@ def test_every_hook_type_supports_an_action() -> None:
     assert set().union(*(action.hook_types for action in actions().values())) == set(HOOK_TYPES.values())
 
 
-@pytest.mark.cases("file", EXAMPLES)
+@pytest.mark.parametrize("file", EXAMPLES)
 def test_the_examples_use_hook_types_that_support_their_actions(file: Path) -> None:
     hooks, problems = parse_hooks(yaml.safe_load(file.read_text()))
     assert problems == []
@@ -95,7 +95,7 @@ def test_the_examples_use_hook_types_that_support_their_actions(file: Path) -> N
         assert hook.action.carried_by(hook.hook_type) is None
 
 
-@pytest.mark.cases("file", EXAMPLES)
+@pytest.mark.parametrize("file", EXAMPLES)
 def test_the_examples_begin_with_a_comment(file: Path) -> None:
     assert re.match(r"# [A-Z].*\w", file.read_text())
 

@@ -13,8 +13,8 @@ from hookrun.actions.replace import Replace
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-@pytest.mark.cases("dtype", DTYPES)
-@pytest.mark.cases("shape", [(), (0, 3), (2, 3)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
 def test_a_number_fills_the_tensor(
     dtype: torch.dtype, shape: tuple[int, ...], build: Callable[..., Any]
 ) -> None:

@@ -14,8 +14,8 @@ from hookrun.actions.scale import Scale
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-@pytest.mark.cases("dtype", DTYPES)
-@pytest.mark.cases("factor", [0, 1, -2.5, 0.1, 1e6])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("factor", [0, 1, -2.5, 0.1, 1e6])
 def test_a_number_multiplies_as_a_python_float_does(
     dtype: torch.dtype, factor: float, build: Callable[..., Any]
 ) -> None:

@@ -38,7 +38,7 @@ def test_a_number_is_an_operand_on_the_cpu_with_any_default_device() -> None:
     }
 
 
-@pytest.mark.cases("bound", [0.0, 0.1, -7e4, 1e39, float("inf"), -float("inf")])
+@pytest.mark.parametrize("bound", [0.0, 0.1, -7e4, 1e39, float("inf"), -float("inf")])
 def test_a_bound_beyond_a_dtype_is_its_largest_finite_number(bound: float) -> None:
     for dtype, number in nearest_finite(bound).items():
         top = torch.finfo(dtype).max

@@ -32,6 +32,7 @@ compute.capture_buffer compute.compile compute.deterministic compute.device
 compute.fsdp.mixed_precision compute.fsdp.reshard_after_forward compute.fsdp.wrap compute.precision compute.strategy
 compute.threads compute.timeout
 data.args data.batch_size data.name data.root data.train_transforms data.transforms data.workers
+hooked
 hooks
 model.name model.weights
 objective.direction
@@ -73,7 +74,7 @@ def test_there_is_a_file_for_every_task() -> None:
     assert {path.stem for path in FILES if path.parts[0] == "task"} == set(tasks())
 
 
-@pytest.mark.cases(("name", "task"), tasks().items())
+@pytest.mark.parametrize(("name", "task"), tasks().items())
 def test_the_file_of_a_task_names_it_and_lists_its_keys(name: str, task: type[Task]) -> None:
     section = compose_dict([f"task={name}"])["task"]
     assert section.pop("name") == name
@@ -90,20 +91,20 @@ def one_of_each_group() -> list[list[str]]:
     return [[choice for choice in row if choice] for row in zip_longest(*groups.values())]
 
 
-@pytest.mark.cases("choices", one_of_each_group())
+@pytest.mark.parametrize("choices", one_of_each_group())
 def test_every_choice_gives_a_valid_experiment(choices: list[str]) -> None:
     own = [f"{group}.factory=mypkg.own:build" for group in ("model", "data") if f"{group}=python" in choices]
     parse_experiment(compose_dict([*choices, *own]))
 
 
-@pytest.mark.cases("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_is_placed_at_the_root_and_has_a_comment_on_what_it_shows(name: str) -> None:
     header, comment = (CONF / f"experiment/{name}.yaml").read_text().splitlines()[:2]
     assert header == "# @package _global_"
     assert comment.startswith("# ") and len(comment) < 100
 
 
-@pytest.mark.cases("name", [name for name in EXPERIMENTS if name.startswith("tutorial/")])
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("tutorial/")])
 def test_the_task_of_a_tutorial_can_be_changed_on_the_command_line(name: str) -> None:
     assert compose_dict([f"experiment={name}", "task=evaluate"])["task"]["name"] == "evaluate"
 
@@ -129,7 +130,7 @@ def test_the_task_of_an_experiment_can_be_changed_to_plan_which_writes_no_files(
         assert list(tmp_path.iterdir()) == [], name
 
 
-@pytest.mark.cases("path", FILES)
+@pytest.mark.parametrize("path", FILES)
 def test_files_are_short_explained_and_hold_no_code(path: Path) -> None:
     text = (CONF / path).read_text()
     assert text.startswith("# ")

@@ -51,7 +51,7 @@ def test_it_runs_and_every_hook_fires(name: str, capsys, request: pytest.Fixture
     assert hookrun.open_run("outputs/latest").status["status"] == "done"
 
 
-@pytest.mark.cases("name", sorted(file.stem for file in (CONF / "hooks").glob("*.yaml")))
+@pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "hooks").glob("*.yaml")))
 def test_every_hook_set_fits_the_small_network_and_runs(name: str, capsys) -> None:
     assert main([f"hooks={name}", *SMALL, "train.limit_batches=1", "data.batch_size=8", "strict=true"]) == 0
     hooks = yaml.safe_load((CONF / f"hooks/{name}.yaml").read_text()) or {}

@@ -27,7 +27,7 @@ def test_there_is_a_file_for_each_data_set_and_no_other() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(names())
 
 
-@pytest.mark.cases("name", names())
+@pytest.mark.parametrize("name", names())
 def test_it_names_its_data_set_and_shows_every_key(name: str) -> None:
     own = set() if name == "python" else {"factory"}
     assert set(content(name)) == set(Data.model_fields) - own
@@ -35,14 +35,14 @@ def test_it_names_its_data_set_and_shows_every_key(name: str) -> None:
     assert (section.name, section.batch_size) == (name, 64)
 
 
-@pytest.mark.cases("name", names())
+@pytest.mark.parametrize("name", names())
 def test_it_begins_with_a_comment_on_the_data(name: str) -> None:
     first = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# ")
     assert first[2] != "@"
 
 
-@pytest.mark.cases("name", registry._SOURCES)
+@pytest.mark.parametrize("name", registry._SOURCES)
 def test_it_lists_all_arguments_at_their_defaults(name: str) -> None:
     module, constant = registry._SOURCES[name]
     args: type[Args] = getattr(import_module(module), constant).args
@@ -51,7 +51,7 @@ def test_it_lists_all_arguments_at_their_defaults(name: str) -> None:
     }
 
 
-@pytest.mark.cases("name", names())
+@pytest.mark.parametrize("name", names())
 def test_its_transforms_are_valid(name: str) -> None:
     section = Data(**content(name))
     for transforms in (section.transforms, section.train_transforms or {}):

@@ -20,7 +20,7 @@ def tensors(split: Split, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack(inputs), torch.stack(targets)
 
 
-@pytest.mark.cases("split", ["train", "val"])
+@pytest.mark.parametrize("split", ["train", "val"])
 def test_the_description_fits_the_loaded_samples(split: Split) -> None:
     info = describe(DIGITS, split)
     inputs, targets = tensors(split)

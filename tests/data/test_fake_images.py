@@ -88,7 +88,7 @@ def test_an_empty_split_is_an_error_where_it_is_used() -> None:
         assert [problem.where for problem in caught.value.errors] == ["data.args.val_size"]
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("key", "value"),
     [("shape", [3, 8]), ("shape.1", [3, 0, 8]), ("num_classes", 0), ("train_size", -1), ("seed", -1)],
 )

@@ -125,7 +125,7 @@ def test_folders_named_like_splits_are_not_classes(tmp_path: Path, write_images:
     assert problem(section(tmp_path)).what.endswith("beside it there is testing, training")
 
 
-@pytest.mark.cases("folder", ["", "train"])
+@pytest.mark.parametrize("folder", ["", "train"])
 def test_no_class_folders(tmp_path: Path, folder: str) -> None:
     (tmp_path / folder).mkdir(exist_ok=True)
     assert (

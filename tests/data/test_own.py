@@ -53,7 +53,7 @@ def test_samples_are_tensors_and_the_seed_is_the_experiment_s() -> None:
         samples[2]
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("made", "said"),
     [
         (lambda split: 3, "returned an object of type int for the split 'train'"),

@@ -92,7 +92,7 @@ def test_statistics_do_not_fit_integers() -> None:
     assert problem.where == f"{WHERE}.normalize"
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "transforms",
     [
         {"resize": {"size": [4, 6]}},
@@ -105,7 +105,7 @@ def test_images_of_any_size_become_images_of_one_size(transforms: dict[str, Any]
     assert pipeline(**transforms).fit(ANY_IMAGE) == TensorInfo((3, 4, 6), torch.float32)
 
 
-@pytest.mark.cases("transforms", [{}, {"resize": {"size": 6}}, {"flatten": {}}])
+@pytest.mark.parametrize("transforms", [{}, {"resize": {"size": 6}}, {"flatten": {}}])
 def test_images_that_stay_of_different_sizes_are_refused_with_advice(transforms: dict[str, Any]) -> None:
     (problem,) = misfits(ANY_IMAGE, **transforms)
     assert problem.where == WHERE

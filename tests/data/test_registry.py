@@ -44,7 +44,7 @@ def test_the_names_are_public() -> None:
     assert names() == (*NAMES, "python")
 
 
-@pytest.mark.cases("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_name_gives_its_source(name: str) -> None:
     module, constant = registry._SOURCES[name]
     source = getattr(import_module(module), constant)
@@ -96,7 +96,7 @@ def test_a_misfit_of_both_splits_is_reported_once() -> None:
     ]
 
 
-@pytest.mark.cases("split", get_args(Split))
+@pytest.mark.parametrize("split", get_args(Split))
 def test_transforms_shape_what_is_described_and_what_is_loaded(split: Split) -> None:
     config = Data(name="digits", transforms={"resize": {"size": [6, 4]}, "rgb": None, "flatten": {}})
     info = describe(config, split)

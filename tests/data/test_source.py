@@ -22,7 +22,7 @@ def test_a_missing_root_argument_is_an_error() -> None:
     ]
 
 
-@pytest.mark.cases("name", ["missing", "file"])
+@pytest.mark.parametrize("name", ["missing", "file"])
 def test_a_path_that_is_not_a_folder_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SpecError) as caught:

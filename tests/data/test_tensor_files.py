@@ -74,8 +74,8 @@ def test_only_the_named_tensors_are_read(tmp_path: Path) -> None:
         assert read_tensors(path, WHERE, ["b"]) == {"b": torch.ones(1)}
 
 
-@pytest.mark.cases("order", ["<", ">"])
-@pytest.mark.cases("layout", ["C", "F"])
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("layout", ["C", "F"])
 def test_arrays_of_any_byte_order_and_layout_are_read(tmp_path: Path, order: str, layout: str) -> None:
     array = np.asarray([[1, 2, 3], [4, 5, 6]], dtype=f"{order}f4", order=layout)  # type: ignore[call-overload]
     np.savez_compressed(tmp_path / "x.npz", a=array)
@@ -103,13 +103,13 @@ def test_a_missing_file_is_named_with_its_whole_path(tmp_path: Path) -> None:
     assert "there is no file" in damage(tmp_path / "x.npz").what
 
 
-@pytest.mark.cases("name", ["x.pt", "x.npy", "x"])
+@pytest.mark.parametrize("name", ["x.pt", "x.npy", "x"])
 def test_other_kinds_of_files_are_refused_before_they_are_opened(tmp_path: Path, name: str) -> None:
     assert damage(tmp_path / name).hint == "give a file that ends in .safetensors or .npz"
 
 
-@pytest.mark.cases("suffix", [".npz", ".safetensors"])
-@pytest.mark.cases("part", ["empty", "nonsense", "half"])
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize("part", ["empty", "nonsense", "half"])
 def test_a_broken_file_is_an_error_at_its_key(tmp_path: Path, suffix: str, part: str) -> None:
     path = save(tmp_path / f"x{suffix}", {"a": torch.rand(100)})
     whole = path.read_bytes()
@@ -126,7 +126,7 @@ def test_data_damaged_behind_a_good_header_is_found_when_it_is_read(tmp_path: Pa
     assert "Bad CRC-32" in damage(path).what
 
 
-@pytest.mark.cases("version", [(1, 0), (2, 0)])
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
 def test_both_versions_of_numpys_format_are_read(tmp_path: Path, version: tuple[int, int]) -> None:
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, np.ones(2), version=version)

@@ -9,7 +9,7 @@ from token_samples import made, real
 GENERATED = ("repeated_tokens", "modular_addition", "names")
 
 
-@pytest.mark.cases("name", GENERATED)
+@pytest.mark.parametrize("name", GENERATED)
 def test_samples_are_as_described_and_the_same_on_either_side_of_the_padding(name: str) -> None:
     small = {} if name == "modular_addition" else {"val_size": 20}
     info, right = made(name, **small)

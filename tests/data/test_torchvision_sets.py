@@ -90,7 +90,7 @@ def test_samples_pickle_for_worker_processes(mnist_root: Path) -> None:
     assert torch.equal(torch.as_tensor(again[3][0]), torch.as_tensor(samples[3][0]))
 
 
-@pytest.mark.cases("name", [*MNIST_LIKE, *CIFAR_LIKE])
+@pytest.mark.parametrize("name", [*MNIST_LIKE, *CIFAR_LIKE])
 def test_missing_files_are_named_with_where_they_were_looked_for_and_how_to_get_them(
     tmp_path: Path, name: str
 ) -> None:
@@ -111,7 +111,7 @@ def test_only_the_missing_files_are_named(mnist_root: Path) -> None:
     assert found.what == f"the data set 'mnist' lacks t10k-labels-idx1-ubyte in {mnist_root / 'MNIST/raw'}"
 
 
-@pytest.mark.cases("download", [False, True])
+@pytest.mark.parametrize("download", [False, True])
 def test_without_a_root_the_error_says_how_to_give_one(download: bool) -> None:
     found = problem(lambda: describe(Data(name="mnist", args={"download": download})))
     assert (found.where, found.what) == (

@@ -50,7 +50,7 @@ def test_every_transform_has_its_example() -> None:
     assert set(EXAMPLES) == set(NAMES)
 
 
-@pytest.mark.cases("name", [name for name, (_, theirs) in EXAMPLES.items() if theirs])
+@pytest.mark.parametrize("name", [name for name, (_, theirs) in EXAMPLES.items() if theirs])
 def test_a_transform_is_torchvisions_own_under_the_same_randomness(name: str) -> None:
     args, theirs = EXAMPLES[name]
     ours = transform(name, **args).function
@@ -62,7 +62,7 @@ def test_a_transform_is_torchvisions_own_under_the_same_randomness(name: str) ->
         assert torch.equal(ours(IMAGE), expected)
 
 
-@pytest.mark.cases("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_transform_pickles_for_worker_processes(name: str) -> None:
     built = transform(name, **EXAMPLES[name][0]).function
     again = pickle.loads(pickle.dumps(built))
@@ -72,7 +72,7 @@ def test_a_transform_pickles_for_worker_processes(name: str) -> None:
     assert torch.equal(again(IMAGE), expected)
 
 
-@pytest.mark.cases("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_transform_leaves_its_input_as_it_was(name: str) -> None:
     before = IMAGE.clone()
     transform(name, **EXAMPLES[name][0]).function(IMAGE)
@@ -93,18 +93,18 @@ def test_interpolation_is_chosen_by_name() -> None:
     assert torch.equal(resized, v2.Resize([2, 2], interpolation=v2.InterpolationMode.NEAREST)(IMAGE))
 
 
-@pytest.mark.cases("name", sorted(set(NAMES) - {"flatten", "to_dtype"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"flatten", "to_dtype"}))
 def test_transforms_of_images_refuse_other_samples(name: str) -> None:
     assert misfit(name, (64,), **EXAMPLES[name][0]) == "it takes an image [C, H, W]"
     assert misfit(name, (3, 8, 8), **EXAMPLES[name][0]) is None
 
 
-@pytest.mark.cases("name", ["flatten", "to_dtype"])
+@pytest.mark.parametrize("name", ["flatten", "to_dtype"])
 def test_some_take_any_sample(name: str) -> None:
     assert misfit(name, (64,), **EXAMPLES[name][0]) is None
 
 
-@pytest.mark.cases("name", ["rgb", "grayscale", "color_jitter"])
+@pytest.mark.parametrize("name", ["rgb", "grayscale", "color_jitter"])
 def test_colours_are_one_channel_or_three(name: str) -> None:
     assert misfit(name, (2, 8, 8)) == "it takes images of 1 or 3 channels"
     assert misfit(name, (1, 8, 8)) is None
@@ -125,7 +125,7 @@ def test_statistics_are_refused_where_only_one_of_both_fits() -> None:
     assert misfit("normalize", (3, 8, 8), mean=[0, 0, 0], std=[1]) == "the number of stds is 1"
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("name", "args", "key"),
     [
         ("resize", {}, "size"),
@@ -150,7 +150,7 @@ def test_arguments_that_do_not_fit_the_signature_are_refused_by_name(
     assert refused(name, args).where == f"{name}.{key}"
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("name", "args", "said"),
     [
         ("resize", {"size": [8, 8, 8]}, "size can be"),
@@ -173,7 +173,7 @@ def test_values_that_torchvisions_constructor_refuses_are_reported_in_its_words(
     assert said in problem.what
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("name", "args"),
     [
         ("resize", {"size": 8, "interpolation": "box"}),
@@ -192,7 +192,7 @@ def test_values_that_torchvision_refuses_only_on_a_sample_are_found_without_one(
         pipeline.fit(TensorInfo((3, 16, 16), torch.float32))
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("name", "argument"),
     [("normalize", "inplace"), ("random_rotation", "expand")],
 )
@@ -201,12 +201,12 @@ def test_arguments_that_would_break_a_data_set_are_left_out(name: str, argument:
     assert refused(name, args).what == "unknown key"
 
 
-@pytest.mark.cases("name", ["Resize", "Lambda", "lambda", "__class__", "functional", "Compose"])
+@pytest.mark.parametrize("name", ["Resize", "Lambda", "lambda", "__class__", "functional", "Compose"])
 def test_no_other_name_is_a_transform(name: str) -> None:
     assert refused(name, {"lambd": "print"}).what == "unknown transform"
 
 
-@pytest.mark.cases("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_callable_or_a_class_is_never_an_argument(name: str) -> None:
     for key in EXAMPLES[name][0]:
         for value in (print, torch.Tensor, "os.system"):

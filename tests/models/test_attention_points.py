@@ -16,7 +16,7 @@ from hookrun.models import attention_points
 pytest.importorskip("transformers")
 
 
-@pytest.mark.cases("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_points_equal_eager_attention_exactly_and_hooks_on_them_act(name: str) -> None:
     eager, points = random_model(name, "eager"), random_model(name, "points")
     inputs = batch(name)
@@ -80,7 +80,7 @@ def test_values_at_the_points_have_positions_and_heads() -> None:
     }
 
 
-@pytest.mark.cases("name", ["gpt2", "llama", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_results_of_the_heads_sum_to_the_output_projection_and_can_be_edited(name: str) -> None:
     eager, model = random_model(name, "eager"), random_model(name, "points", result=True)
     inputs = batch(name)
@@ -106,7 +106,7 @@ def test_results_are_refused_for_models_without_an_output_projection() -> None:
     assert "`result: true` goes with `attention: points`" in problem(result=True, config=GPT2)
 
 
-@pytest.mark.cases("name", ["llama", "bert"])
+@pytest.mark.parametrize("name", ["llama", "bert"])
 def test_points_equal_eager_attention_in_bfloat16_too(name: str) -> None:
     """One of the two models computes its softmax in float32, the other does not."""
     inputs = batch(name)
@@ -114,7 +114,7 @@ def test_points_equal_eager_attention_in_bfloat16_too(name: str) -> None:
     assert found[0].dtype is torch.bfloat16 and torch.equal(*found)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("name", "said"),
     [
         ("gpt_oss", "the attention of GptOssAttention is not computed as hookrun's is"),

@@ -30,8 +30,8 @@ def test_every_point_is_a_module_in_the_order_of_computation() -> None:
     assert attention_only == set(names) - gone - {"blocks.0.ln2"}
 
 
-@pytest.mark.cases("positions", ["learned", "rotary"])
-@pytest.mark.cases("mlp", [True, False])
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("mlp", [True, False])
 def test_a_prompt_has_the_same_results_in_a_padded_batch_and_alone(positions: str, mlp: bool) -> None:
     model = scrambled(made(positions=positions, mlp=mlp))
     ids = torch.randint(20, (3, 10), generator=torch.Generator().manual_seed(0))

@@ -23,8 +23,8 @@ from hookrun.spec.experiment import Model
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 OF_IMAGES = [name for name in own_names() if name != "decoder"]  # it takes token ids: see test_decoder.py
-each_own = pytest.mark.cases("name", OF_IMAGES)
-each_file = pytest.mark.cases("file", sorted(CONF.rglob("*.yaml")))
+each_own = pytest.mark.parametrize("name", OF_IMAGES)
+each_file = pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")))
 
 
 def built(name: str, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, **args: object) -> nn.Module:
@@ -33,7 +33,7 @@ def built(name: str, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, **ar
 
 
 @each_own
-@pytest.mark.cases("shape", [(1, 8, 8), (3, 10, 10)])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 10, 10)])
 def test_a_model_accepts_batches_of_any_image_data(name: str, shape: tuple[int, ...]) -> None:
     output = built(name, shape)(torch.rand(4, *shape))
     assert output.isfinite().all()

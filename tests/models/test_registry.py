@@ -40,7 +40,7 @@ def test_hookrun_s_models_torchvision_s_and_python_share_one_namespace() -> None
     assert set(own_names()) < set(names())
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("typo", "meant"), [("ccn", "cnn"), ("resnet-18", "resnet18"), ("tutorial/ad", "tutorial/add")]
 )
 def test_an_unknown_model_is_refused_with_the_nearest_names(typo: str, meant: str) -> None:
@@ -110,7 +110,7 @@ def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
     assert str(gone) in found["model.weights"]
 
 
-@pytest.mark.cases("value", [5, "32", [32], [32, 64, 128], [32, 0], [32, 1.5], [32, True], None])
+@pytest.mark.parametrize("value", [5, "32", [32], [32, 64, 128], [32, 0], [32, 1.5], [32, True], None])
 def test_a_value_that_does_not_fit_is_refused_before_a_module_is_built(value: object) -> None:
     found = problems(Model(name="cnn", args={"channels": value}))
     assert {p.where.removesuffix(".0").removesuffix(".1") for p in found} == {"model.args.channels"}

@@ -45,7 +45,7 @@ def problems(config: Model) -> list[Problem]:
     return caught.value.errors
 
 
-@pytest.mark.cases("name", list_models())
+@pytest.mark.parametrize("name", list_models())
 def test_every_model_of_torchvision_is_prepared_without_a_download(name: str) -> None:
     call = vision.prepare(Model(name=name), DIGITS)
     assert call.problems == ()
@@ -81,7 +81,7 @@ def test_an_argument_with_a_default_in_the_builder_only_is_accepted() -> None:
     assert "multiple values" in problem.what
 
 
-@pytest.mark.cases("name", ["weights", "progress"])
+@pytest.mark.parametrize("name", ["weights", "progress"])
 def test_weights_are_not_an_argument(name: str) -> None:
     assert [p.where for p in problems(Model(name="resnet18", args={name: None}))] == [f"model.args.{name}"]
 
@@ -104,7 +104,7 @@ def test_weights_of_another_model_are_refused() -> None:
     assert "'ResNet18_Weights.IMAGENET1K_V1'" in problem.what
 
 
-@pytest.mark.cases("weights", ["DEFAULT", "IMAGENET1K_V1", "ResNet18_Weights.IMAGENET1K_V1"])
+@pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V1", "ResNet18_Weights.IMAGENET1K_V1"])
 def test_published_weights_bring_their_own_number_of_classes(weights: str) -> None:
     call = vision.prepare(Model(name="resnet18", weights=weights), DIGITS)
     assert (call.problems, dict(call.args)) == ((), {})

@@ -59,7 +59,7 @@ def test_names_of_published_weights_are_names() -> None:
     assert not is_path("ResNet18_Weights.IMAGENET1K_V1")
 
 
-@pytest.mark.cases("weights", [None, "DEFAULT"])
+@pytest.mark.parametrize("weights", [None, "DEFAULT"])
 def test_without_a_path_nothing_is_loaded(weights: str | None) -> None:
     model = net()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -70,14 +70,16 @@ def test_without_a_path_nothing_is_loaded(weights: str | None) -> None:
 # --- what is loaded
 
 
-@pytest.mark.cases("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_state_dict_is_loaded_completely(tmp_path: Path, suffix: str) -> None:
     source, model = net(), net()
     assert load_weights(model, config(saved(tmp_path / f"w{suffix}", source.state_dict()))) == {}
     assert equal(model.state_dict(), source.state_dict())
 
 
-@pytest.mark.cases("wrapped", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s, "args": None}])
+@pytest.mark.parametrize(
+    "wrapped", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s, "args": None}]
+)
 def test_it_is_found_inside_a_training_script_s_checkpoint(tmp_path: Path, wrapped: object) -> None:
     source, model = net(), net()
     assert callable(wrapped)
@@ -191,8 +193,8 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     assert ".safetensors, .pt or .pth" in problem.what
 
 
-@pytest.mark.cases("suffix", SUFFIXES)
-@pytest.mark.cases("content", [b"", b"no tensors at all"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("content", [b"", b"no tensors at all"])
 def test_a_damaged_file_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"w{suffix}"
     path.write_bytes(content)
@@ -217,7 +219,7 @@ def test_a_file_that_holds_code_is_refused_and_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "exploded").exists()
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("content", "said"),
     [([1, 2], "holds list"), ({"epoch": 3, "lr": 0.1}, "2 of 2 entries that are not tensors: epoch, lr")],
 )

@@ -18,7 +18,7 @@ def told(check: Any, **changes: Any) -> dict[str, str]:
     return {problem.where: problem.what for problem in check(plan)}
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("changes", "where", "why"),
     [
         ({"action": "print", "factor": None}, "hooks.h", "passes values to Python"),

@@ -33,7 +33,7 @@ def problems(select: Any, hook: str = "forward", **more: Any) -> list[str]:
     return [str(problem) for problem in caught.value.errors]
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("select", "found"),
     [
         ("ps[-1]", ["ps.10"]),
@@ -56,14 +56,14 @@ def test_an_index_does_not_select_parameters_on_module_hooks() -> None:
     assert problems("ps[-1]")[0].startswith("hooks.h.select: 'ps[-1]' matches no module of Net")
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "select", ["type:{Linear,Conv2d}", {"type": "{Lin*,Conv{1,2}d}"}, "type:{torch.nn.modules.conv.*,Linear}"]
 )
 def test_braces_list_classes(select: Any) -> None:
     assert paths(select) == ["h.0", "h.1"]
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("select", "said"),
     [
         (
@@ -105,7 +105,7 @@ def test_of_very_many_members_without_a_match_some_are_reported() -> None:
     assert len(problems(["h.0", *(f"x{n}" for n in range(500))])) == 20
 
 
-@pytest.mark.cases("expect", [">=0", "0..3", "<=2"])
+@pytest.mark.parametrize("expect", [">=0", "0..3", "<=2"])
 def test_members_may_match_nothing_where_expect_allows_0(expect: str) -> None:
     assert paths(["h.0", "nosuch"], expect=expect) == ["h.0"]
 

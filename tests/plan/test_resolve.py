@@ -85,7 +85,7 @@ def test_a_disabled_hook_is_not_planned_and_not_resolved() -> None:
     assert plan(Net(), select="nothing", enabled=False).hooks == ()
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("hook", "said"),
     [
         ({"select": "fcc"}, "'fcc' matches no module of Net\n    did you mean 'fc'?"),
@@ -147,7 +147,7 @@ def test_hooks_find_the_parameters_that_other_hooks_will_add() -> None:
     assert hookrun.compile(spec, Net()).hooks[0].matches[0].path == "fc.extra"
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("wrap", "advice"),
     [
         (lambda: torch.compile(nn.Linear(1, 1)), "install the hooks first"),
@@ -167,7 +167,7 @@ def test_the_model_is_not_changed() -> None:
     }
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("hook", "action"),
     [
         ("grad", {"action": "capture"}),

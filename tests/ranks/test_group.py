@@ -130,7 +130,7 @@ def told(ranks: RankGroup, error: BaseException) -> BaseException:
     return caught.value
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "error, text, code",
     [
         (CheckFailed("found inf"), "found inf", 3),

@@ -76,7 +76,7 @@ def test_gradients_of_a_parameter_are_firings(tmp_path: Path) -> None:
     assert norms == pytest.approx(random(6, 4, 5).flatten(1).norm(dim=1).tolist())
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("batch", "problem"),
     [
         (torch.full((4, 3), math.nan), "none of its values is finite"),

@@ -49,7 +49,7 @@ def traced(hooks: Installation, *, targeted: bool = True) -> Traced:
     return Traced(site, targeted=targeted)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "keys",
     [
         SCALED,

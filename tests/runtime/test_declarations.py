@@ -79,7 +79,7 @@ class Widens(Doubles):
         return x.double()
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("action", "says"),
     [
         (Draws(), "uses `generator` of its site: name it in `uses`"),

@@ -39,7 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for hook, kind in HOOK_TYPES.items()
             if kind in action.hook_types
         ]
-        cases = pytest.mark.cases("alone", hooks)
+        cases = pytest.mark.parametrize("alone", hooks)
         metafunc.parametrize("alone", [pytest.param(None, marks=cases)], ids=["every action"])
 
 

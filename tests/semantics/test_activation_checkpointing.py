@@ -89,8 +89,8 @@ def trained(net: nn.Module, hooks: dict[str, Any], steps: int = 3) -> tuple[list
     return gradients, installed
 
 
-@pytest.mark.cases("mode", MODES)
-@pytest.mark.cases(
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
     "hook",
     [
         {"hook": "forward", "action": "scale", "factor": 0.5},
@@ -120,9 +120,9 @@ def test_gradients_equal_those_without_checkpointing(mode: str, hook: dict[str, 
     assert any(with_checkpoints.fired.values())
 
 
-@pytest.mark.cases("mode", MODES)
-@pytest.mark.cases("kind", ["forward_pre", "forward", "output_grad", "backward", "backward_pre"])
-@pytest.mark.cases("action", ["capture", "stats", "print", "check"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["forward_pre", "forward", "output_grad", "backward", "backward_pre"])
+@pytest.mark.parametrize("action", ["capture", "stats", "print", "check"])
 def test_a_recomputed_call_is_recorded_once(
     mode: str, kind: str, action: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,8 +141,10 @@ def test_a_recomputed_call_is_recorded_once(
         assert_same(in_order(with_checkpoints.records), in_order(without.records))
 
 
-@pytest.mark.cases("mode", MODES)
-@pytest.mark.cases("kind", ["grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "kind", ["grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"]
+)
 def test_hooks_on_parameters_fire_as_often_as_without_checkpointing(mode: str, kind: str) -> None:
     plain, other = nets(checkpointed(mode))
     hooks = {"h": {"select": "blocks", "hook": kind, "action": "clamp", "min": -0.01, "max": 0.01}}
@@ -166,8 +168,8 @@ class Nested(Net):
 
 # from the inner region, in the first run
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-@pytest.mark.cases("inner", MODES)
-@pytest.mark.cases("outer", MODES)
+@pytest.mark.parametrize("inner", MODES)
+@pytest.mark.parametrize("outer", MODES)
 def test_nested_regions_give_the_results_without_checkpointing(outer: str, inner: str) -> None:
     torch.manual_seed(0)
     plain, other = Nested(), Nested(checkpointed(inner))

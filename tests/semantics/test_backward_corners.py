@@ -67,8 +67,8 @@ SUCCESSORS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.cases("kind", ["backward", "backward_pre", "output_grad"])
-@pytest.mark.cases("name", SUCCESSORS)
+@pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
+@pytest.mark.parametrize("name", SUCCESSORS)
 def test_gradients_are_right_before_an_in_place_successor(name: str, kind: str) -> None:
     torch.manual_seed(0)
     model = InPlace(SUCCESSORS[name])
@@ -150,8 +150,8 @@ class Around(nn.Module):
         return self.inner(y), beside
 
 
-@pytest.mark.cases("kind", ["backward", "backward_pre", "output_grad"])
-@pytest.mark.cases("name", RETURNING)
+@pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
+@pytest.mark.parametrize("name", RETURNING)
 def test_a_module_that_returns_its_input_sees_the_gradient_of_its_own_use(name: str, kind: str) -> None:
     """Hooks see and edit the gradient of this module's use only, not that of other uses of the input."""
     torch.manual_seed(0)
@@ -253,8 +253,8 @@ def test_a_module_whose_output_has_no_gradient_is_an_error_that_names_it(kind: s
         )
 
 
-@pytest.mark.cases("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.cases("kind", ["backward", "backward_pre", "output_grad"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
 def test_under_no_grad_gradient_hooks_do_not_fire_and_are_reported(kind: str, mode: Any) -> None:
     model = nn.Linear(4, 4)
     with hookrun.hooked(model, spec("", kind)) as hooks, mode():

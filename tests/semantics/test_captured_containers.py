@@ -93,7 +93,7 @@ CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor], Ca
 }  # fmt: skip
 
 
-@pytest.mark.cases("kind", CONTAINERS)
+@pytest.mark.parametrize("kind", CONTAINERS)
 def test_a_captured_container_is_copied_with_tensors_and_plain_members(kind: str) -> None:
     make, tensor_of, notes_of = CONTAINERS[kind]
     value = make(torch.ones(3, requires_grad=True) * 1)
@@ -109,7 +109,7 @@ def test_a_captured_container_is_copied_with_tensors_and_plain_members(kind: str
     assert notes_of(value) == [1, 2] and tensor_of(value).tolist() == [2.0] * 3
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("value", "change"),
     [
         ([1], lambda v: v.append(2)),
@@ -241,7 +241,7 @@ class Returns(nn.Module):
         return self.make(x)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("make", "at", "hint"),
     [
         (Opaque, None, "target: logits"),

@@ -51,8 +51,8 @@ if fast.IS_ON:  # only a copy on write shares the memory of the expanded tensor
     PARTS["expanded"] = (lambda x: (x[:1, :1] * 1).expand(BATCH, LENGTH, WIDTH), {}, WIDTH)
 
 
-@pytest.mark.cases("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-@pytest.mark.cases("name", PARTS)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", PARTS)
 def test_a_captured_part_holds_the_memory_of_that_part_only(name: str, mode: Any) -> None:
     make, keys, elements = PARTS[name]
     model = Makes(make)
@@ -87,7 +87,7 @@ def test_max_bytes_counts_the_memory_of_an_expanded_tensor() -> None:
     assert len(kept) == 8 and sum(map(kept_bytes, kept)) == 8 * 4 * WIDTH
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("limit", "rows"), [(3, 0), (4, 1), (7, 1), (11, 2), (16, 4), (23, 5), (64, 16), (1000, 20)]
 )
 def test_a_batch_beyond_max_bytes_is_cut_at_the_row(limit: int, rows: int) -> None:

@@ -143,7 +143,7 @@ def assert_same(found: Any, expected: Any) -> None:
             assert found == expected
 
 
-@pytest.mark.cases("name", VALUES)
+@pytest.mark.parametrize("name", VALUES)
 def test_every_container_keeps_its_type_and_every_tensor_is_edited(name: str) -> None:
     value, again = VALUES[name](), VALUES[name]()
     found = edited(value)
@@ -151,7 +151,7 @@ def test_every_container_keeps_its_type_and_every_tensor_is_edited(name: str) ->
     assert_same(value, again)  # the module's own output is not written to
 
 
-@pytest.mark.cases("name", VALUES)
+@pytest.mark.parametrize("name", VALUES)
 def test_a_capture_is_the_container_with_detached_tensors(name: str) -> None:
     model, value = Outer(), VALUES[name]()
     with hookrun.hooked(model, {"h": {"select": "inner", "hook": "forward", "action": "capture"}}) as hooks:
@@ -322,8 +322,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.cases("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.cases("action", sorted(name for name, a in actions().items() if FORWARD in a.hook_types))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("action", sorted(name for name, a in actions().items() if FORWARD in a.hook_types))
 def test_every_action_keeps_shape_dtype_and_device(action: str, dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(2, 2)).to(dtype)
     spec = {"select": "0", "hook": "forward", "action": action, **PARAMETERS.get(action, {})}

@@ -62,7 +62,7 @@ def step(model: nn.Module) -> Tensor:
     return output.detach()
 
 
-@pytest.mark.cases("way", WAYS)
+@pytest.mark.parametrize("way", WAYS)
 def test_a_copy_of_a_hooked_model_has_no_hooks(alone: dict[str, Any], way: str) -> None:
     model = net()
     with hookrun.hooked(model, {"h": {"select": "first", **alone}}) as hooks:

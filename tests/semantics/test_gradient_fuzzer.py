@@ -254,7 +254,7 @@ def compare(seed: int) -> str:
     return "same"
 
 
-@pytest.mark.cases("start", range(0, MODELS, 50))
+@pytest.mark.parametrize("start", range(0, MODELS, 50))
 def test_random_models_agree_with_identities_written_by_hand(start: int) -> None:
     refused = sum(compare(seed) == "refused" for seed in range(start, start + 50))
     assert refused <= 5, "what is refused is the exception"

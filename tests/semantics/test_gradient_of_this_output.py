@@ -79,8 +79,8 @@ CASES = {
 }
 
 
-@pytest.mark.cases("kind", KINDS)
-@pytest.mark.cases("name", CASES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CASES)
 def test_a_later_write_through_an_alias_gives_the_same_gradients_or_is_refused(name: str, kind: str) -> None:
     function, select = CASES[name]
     model, x, y = Written(function), X.clone().requires_grad_(), X.clone().requires_grad_()
@@ -149,8 +149,8 @@ class State(nn.Module):
         return state if self.returns else state["x"] * 1
 
 
-@pytest.mark.cases("returns", [True, False])
-@pytest.mark.cases("kind", KINDS)
+@pytest.mark.parametrize("returns", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_callers_containers_keep_their_identity(kind: str, returns: bool) -> None:
     model = State(returns)
 
@@ -263,8 +263,8 @@ def test_views_and_parts_may_be_written_in_place_later(kind: str) -> None:
         assert_close(y.grad, x.grad)
 
 
-@pytest.mark.cases("last", [nn.Linear(3, 3), nn.Identity(), nn.Dropout(0.0)])
-@pytest.mark.cases("before", [False, True])
+@pytest.mark.parametrize("last", [nn.Linear(3, 3), nn.Identity(), nn.Dropout(0.0)])
+@pytest.mark.parametrize("before", [False, True])
 def test_an_outer_module_sees_the_gradient_before_the_inner_one(last: nn.Module, before: bool) -> None:
     """A Sequential returns the output of its last module: one tensor is the output of two modules."""
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), last))

@@ -65,7 +65,7 @@ def alive(kind: type) -> int:
     return sum(issubclass(type(each), kind) for each in gc.get_objects())
 
 
-@pytest.mark.cases("kind", [*EVERY, "all"])
+@pytest.mark.parametrize("kind", [*EVERY, "all"])
 def test_hundreds_of_installations_leave_the_model_collectable(kind: str) -> None:
     model = net()
     spec = EVERY if kind == "all" else {kind: EVERY[kind]}

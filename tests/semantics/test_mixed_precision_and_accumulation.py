@@ -55,7 +55,7 @@ def tensors(value: Any) -> list[Tensor]:
     return []
 
 
-@pytest.mark.cases("kind", ON_MODULE + ON_PARAMETER)
+@pytest.mark.parametrize("kind", ON_MODULE + ON_PARAMETER)
 def test_under_a_gradient_scaler_hooks_see_the_true_gradients(kind: str) -> None:
     """PyTorch's own hooks see 65536 for a gradient of 1."""
     scaler, model = GradScaler("cpu"), net()
@@ -77,9 +77,9 @@ def test_under_a_gradient_scaler_hooks_see_the_true_gradients(kind: str) -> None
         assert_close(model.get_parameter(name), parameter)
 
 
-@pytest.mark.cases("unscale", [False, True])
-@pytest.mark.cases("action", [{"action": "clamp", "max": 0.3}, {"action": "add_bias", "value": 0.1}])
-@pytest.mark.cases("kind", ON_MODULE + ON_PARAMETER)
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("action", [{"action": "clamp", "max": 0.3}, {"action": "add_bias", "value": 0.1}])
+@pytest.mark.parametrize("kind", ON_MODULE + ON_PARAMETER)
 def test_an_edit_acts_on_the_true_gradient_and_the_optimizer_uses_it(
     kind: str, action: dict[str, Any], unscale: bool
 ) -> None:
@@ -160,8 +160,8 @@ def accumulated(model: nn.Module, spec: dict[str, Any], parts: int, scaler: Grad
     return hooks
 
 
-@pytest.mark.cases("scaled", [False, True])
-@pytest.mark.cases(
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(
     ("kind", "per_step"),
     [
         ("grad", 4),
@@ -179,9 +179,9 @@ def test_hook_types_fire_per_micro_batch_or_per_step(kind: str, per_step: int, s
     assert hooks.fired["h", selected(kind)] == 2 * per_step
 
 
-@pytest.mark.cases("scaled", [False, True])
-@pytest.mark.cases("kind", ["post_accumulate_grad", "optimizer_step_pre"])
-@pytest.mark.cases("action", [{"action": "scale", "factor": 0.5}, {"action": "clamp", "max": 0.2}])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("kind", ["post_accumulate_grad", "optimizer_step_pre"])
+@pytest.mark.parametrize("action", [{"action": "scale", "factor": 0.5}, {"action": "clamp", "max": 0.2}])
 def test_four_micro_batches_give_the_gradient_of_one_large_batch(
     kind: str, action: dict[str, Any], scaled: bool
 ) -> None:

@@ -184,7 +184,7 @@ def pair(name: str) -> tuple[nn.Module, nn.Module]:
     return model, copy.deepcopy(model)
 
 
-@pytest.mark.cases("name", MODELS)
+@pytest.mark.parametrize("name", MODELS)
 def test_outputs_gradients_buffers_and_random_numbers_are_bit_equal(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,7 +198,7 @@ def test_outputs_gradients_buffers_and_random_numbers_are_bit_equal(
         assert torch.equal(ours, theirs), f"at step {number // 4}"
 
 
-@pytest.mark.cases("name", SMALL)
+@pytest.mark.parametrize("name", SMALL)
 def test_gradients_observed_on_every_module_are_bit_equal(name: str) -> None:
     plain, observed = pair(name)
     skipped = [path for path, module in plain.named_modules() if not carries_gradient(plain, module)]
@@ -212,7 +212,7 @@ def test_gradients_observed_on_every_module_are_bit_equal(name: str) -> None:
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.cases("name", SMALL)
+@pytest.mark.parametrize("name", SMALL)
 def test_backward_observers_are_equal_within_rounding(name: str) -> None:
     plain, observed = pair(name)
     skipped = [path for path, module in plain.named_modules() if not carries_gradient(plain, module)]

@@ -64,7 +64,7 @@ def calls_by_hand(model: nn.Module) -> dict[int, int]:
     return calls
 
 
-@pytest.mark.cases("part", range(4))
+@pytest.mark.parametrize("part", range(4))
 def test_in_random_trees_each_module_object_is_hooked_once(part: int) -> None:
     for seed in range(part * 50, part * 50 + 50):
         model = random_tree(seed)
@@ -130,7 +130,7 @@ def test_a_module_called_several_times_fires_at_each_call() -> None:
     assert_close(hooks.captures["h"]["inside.0"], [each.detach() for each in (one, two, three)])
 
 
-@pytest.mark.cases("call", [0, 1, 2, [0, 2], {"start": 1}, {"every": 2}])
+@pytest.mark.parametrize("call", [0, 1, 2, [0, 2], {"start": 1}, {"every": 2}])
 def test_when_call_selects_calls_within_each_forward(call: object) -> None:
     torch.manual_seed(0)
     model, x = Shared(), torch.ones(1, 2)

@@ -80,8 +80,8 @@ def declared(kind: str, names: Sequence[str], **more: dict[str, Any]) -> dict[st
     return {name: {"select": select, "hook": kind, **ACTIONS[name], **more.get(name, {})} for name in names}
 
 
-@pytest.mark.cases("order", list(itertools.permutations(EDITS)))
-@pytest.mark.cases("kind", KINDS)
+@pytest.mark.parametrize("order", list(itertools.permutations(EDITS)))
+@pytest.mark.parametrize("kind", KINDS)
 def test_hooks_fire_in_declaration_order_like_registered_hooks(kind: str, order: tuple[str, ...]) -> None:
     by_hand, model = net(), net()
     for name in order:
@@ -102,7 +102,7 @@ def test_a_lower_priority_fires_first_like_prepend(kind: str) -> None:
     assert_close(found, results(by_hand))
 
 
-@pytest.mark.cases("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_hooks_of_equal_priority_fire_in_declaration_order(kind: str) -> None:
     late = {"priority": 7}
     shuffled = declared(kind, ["raise", "double", "limit"], double=late, limit=late)

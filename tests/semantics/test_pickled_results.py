@@ -69,8 +69,8 @@ def same(first: Any, second: Any) -> bool:
     return str(first) == str(second) and first.hash == second.hash and first.to_dict() == second.to_dict()
 
 
-@pytest.mark.cases("way", WAYS)
-@pytest.mark.cases("example", [None, ((torch.ones(4, 3),), {})])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("example", [None, ((torch.ones(4, 3),), {})])
 def test_a_pickled_or_copied_plan_is_equal(way: str, example: Any) -> None:
     model = net()
     plan = hookrun.compile(HOOKS, model, example=example)
@@ -129,8 +129,8 @@ def test_a_pickled_plan_keeps_values_from_files_and_runs(way: str, tmp_path: Pat
     torch.testing.assert_close(*outputs, rtol=0, atol=0)
 
 
-@pytest.mark.cases("way", WAYS)
-@pytest.mark.cases("name", ["fired", "records", "captures", "inactive", "effects"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["fired", "records", "captures", "inactive", "effects"])
 def test_captures_records_and_counts_can_be_pickled(way: str, name: str) -> None:
     model = Twice()
     with hookrun.compile(

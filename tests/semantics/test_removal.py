@@ -117,9 +117,9 @@ class Stop(BaseException):
     """Derived from BaseException, like KeyboardInterrupt."""
 
 
-@pytest.mark.cases("error", [RuntimeError, KeyboardInterrupt, SystemExit, Stop, GeneratorExit])
-@pytest.mark.cases("after", [False, True])
-@pytest.mark.cases("call", range(7))
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, Stop, GeneratorExit])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", range(7))
 def test_hooks_are_removed_after_an_exception_in_any_module_call(
     call: int, after: bool, error: type[BaseException]
 ) -> None:
@@ -147,8 +147,8 @@ def test_hooks_are_removed_after_an_exception_in_any_module_call(
     assert hooked_state(model) == before
 
 
-@pytest.mark.cases("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.cases("where", ["a", "block.0", "b"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["a", "block.0", "b"])
 def test_hooks_are_removed_after_an_exception_in_the_backward(where: str, error: type[BaseException]) -> None:
     model = net()
     before = hooked_state(model)
@@ -166,7 +166,7 @@ def test_hooks_are_removed_after_an_exception_in_the_backward(where: str, error:
         assert not hooks.inactive
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "kind", ["forward_pre", "forward", "output_grad", "backward", "grad", "optimizer_step_pre"]
 )
 def test_hooks_are_removed_after_an_error_in_a_hook(kind: str) -> None:
@@ -185,7 +185,7 @@ def test_hooks_are_removed_after_an_exception_of_the_users_code(model: Net) -> N
     assert hooked_state(model) == before
 
 
-@pytest.mark.cases("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_installations_can_be_removed_in_any_order(order: tuple[int, ...]) -> None:
     model = net()
     foreign(model)

@@ -152,9 +152,9 @@ OBSERVERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.cases("observer", OBSERVERS)
-@pytest.mark.cases("make", SHARED)
-@pytest.mark.cases("times", [1, 3])
+@pytest.mark.parametrize("observer", OBSERVERS)
+@pytest.mark.parametrize("make", SHARED)
+@pytest.mark.parametrize("times", [1, 3])
 def test_tensors_share_memory_after_an_observer_as_before(
     make: Callable[[], Shared], observer: str, times: int
 ) -> None:
@@ -181,7 +181,7 @@ WRITES = [
 ]
 
 
-@pytest.mark.cases(("make", "by"), WRITES)
+@pytest.mark.parametrize(("make", "by"), WRITES)
 def test_a_capture_does_not_follow_later_writes(make: Callable[[], Shared], by: str) -> None:
     tensor, _, fill = make()
     model = nn.Identity()
@@ -285,8 +285,8 @@ KINDS: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's warnings about prototypes and old layouts
-@pytest.mark.cases("budget", [None, 10**6])
-@pytest.mark.cases("kind", KINDS)
+@pytest.mark.parametrize("budget", [None, 10**6])
+@pytest.mark.parametrize("kind", KINDS)
 def test_captured_tensors_keep_their_kind(kind: str, budget: int | None) -> None:
     tensor, model = KINDS[kind](), nn.Identity()
     spec = {"h": {**CAPTURE["h"], **({} if budget is None or kind == "mkldnn" else {"max_bytes": budget})}}

@@ -89,8 +89,8 @@ class Recursive(nn.Module):
         return self(x, depth - 1) * (depth + 1) if depth else x
 
 
-@pytest.mark.cases("kind", ["forward_pre", "forward", "output_grad", "backward_pre"])
-@pytest.mark.cases("inside", [True, False])
+@pytest.mark.parametrize("kind", ["forward_pre", "forward", "output_grad", "backward_pre"])
+@pytest.mark.parametrize("inside", [True, False])
 def test_calls_of_a_recursive_module_are_numbered_separately(kind: str, inside: bool) -> None:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(Recursive()) if inside else Recursive()

@@ -105,7 +105,7 @@ def together(specs: dict[str, dict[str, Any]], names: list[str]) -> dict[str, An
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's warnings about its own tracing
-@pytest.mark.cases(("trace", "edits"), EDITED)
+@pytest.mark.parametrize(("trace", "edits"), EDITED)
 def test_edits_work_on_real_values_after_a_trace(trace: str, edits: list[str]) -> None:
     model = net()
     with hookrun.hooked(model, together(EDITS, edits), effects=True):
@@ -120,7 +120,7 @@ def test_edits_work_on_real_values_after_a_trace(trace: str, edits: list[str]) -
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's warnings about its own tracing
-@pytest.mark.cases(("trace", "observers"), OBSERVED)
+@pytest.mark.parametrize(("trace", "observers"), OBSERVED)
 def test_captures_and_records_can_be_read_after_a_trace(
     trace: str, observers: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,8 +210,8 @@ def test_an_export_adds_nothing_to_the_captures(strict: bool) -> None:
         torch.testing.assert_close(hooks.captures["h"]["0"], [model[0](X).detach()])  # type: ignore[index]
 
 
-@pytest.mark.cases("hook", ["backward", "backward_pre"])
-@pytest.mark.cases("trace", ["grad", "vmap of grad", "jvp", "functional_call"])
+@pytest.mark.parametrize("hook", ["backward", "backward_pre"])
+@pytest.mark.parametrize("trace", ["grad", "vmap of grad", "jvp", "functional_call"])
 def test_a_backward_hook_under_torch_func_is_an_error_that_says_so(hook: str, trace: str) -> None:
     model = net()
     with (

@@ -126,8 +126,8 @@ MODES: dict[str, Any] = {
 }
 
 
-@pytest.mark.cases("mode", MODES)
-@pytest.mark.cases("part", range(5))
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("part", range(5))
 def test_captures_equal_clones_in_random_models_with_in_place_writes(part: int, mode: str) -> None:
     x = torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH)
     for seed in range(part * 8, part * 8 + 8):
@@ -235,7 +235,7 @@ FOREIGN: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.cases("name", FOREIGN)
+@pytest.mark.parametrize("name", FOREIGN)
 def test_a_capture_keeps_the_value_for_every_kind_of_memory(name: str) -> None:
     tensor = FOREIGN[name]()
     expected = tensor.detach().clone()

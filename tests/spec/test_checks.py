@@ -31,7 +31,7 @@ def test_specs_just_within_the_limits_are_accepted() -> None:
         assert beyond_limits(value) is None
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("value", "where", "what"),
     [
         (nested(MAX_DEPTH + 1), ".".join("a" * 65), "nested more than 64 deep"),

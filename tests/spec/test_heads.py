@@ -12,7 +12,7 @@ from hookrun.spec.heads import Heads, HeadsClause
 CLAUSE = TypeAdapter[Heads](HeadsClause)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "text", "plain"),
     [
         (3, "[3]", {"pick": [3]}),
@@ -27,7 +27,7 @@ def test_a_number_a_list_or_a_mapping(raw: Any, text: str, plain: dict[str, Any]
     assert CLAUSE.validate_python(plain) == heads
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "reason"),
     [
         ([3, 3], "names head 3 twice"),

@@ -28,7 +28,7 @@ def test_whether_a_metric_is_listed() -> None:
     assert asked(metrics, "kl") and not asked(metrics, "accuracy") and not asked(None, "loss")
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "raw", [[], "", {}, 3, [{"name": "kl", "by": "row"}], [{"nam": "kl"}], ["a"] * (MOST_METRICS + 1)]
 )
 def test_other_values_are_refused(raw: Any) -> None:

@@ -18,7 +18,7 @@ def test_a_need_is_shown_as_its_command() -> None:
     assert str(needs["base"]) == "experiment folder/train seed=1 +hooks.x=y"
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "raw",
     [
         {"previous": GOOD},

@@ -21,7 +21,7 @@ def test_the_metric_alone_is_the_short_form_and_nothing_is_the_default() -> None
     assert objective({"metric": "val/loss", "direction": "maximize", "of": "last"}).of == "last"
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "raw", [["val/loss", "val/accuracy"], {"metric": ["val/loss"]}, {"direction": ["minimize"]}]
 )
 def test_several_objectives_are_refused(raw: object) -> None:

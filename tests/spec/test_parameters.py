@@ -31,7 +31,7 @@ def test_a_choice_parses_to_itself() -> None:
     assert parse_choice(choice) is choice
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "reason"),
     [
         ([], "an empty list"),

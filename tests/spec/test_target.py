@@ -13,7 +13,7 @@ from hookrun.index import parse_index
 from hookrun.spec.target import parse_target, path_text
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("text", "keys"),
     [
         ("[0]", (0,)),
@@ -30,7 +30,7 @@ def test_targets(text: Any, keys: tuple[int | str, ...]) -> None:
     assert parse_target(text).keys == keys
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "text", ["", " ", ".a", "a b", "[x]", "a[", "[1:2]", "f()", "['a]", "[0]logits", 1.5, True, None]
 )
 def test_invalid_paths_are_refused(text: Any) -> None:
@@ -48,7 +48,7 @@ def test_the_text_of_a_path_parses_back(keys: list[int | str]) -> None:
     assert parse_target(path_text(tuple(keys))).keys == tuple(keys)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("text", "items"),
     [
         ("..., 0:8", (..., slice(0, 8))),
@@ -67,7 +67,7 @@ def test_indexes(text: Any, items: tuple[Any, ...]) -> None:
     assert parse_index(text).items == items
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("", "expected NumPy notation"),

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from hookrun.spec.when import Range, When, parse_expect
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "inside", "outside"),
     [
         ({"start": 2, "end": 8, "every": 3}, (2, 5), (0, 1, 3, 8)),
@@ -28,7 +28,7 @@ def test_counts_include_the_start_and_exclude_the_end(raw: Any, inside: Any, out
     assert not any(number in step for number in outside)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "reason"),
     [
         ({"step": {"start": 5, "end": 5}}, "never fires"),
@@ -59,7 +59,7 @@ def test_a_schedule_is_shown_in_words() -> None:
     assert str(When(step={"every": 10}, probability=0.5)) == "step every 10, p=0.5"
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "inside", "outside"),
     [
         (3, (3,), (2, 4)),
@@ -74,7 +74,7 @@ def test_expectations(raw: Any, inside: Any, outside: Any) -> None:
     assert not any(count in parse_expect(raw) for count in outside)
 
 
-@pytest.mark.cases("raw", ["3..1", "some", -1, 1.5, True, None, ">1"])
+@pytest.mark.parametrize("raw", ["3..1", "some", -1, 1.5, True, None, ">1"])
 def test_other_expectations_are_refused(raw: Any) -> None:
     with pytest.raises(ValueError, match="found"):
         parse_expect(raw)

@@ -89,13 +89,13 @@ def test_an_int_gives_one_row(shuffled: StoredCapture, index: int) -> None:
     assert torch.equal(shuffled[torch.tensor(index)], ROWS[index])
 
 
-@pytest.mark.cases("index", [100, -101, [0, 100], torch.tensor([-101])])
+@pytest.mark.parametrize("index", [100, -101, [0, 100], torch.tensor([-101])])
 def test_a_missing_row_is_an_index_error(shuffled: StoredCapture, index: Any) -> None:
     with pytest.raises(IndexError, match=r"no row -?10[01], there are 100"):
         shuffled[index]
 
 
-@pytest.mark.cases("index", [1.0, True, [[0, 1]], torch.ones(100, dtype=torch.bool), [0.5]])
+@pytest.mark.parametrize("index", [1.0, True, [[0, 1]], torch.ones(100, dtype=torch.bool), [0.5]])
 def test_only_whole_numbers_choose_rows(shuffled: StoredCapture, index: Any) -> None:
     with pytest.raises(IndexError, match="rows are chosen by"):
         shuffled[index]
@@ -164,8 +164,8 @@ def test_calls_of_a_reused_module_are_numbered(tmp_path: Path) -> None:
     assert capture[capture.where(call=1)].tolist() == [[1], [1]]
 
 
-@pytest.mark.cases("dtype", DTYPES)
-@pytest.mark.cases("shape", [(6,), (6, 3), (6, 2, 0), (0, 3)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 0), (0, 3)])
 def test_every_dtype_and_shape_is_read_back_bit_by_bit(
     tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:

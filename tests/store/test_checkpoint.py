@@ -39,7 +39,7 @@ class Odd(nn.Module):
         self.register_buffer("low", torch.randn(3).bfloat16())
 
 
-@pytest.mark.cases("model", [nn.BatchNorm2d(3), Tied(), Odd()])
+@pytest.mark.parametrize("model", [nn.BatchNorm2d(3), Tied(), Odd()])
 def test_every_key_is_read_back_equal(tmp_path: Path, model: nn.Module) -> None:
     path = tmp_path / "checkpoints" / "last.safetensors"
     checkpoint.save(model, path)

@@ -24,7 +24,7 @@ def test_the_file_gets_its_name_only_when_it_is_complete(tmp_path: Path) -> None
     assert names(tmp_path) == ["plan.json"]
 
 
-@pytest.mark.cases("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_the_previous_file_survives_a_failure(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(b"old")
@@ -108,7 +108,7 @@ def test_an_interrupted_line_is_removed(tmp_path: Path, monkeypatch: pytest.Monk
     assert read_lines(lines.path) == ([{"step": 0}, {"step": 2}], "")
 
 
-@pytest.mark.cases("cut", [1, 5, 11])
+@pytest.mark.parametrize("cut", [1, 5, 11])
 def test_an_incomplete_last_line_is_left_out_and_reported(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n' + b'{"loss": 1.25}\n'[:cut])

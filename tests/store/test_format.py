@@ -59,7 +59,7 @@ def test_numbers_of_torch_and_numpy_and_paths_are_accepted() -> None:
     assert encode(found) == '{"loss": 0.5, "bad": "NaN", "n": 3, "at": "a/b"}'
 
 
-@pytest.mark.cases("value", [{"x": object()}, {"x": torch.zeros(2)}, {(1, 2): 0}, {"x": {1, 2}}])
+@pytest.mark.parametrize("value", [{"x": object()}, {"x": torch.zeros(2)}, {(1, 2): 0}, {"x": {1, 2}}])
 def test_other_types_are_refused_by_name(value: object) -> None:
     with pytest.raises(TypeError, match=r"in JSON|as JSON"):
         encode(value)

@@ -21,7 +21,7 @@ def test_a_line_may_have_a_comparison() -> None:
     assert GENERATIONS_LINE.validate_python(LINE | compared).kl_first == 0.1
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "change",
     [
         {"reason": "stop"},

@@ -20,7 +20,7 @@ def test_a_line_has_a_part_a_position_and_the_predicted_tokens() -> None:
     assert (found.part, found.position, found.top) == ("h.0", 3, [(5, " a", 0.5)])
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "change",
     [
         {"kind": "neurons"},

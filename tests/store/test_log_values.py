@@ -21,7 +21,7 @@ def test_a_number_of_any_library_becomes_a_python_number() -> None:
     assert math.isnan(number("loss", math.nan))
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("value", "said"),
     [
         (torch.ones(1), "a Tensor of shape [1], expected a number"),

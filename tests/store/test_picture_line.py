@@ -16,7 +16,7 @@ def test_a_png_in_base64_is_accepted() -> None:
     assert PICTURES_LINE.validate_python({"split": "val", "sample": 0, "png": PNG}).png == PNG
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "png", ["", b64encode(b"<svg onload=x>").decode(), PNG + '" onload="x', PNG + "\n<", PNG + "A" * 2**17]
 )
 def test_other_files_and_markup_are_refused(png: str) -> None:

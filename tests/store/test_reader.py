@@ -148,7 +148,7 @@ def test_latest_opens_the_run_it_points_to_now(tmp_path: Path) -> None:
     assert run.path == tmp_path / "first"
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("rows", "task", "split"),
     [
         (["val"], {"name": "train"}, "val"),

@@ -29,7 +29,7 @@ def test_missing_and_unknown_keys_of_other_versions_are_accepted() -> None:
     assert checked({"split": "val", "sample": 0, "class": "cat"}, SampleLine).label == "cat"
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("value", "model", "said"),
     [
         ([], Status, "found a list, expected a mapping"),

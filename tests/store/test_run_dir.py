@@ -33,7 +33,7 @@ def test_a_run_directory_may_be_one_where_hydra_already_wrote(tmp_path: Path) ->
     assert RunDir.create(tmp_path / "a" / "new" / "one").path.is_dir()
 
 
-@pytest.mark.cases("name", ["status.json", "plan.json", "metrics.jsonl", "captures/index.jsonl"])
+@pytest.mark.parametrize("name", ["status.json", "plan.json", "metrics.jsonl", "captures/index.jsonl"])
 def test_a_directory_with_a_run_is_never_written_to(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("{}")
@@ -63,7 +63,7 @@ def test_status_has_state_reason_times_process_and_exit_code(tmp_path: Path) -> 
     assert before <= times[0] <= times[1] <= datetime.now(UTC)
 
 
-@pytest.mark.cases("state", get_args(State))
+@pytest.mark.parametrize("state", get_args(State))
 def test_each_state_has_its_exit_code_unless_another_is_given(tmp_path: Path, state: State) -> None:
     run = RunDir.create(tmp_path)
     run.set_status(state)

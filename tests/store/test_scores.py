@@ -35,7 +35,7 @@ def test_the_best_or_the_last_epoch_counts_and_no_batch() -> None:
     assert result(EPOCHS[:1], LOSS).value is None
 
 
-@pytest.mark.cases("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_values_that_are_not_finite_are_never_the_best(bad: float) -> None:
     diverged = [*EPOCHS, line("train", 3, loss=bad)]
     assert result(diverged, LOSS).value == 1.0

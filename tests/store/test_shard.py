@@ -24,7 +24,7 @@ def test_keys_of_a_later_version_are_ignored() -> None:
     assert Shard.of(record) == SHARD
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"version": VERSION + 1}, "this hookrun reads up to"),

@@ -34,7 +34,7 @@ def test_the_newest_is_read_and_older_ones_are_removed(tmp_path: Path) -> None:
     assert found.about == {"value": 4} and found.tree["weight"].equal(torch.full((300,), 4))
 
 
-@pytest.mark.cases("name", ["state.json", "tensors.safetensors"])
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
 def test_any_damage_is_found_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
     write(tmp_path, 0)
     file = write(tmp_path, 1) / name

@@ -66,7 +66,7 @@ def test_the_data_of_a_stored_configuration_is_checked_and_resolved() -> None:
         assert data_used(CONFIG | {"task": task}, Path("run")).split == "train"
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("change", "error", "said"),
     [
         ({"seed": True}, StoreError, "does not say which data was used"),

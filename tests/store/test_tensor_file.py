@@ -95,7 +95,7 @@ def test_without_a_digest_the_same_is_written(rows: int, tmp_path: Path) -> None
     assert (tmp_path / "hashed").read_bytes() == (tmp_path / "unhashed").read_bytes()
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("tensor", "said"),
     [
         (torch.eye(2).to_sparse(), "sparse or nested"),

@@ -57,13 +57,13 @@ UNPLAIN = {
 }
 
 
-@pytest.mark.cases("value", UNPLAIN.values())
+@pytest.mark.parametrize("value", UNPLAIN.values())
 def test_other_values_are_refused_with_their_place(value: Any) -> None:
     with pytest.raises(NotPlain, match=r"^optimizer\.3\.x"):
         flatten({"optimizer": {3: {"x": value}}})
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "value", [{"a": 1, "b": 2}, {"code": "x"}, {"items": [[[1], 2]]}, {"keys": 3}, {"items": 3}, {}]
 )
 def test_invalid_input_is_a_value_error(value: Any) -> None:

@@ -61,7 +61,7 @@ def test_a_batch_becomes_one_row_per_sample_with_epoch_step_and_call(tmp_path: P
     assert stored["0.rows"].tolist() == [[id_, 1, 20, 2, 3, 1, -1, -1, -1] for id_ in (7, 5, 6)]
 
 
-@pytest.mark.cases("sample_ids", [None, [0, 1], torch.tensor([0, 1])])
+@pytest.mark.parametrize("sample_ids", [None, [0, 1], torch.tensor([0, 1])])
 def test_values_without_the_batch_dimension_become_one_row_per_firing(
     tmp_path: Path, sample_ids: list[int] | None
 ) -> None:
@@ -121,7 +121,7 @@ class Pair(NamedTuple):
     hidden: Any
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("value", "paths"),
     [
         ((ONE, [TWO, ONE]), ["[0]", "[1][0]", "[1][1]"]),
@@ -142,7 +142,7 @@ def test_the_path_of_a_leaf_is_its_target(tmp_path: Path, value: Any, paths: lis
         assert torch.equal(stored[entry["key"]][0], get(value, parse_target(entry["path"]).keys))
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("path", "value", "place"),
     [
         ("", ONE, ""),

@@ -262,7 +262,7 @@ def test_a_prompt_has_the_same_results_with_padding_on_either_side(run: Runs, tm
         )
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "overrides, said",
     [
         (("task=lens",), "samples of the data 'digits'"),
@@ -280,7 +280,7 @@ def test_models_that_it_cannot_read_are_refused_before_the_run(
     assert said in refused(*overrides)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "kind, config, said",
     [
         ("masked_lm", BERT, "looked for ln_final, ln_f, norm"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,17 +121,3 @@ def test_a_decision_is_found(source: str) -> None:
 )
 def test_other_things_of_the_same_name_are_not_decisions(source: str) -> None:
     assert list(decisions(ast.parse(source))) == []
-
-
-def test_no_class_of_a_task_has_the_name_of_another_class(trees: dict[str, ast.Module]) -> None:
-    classes = Counter(
-        node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
-    )
-    ours = [
-        node.name
-        for file, tree in trees.items()
-        if file.startswith("tasks/")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-    ]
-    assert [name for name in ours if classes[name] > 1] == []

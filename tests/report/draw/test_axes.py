@@ -11,7 +11,7 @@ from hookrun.report.draw.axes import axis_of
 from hookrun.report.draw.charts import Series, bars, lines
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("values", "log"),
     [
         ([0, 1], False),

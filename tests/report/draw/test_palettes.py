@@ -8,7 +8,7 @@ import pytest
 from hookrun.report.draw.palettes import palette
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("diverging", "colours"),
     [
         (False, [(68, 1, 84), (59, 81, 139), (33, 145, 140), (115, 208, 86), (253, 231, 37)]),

@@ -122,7 +122,7 @@ CONTAINERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.cases("kind", CONTAINERS)
+@pytest.mark.parametrize("kind", CONTAINERS)
 def test_containers_keep_their_type_and_all_their_tensors_are_edited(kind: str) -> None:
     pack = CONTAINERS[kind]
     model = nn.Sequential(Returns(pack))
@@ -145,7 +145,7 @@ def tensors(value: Any) -> Any:
     return tensors(value)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("kind", "target", "changed"),
     [
         ("tuple", "[1]", 1),

@@ -28,7 +28,7 @@ def endless() -> list[Any]:
     return raw
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "reason"),
     [
         ("{a,b}" * 26, "more than 1,000 alternatives"),

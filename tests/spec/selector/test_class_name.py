@@ -13,7 +13,7 @@ TREE = Tree(
 )
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "paths"),
     [
         ("type:Conv2d", ["conv", "h.conv"]),

@@ -23,7 +23,7 @@ TREE = Tree(
 )
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "paths"),
     [
         ({"path": "h.**", "type": "Conv2d"}, ["h.conv"]),
@@ -40,7 +40,7 @@ def test_all_conditions_must_hold(raw: dict[str, Any], paths: list[str]) -> None
     assert parse_selector(raw).select(TREE) == paths
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "reason"),
     [
         ({}, "the mapping is empty"),

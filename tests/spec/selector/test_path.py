@@ -29,7 +29,7 @@ def selected(raw: Any) -> list[str]:
     return parse_selector(raw).select(TREE)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "paths"),
     [
         ("layer1.0.conv1", ["layer1.0.conv1"]),
@@ -68,7 +68,7 @@ def test_an_unquoted_integer_is_a_path() -> None:
     assert parse_selector(3).select(Tree({"3": Node("3")})) == ["3"]
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "reason"),
     [
         (1.1, "quote it"),
@@ -199,7 +199,7 @@ LONG = Tree({name: Node(name) for name in (f"{'ab' * 150}{n}.x" for n in range(1
 DEEP = Tree({name: Node(name) for name in (".".join(["a"] * 60 + [f"{n}"]) for n in range(1500))})
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "tree"),
     [
         ("**.*.**.*.**.*.**.*.**.*.nosuch", LARGE),
@@ -224,7 +224,7 @@ def test_no_selector_takes_long(raw: str | list[str], tree: Tree) -> None:
     assert time.process_time() - start < 10
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("text", "found"),
     [
         ("{q,k,v}_proj", ["q_proj", "k_proj", "v_proj"]),

@@ -15,7 +15,7 @@ def tree(*names: str) -> Tree:
     return Tree({name: Node(name) for name in names})
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "pattern", ["a(?=b)", "a(?!b)", "(?<=a)b", "(?<!a)b", r"(a)\1", "(?P<n>a)(?P=n)", "(a)?(?(1)b|c)"]
 )
 def test_lookaround_and_backreferences_are_refused_with_a_hint_at_exclude(pattern: str) -> None:
@@ -28,7 +28,9 @@ def test_anchors_at_the_end_are_refused_as_a_match_is_always_full() -> None:
         parse_selector(r"re:fc\Z")
 
 
-@pytest.mark.cases("pattern", ["a)(b", "a{1001}", r"(\pL{1,30}\pN?.?){20}", "(?x) a", "((a{99}){99}){99}"])
+@pytest.mark.parametrize(
+    "pattern", ["a)(b", "a{1001}", r"(\pL{1,30}\pN?.?){20}", "(?x) a", "((a{99}){99}){99}"]
+)
 def test_expressions_that_re2_cannot_compile_are_refused_and_nothing_is_printed(pattern: str, capfd) -> None:
     with pytest.raises(ValueError, match="not a regular expression of RE2"):
         parse_selector(f"re:{pattern}")

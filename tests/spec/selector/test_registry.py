@@ -95,7 +95,7 @@ def test_every_form_has_table_rows_and_a_schema_that_accepts_its_examples() -> N
         Draft202012Validator.check_schema(form.schema())
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "hint"),
     [
         ("fcc", "did you mean 'fc'?"),

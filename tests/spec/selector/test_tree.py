@@ -13,7 +13,7 @@ MODULES = Tree({name: Node(name, frozenset({"M"})) for name in ("", "a", "a.b", 
 PARAMETERS = Tree({name: Node(name, frozenset({"M"})) for name in ("w", "a.w", "a.b.w", "a.b.bias", "c.w")})
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("raw", "names"),
     [
         ("a", ["a.w", "a.b.w", "a.b.bias"]),

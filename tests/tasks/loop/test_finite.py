@@ -19,7 +19,7 @@ KINDS = {
 }
 
 
-@pytest.mark.cases("kind", list(KINDS))
+@pytest.mark.parametrize("kind", list(KINDS))
 def test_a_nonfinite_tensor_is_found_among_others_and_none_is_changed(kind: str) -> None:
     wrong, right, largest = KINDS[kind], torch.ones(2), torch.tensor([torch.finfo(torch.float32).max])
     assert not all_finite([right, wrong, largest]) and not all_finite([wrong])
@@ -28,7 +28,7 @@ def test_a_nonfinite_tensor_is_found_among_others_and_none_is_changed(kind: str)
     assert "1 infinite of" in not_finite(wrong) or kind == "expanded"
 
 
-@pytest.mark.cases("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_result_does_not_depend_on_torch_s_defaults(dtype: torch.dtype) -> None:
     value = torch.ones(3, dtype=torch.float32)
     torch.set_default_dtype(dtype)

@@ -28,7 +28,7 @@ def by(name: str, way: str) -> dict[str, str]:
     return {"name": name, "by": way}
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     "data, metrics, loss, task, where",
     [
         ("digits", [by("accuracy", "position")], "cross_entropy", {}, "task.metrics.0.by: the samples of"),

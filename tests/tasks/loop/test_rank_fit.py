@@ -61,7 +61,7 @@ def test_settings_that_are_not_known_to_be_correct_are_refused_and_the_others_ar
     assert where(settings(loss={"name": "cross_entropy", "label_smoothing": 0.1})) == []
 
 
-@pytest.mark.cases("index, refused", [
+@pytest.mark.parametrize("index, refused", [
     ("0", True), ("0:8, ...", True), ("..., 0, :", True), ("..., 0", False), (":, 0", False), ("..., 0:1", False),
 ])  # fmt: skip
 def test_an_index_that_picks_rows_is_refused_and_one_within_a_row_is_not(index: str, refused: bool) -> None:

@@ -54,7 +54,7 @@ def test_clauses_that_do_not_need_the_span_and_hooks_that_may_not_see_the_sample
     assert refused(of, 2, town, enabled=False) == refused(of, 2, town, when={"step": [0]}) == []
 
 
-@pytest.mark.cases("samples, found", [(None, 0), (0, 0), (1, 0), (2, 1), (9, 1)])
+@pytest.mark.parametrize("samples, found", [(None, 0), (0, 0), (1, 0), (2, 1), (9, 1)])
 def test_only_samples_in_reach_are_checked_and_at_most_so_many(
     samples: int | None, found: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

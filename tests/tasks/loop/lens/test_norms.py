@@ -36,7 +36,7 @@ NORMS += [nn.LayerNorm(8, elementwise_affine=False), nn.RMSNorm(8, eps=0.2)]
 
 
 @torch.no_grad()
-@pytest.mark.cases("module", NORMS)
+@pytest.mark.parametrize("module", NORMS)
 def test_a_frozen_norm_is_linear_and_adds_up_to_the_norm(module: nn.Module) -> None:
     found = frozen("ln", drawn(module), X, module(X))
     bias = 0 if found.bias is None else found.bias

@@ -30,7 +30,7 @@ def read(
     return {(part.name, part.head): part for part in found}, output[ROWS]
 
 
-@pytest.mark.cases("frozen", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
 def test_the_last_stream_gives_the_models_own_logits(frozen: bool) -> None:
     found, logits = read(decoder(), frozen=frozen)
     assert list(found) == [("embed", None), ("blocks.0.resid_post", None), ("blocks.1.resid_post", None)]
@@ -46,8 +46,8 @@ def test_the_last_stream_gives_the_models_own_logits(frozen: bool) -> None:
     assert last.right[[0, 2]].tolist() == [bool(best[0] == 7), bool(best[2] == 2)]
 
 
-@pytest.mark.cases("parts", ["layers", "heads"])
-@pytest.mark.cases("bias", [False, True])
+@pytest.mark.parametrize("parts", ["layers", "heads"])
+@pytest.mark.parametrize("bias", [False, True])
 def test_contributions_and_the_rest_sum_to_the_logits(parts: str, bias: bool) -> None:
     model = decoder()
     if bias:

@@ -106,7 +106,9 @@ def test_nonfinite_values_are_left_out_of_a_histogram(run, hook, tmp_path: Path)
 def test_any_value_and_record_is_shown_as_far_as_it_has_numbers(tmp_path: Path) -> None:
     """The steps of an evaluation go on from the step at which it began."""
     clock = SimpleNamespace(mode="eval", step=2)
-    site = cast(HookSite, SimpleNamespace(hook_name="h", path="", within="", clock=clock))
+    site = cast(
+        HookSite, SimpleNamespace(hook_name="h", path="", current=SimpleNamespace(within=""), clock=clock)
+    )
     logger = TensorBoard(LoggedRun(tmp_path, {}))
     logger.reached = 10
     value = {
