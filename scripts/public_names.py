@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import hookrun
+from hookrun import data as data_sets
 from hookrun import errors
 from hookrun.actions import actions
-from hookrun.data import registry as data_sets
 from hookrun.hook_types import HOOK_TYPES
 from hookrun.models import registry as models
 from hookrun.schema import experiment_schema
