@@ -40,6 +40,11 @@ make_env() {
     [[ -e $stamp || -z $(ls -A "$venv" 2> /dev/null) ]] ||
         die "$venv was not made by scripts/ and is left alone. Move it away and start again, or use it:" \
             "$venv/bin/python -m hookrun"
+    local owner=
+    [[ ! -L $venv || ! -e $stamp ]] || read -r _ _ _ owner < "$stamp"
+    [[ -z $owner || $owner == "$root" || ! -d $owner ]] ||
+        die "$venv is a link to an environment that belongs to $owner and is left alone." \
+            "Remove the link to get an environment here, or use it: $venv/bin/python -m hookrun"
     if [[ -e $stamp && $(head -n 1 "$stamp") == "$(made_for)" ]]; then
         say "updating .venv"
         before=$(< "$stamp")

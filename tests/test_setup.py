@@ -211,6 +211,17 @@ def test_a_copied_checkout_does_not_run_the_first_ones_code(machine: Machine) ->
     assert not (copy.checkout / ".venv/of the first").exists()
 
 
+def test_the_environment_of_another_checkout_behind_a_link_is_kept(machine: Machine) -> None:
+    machine.install()
+    other = Machine(machine.folder / "other")
+    shutil.copytree(machine.folder, other.folder, symlinks=True)
+    shutil.rmtree(other.checkout / ".venv")
+    (other.checkout / ".venv").symlink_to(machine.checkout / ".venv")
+    done = other.script("scripts/hookrun")
+    assert done.returncode == 1 and f"belongs to {machine.checkout}" in done.stderr
+    assert machine.is_ready() and other.asked() == []
+
+
 def test_an_environment_of_other_origin_is_not_changed(machine: Machine) -> None:
     theirs = machine.checkout / ".venv/pyvenv.cfg"
     theirs.parent.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import random
 from collections.abc import Callable
@@ -60,6 +61,7 @@ def endless() -> list[Any]:
         ("\ud800", "not valid Unicode"),
         (float("nan"), "quote it"),
     ],
+    ids=itertools.count(),
 )
 def test_too_long_too_deep_or_too_large_selectors_are_refused(raw: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as caught:
