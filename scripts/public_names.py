@@ -11,10 +11,9 @@ from typing import Any
 
 import hookrun
 from hookrun import data as data_sets
-from hookrun import errors
+from hookrun import errors, models
 from hookrun.actions import actions
 from hookrun.hook_types import HOOK_TYPES
-from hookrun.models import registry as models
 from hookrun.schema import experiment_schema
 from hookrun.spec.selector import reference_rows
 from hookrun.tasks import tasks

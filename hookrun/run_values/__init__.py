@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from hookrun.run_values.other_run import UsedBy, differences, padded_otherwise, with_origins
 from hookrun.run_values.read import read_value
-from hookrun.run_values.runs import FoundRuns, UsedRun, used_run, used_runs
+from hookrun.run_values.runs import FoundRuns, UsedRun, other_runs, used_run, used_runs, with_found_weights
 from hookrun.run_values.sources import NotYetRun, Rows, Source
-from hookrun.run_values.weights import other_runs, with_found_weights
 
 __all__ = [
     "FoundRuns",

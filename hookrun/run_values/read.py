@@ -14,9 +14,9 @@ from hookrun.actions.given import GivenFunction, GivenTensor
 from hookrun.actions.values import FileValue, OutsideValue, RunValue
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, listed, nearest
-from hookrun.run_values.by_token import BY_TOKEN, is_by_token
 from hookrun.run_values.other_run import UsedBy, require_same_model, require_same_split
 from hookrun.run_values.sources import (
+    BY_TOKEN,
     Found,
     NotYetRun,
     Rows,
@@ -25,6 +25,7 @@ from hookrun.run_values.sources import (
     computable,
     difference,
     ids_text,
+    is_by_token,
     multiple,
     part,
 )

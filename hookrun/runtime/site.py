@@ -23,13 +23,11 @@ from hookrun.plan.plan import PlannedHook
 from hookrun.runtime.check_result import check_result
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.current_call import CurrentCall, TokensNow
-from hookrun.runtime.heads import HeadsPart
 from hookrun.runtime.outside_values import OutsideValues
-from hookrun.runtime.part import Part, PartOfPart, TensorPart
+from hookrun.runtime.part import HeadsPart, Indexed, Part, PartOfPart, TensorPart, TokensPart
 from hookrun.runtime.rng import Draws, Fill, KeptSamples, derived_seed, drawn
 from hookrun.runtime.snapshot import copied
 from hookrun.runtime.tokens.choice import Rule
-from hookrun.runtime.tokens.part import Indexed, TokensPart
 from hookrun.runtime.tokens.passes import Pass
 from hookrun.trusted import Trusted
 
