@@ -29,11 +29,10 @@ from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.module_calls import frames_of
 from hookrun.runtime.optimizers import follow, unfollow
-from hookrun.runtime.reduced import ReducedGradients
+from hookrun.runtime.reduced import GradientsOfWrapped, ReducedGradients, in_group
 from hookrun.runtime.sharded import is_sharded, move_inside_sharding, sharded_too_early
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.tokens.sequences import Sequences
-from hookrun.runtime.wrapped import GradientsOfWrapped, in_group
 
 R = TypeVar("R", bound=RegisteredHook)
 
