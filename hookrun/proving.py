@@ -25,7 +25,7 @@ from torch.nn.modules import module as nn_module
 from hookrun.actions.base import Keeper, Packed
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import OwnCodeError, only_without_data
-from hookrun.actions.rows import TokenRows
+from hookrun.actions.site import TokenRows
 from hookrun.containers import children, describe, differentiable, rebuild, reshaped, tensors
 from hookrun.errors import (
     CompileError,

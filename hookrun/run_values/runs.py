@@ -9,8 +9,7 @@ from typing import Any
 
 from hookrun.errors import HookrunError, Problem, SpecError, listed, nearest
 from hookrun.spec import Experiment, Spec
-from hookrun.spec.experiment import RunWeights, runs_of
-from hookrun.spec.needs import PREVIOUS
+from hookrun.spec.experiment import PREVIOUS, RunWeights, runs_of
 from hookrun.store.files import StoreError
 from hookrun.store.format import CHECKPOINTS
 from hookrun.store.outputs import newest_finished, outputs_folder

@@ -14,8 +14,7 @@ from hookrun import containers
 from hookrun.actions.base import Keeper, add_parameter, was_added
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import on_tensor
-from hookrun.actions.rows import TokenRows
-from hookrun.actions.site import HookContext
+from hookrun.actions.site import HookContext, TokenRows
 from hookrun.actions.tensors import check_broadcast, holds_data, scalars
 from hookrun.actions.values import OutsideValue
 from hookrun.containers import readable

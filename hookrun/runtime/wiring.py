@@ -19,7 +19,7 @@ from hookrun.plan.model_tree import unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.checkpointing import repeating
-from hookrun.runtime.clock import Calls, Clock, gate
+from hookrun.runtime.clock import Calls, Clock, frames_of, gate
 from hookrun.runtime.compiled import Tracing, tracing
 from hookrun.runtime.fast.direct_calls import call_directly
 from hookrun.runtime.hooked_parameters import HookedParameters
@@ -27,7 +27,6 @@ from hookrun.runtime.hooks import registered_hooks
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, ParameterHook, RegisteredHook, Shared
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
-from hookrun.runtime.module_calls import frames_of
 from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.reduced import GradientsOfWrapped, ReducedGradients, in_group
 from hookrun.runtime.sharded import is_sharded, move_inside_sharding, sharded_too_early

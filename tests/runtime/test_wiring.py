@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 import hookrun
-from hookrun.runtime.clock import Calls, Clock
-from hookrun.runtime.module_calls import call_frame, finished, frames_of
+from hookrun.runtime.clock import Calls, Clock, call_frame, finished, frames_of
 from hookrun.runtime.wiring import CallCounter, ForwardCounter
 
 EVERY = {

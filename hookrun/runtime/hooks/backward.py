@@ -30,10 +30,10 @@ from hookrun.containers import (
 )
 from hookrun.errors import HookError
 from hookrun.hook_types import BACKWARD, BACKWARD_PRE
+from hookrun.runtime.clock import call_frame, finished
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph, no_gradient
 from hookrun.runtime.hooks.exits import EndOfForward, preserved_version, storage, takes_nodes
-from hookrun.runtime.module_calls import call_frame, finished
 from hookrun.runtime.site import HookSite
 
 Grads = Sequence[Tensor | None]
