@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from hookrun.actions.fields import Keep
     from hookrun.actions.given import GivenFunction
-    from hookrun.actions.site import TokenRows
     from hookrun.trusted import Trusted
 
 
