@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import hookrun
 from hookrun.errors import HookError
+from hookrun.runtime.hooks.exits import Watched, takes_nodes
 
 # These set-ups contain hooks that do nothing; tests/semantics/test_never_fired.py tests the warning.
 pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
@@ -337,3 +338,59 @@ def test_an_impossible_action_is_an_error_that_names_hook_and_module() -> None:
         pytest.raises(HookError, match=r"hook 'h' \(forward, add_bias\) on b: .*\[3\].*\[5, 2\]"),
     ):
         model(X)
+
+
+def test_only_uses_after_the_exit_go_through_the_hooks() -> None:
+    for views in (None, []):
+        x = torch.ones(2, requires_grad=True)
+        y = x * 1
+        new = Watched("here", [lambda grad: grad * 10]).attach(y, views)
+        assert (new is y) is (views is None) and torch.equal(new, y)
+        (new.sum() + (3 * y.sum() if views is not None else 0)).backward()
+        assert x.grad is not None and x.grad.tolist() == [10 + 3 * (views is not None)] * 2, views
+
+
+def test_leaves_and_parts_of_them_get_no_nodes() -> None:
+    leaf = nn.Parameter(torch.ones(2))
+    assert not takes_nodes(leaf) and not takes_nodes(leaf[:1]) and not takes_nodes(torch.ones(1))
+    assert takes_nodes(leaf * 1) and takes_nodes((leaf * 1)[:1])
+    assert not any(takes_nodes(each) for each in (leaf * 1).unbind())
+
+
+def test_edits_follow_each_other_in_order() -> None:
+    spec = {
+        "double": {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0},
+        "limit": {"select": "0", "hook": "forward", "action": "clamp", "max": 3.0},
+        "half": {"select": "0", "hook": "forward", "action": "scale", "factor": 0.5},
+    }
+    model, x = nn.Sequential(nn.ReLU()), torch.linspace(-1, 4, 9)
+    before = x.clone()
+    with hookrun.hooked(model, spec) as hooks, torch.no_grad():
+        out = model(x)
+        assert set(hooks.fired.values()) == {1}
+    assert torch.allclose(out, (x.relu() * 2).clamp(max=3) * 0.5)
+    assert torch.equal(x, before)
+
+
+def test_an_output_s_gradient_is_edited_on_the_way_into_the_module_only() -> None:
+    spec = {"h": {"select": "0", "hook": "output_grad", "action": "scale", "factor": 10.0}}
+    for module in (nn.Identity(), nn.ReLU(inplace=True), nn.ReLU()):
+        model, x = nn.Sequential(module), torch.ones(2, requires_grad=True)
+        with hookrun.hooked(model, spec) as hooks:
+            y = x * 1
+            (model(y if type(module) is nn.Identity else y.clone()) + 3 * y).sum().backward()
+            assert hooks.fired["h", "0"] == 1, module
+        assert x.grad is not None and x.grad.tolist() == [13] * 2, module
+
+
+def test_grad_is_edited_before_it_is_added_and_the_sum_afterwards() -> None:
+    for hook, expected in (("grad", [10.0, 20.0]), ("post_accumulate_grad", [10.0, 110.0])):
+        model = nn.Linear(1, 1, bias=False)
+        spec = {"h": {"select": "weight", "hook": hook, "action": "scale", "factor": 10.0}}
+        found = list[float]()
+        with hookrun.hooked(model, spec):
+            for _ in range(2):
+                model(torch.ones(1, 1)).sum().backward()
+                assert model.weight.grad is not None
+                found.append(model.weight.grad.item())
+        assert found == expected, hook
