@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from hookrun import examples
 from hookrun.errors import Problem, SpecError
 from hookrun.store.files import read_json
-from hookrun.trust import read_once
+from hookrun.trust import of_environment, read_once
 from hookrun.trusted import ACTIONS, LOSSES, METRICS, OPTIMIZERS, Kind, load, load_class
 
 PACKAGE = "hookrun_test_own"
@@ -180,3 +181,28 @@ def test_the_hash_follows_the_source_of_the_module(folder: Path) -> None:
         found.append(load(f"{PACKAGE}.hooks:soften", ACTIONS, "").code)
     assert found[0].sha256 != found[1].sha256
     assert found[0].hashed == f"the source of the module {PACKAGE}.hooks"
+
+
+def test_a_later_change_of_the_variable_grants_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKRUN_TRUST", " mine, ,theirs ")
+    assert of_environment() == {"mine", "theirs"}
+    with read_once():
+        monkeypatch.setenv("HOOKRUN_TRUST", "os")
+        assert of_environment() == {"mine", "theirs"}
+        with read_once(frozenset({"given"})):
+            assert of_environment() == {"given"}
+        assert of_environment() == {"mine", "theirs"}
+    assert of_environment() == {"os"}
+    with pytest.raises(RuntimeError), read_once(frozenset()):
+        raise RuntimeError
+    assert of_environment() == {"os"}, "also after an error"
+
+
+def test_the_trust_of_one_command_does_not_apply_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOOKRUN_TRUST", raising=False)
+    seen = list[frozenset[str]]()
+    with read_once(frozenset({"mine"})):
+        thread = threading.Thread(target=lambda: seen.append(of_environment()))
+        thread.start()
+        thread.join()
+    assert seen == [frozenset()]

@@ -1,0 +1,55 @@
+"""Data sets of generated tokens: the answers are in the samples, and targets are only where they can be known."""
+
+from __future__ import annotations
+
+import torch
+from token_samples import made, real, refusal
+
+from hookrun.data.samples import IGNORED
+
+
+def test_the_second_half_repeats_the_first_and_is_predictable() -> None:
+    _, samples = made("repeated_tokens", half=[2, 9], vocab_size=12, val_size=50)
+    spans = samples.spans(torch.arange(50))
+    lengths = set()
+    for number in range(50):
+        ids, targets = real(samples[number])
+        first, second = (ids[slice(*spans[name][number].tolist())] for name in ("first", "second"))
+        assert first == second and [0, *first, *second] == ids and len(set(first)) == len(first)
+        assert targets[len(first) + 1 : -1] == second[1:]
+        assert set(targets[: len(first) + 1]) | {targets[-1]} == {IGNORED}
+        lengths.add(len(first))
+    assert lengths == set(range(2, 10))
+    assert "9 different tokens do not fit" in refusal("repeated_tokens", half=[2, 9], vocab_size=9)
+    _, every = made("repeated_tokens", predict="all", half=[3, 3])
+    ids, targets = real(every[0])
+    assert targets == [*ids[1:], IGNORED]
+
+
+def test_names_have_their_answer_their_spans_and_the_same_length_in_every_form() -> None:
+    sets = {form: made("names", form=form, val_size=40) for form in ("clean", "swapped", "other")}
+    info, clean = sets["clean"]
+    numbers = torch.arange(40)
+    spans, wrong = clean.spans(numbers), clean.wrong(numbers)
+    assert info.tokenizer is not None and wrong is not None
+    for number in range(40):
+        ids, targets = real(clean[number])
+        io, subject, again = (ids[int(spans[name][number, 0])] for name in ("io", "subject", "subject2"))
+        assert targets[-1] == io != subject == again == wrong[number]
+        swapped, other = (real(sets[form][1][number]) for form in ("swapped", "other"))
+        assert swapped[1] == targets == other[1]
+        assert swapped[0][int(spans["subject2"][number, 0])] == io and not {io, subject} & set(other[0])
+        assert sum(a != b for a, b in zip(ids, swapped[0], strict=True)) == 1
+    text = info.tokenizer.decode(real(clean[0])[0])
+    assert text.endswith(" to") and list(info.tokenizer.encode(text).ids) == real(clean[0])[0]
+
+
+def test_modular_addition_has_every_pair_once_with_its_sum() -> None:
+    seen = []
+    for split in ("train", "val"):
+        _, samples = made("modular_addition", split, modulus=7)  # type: ignore[arg-type]
+        for number in range(len(samples)):
+            (a, plus, b, equals), targets = real(samples[number])
+            assert (plus, equals) == (7, 8) and targets == [IGNORED] * 3 + [(a + b) % 7]
+            seen.append((a, b))
+    assert sorted(seen) == [(a, b) for a in range(7) for b in range(7)]
