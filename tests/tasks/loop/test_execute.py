@@ -16,9 +16,9 @@ from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.loop.batches import Batches
 from hookrun.tasks.loop.context import RunContext
+from hookrun.tasks.loop.execute import show_plan
 from hookrun.tasks.loop.loggers.base import LoggedRun, RunLogger
 from hookrun.tasks.loop.progress import Screen
-from hookrun.tasks.loop.under_hooks import show_plan
 
 STATS = {"select": "fc", "hook": "forward", "action": "stats", "of": ["mean"]}
 STOPS = {"select": "fc", "hook": "forward", "action": "check", "max": -1e9, "policy": "stop"}
