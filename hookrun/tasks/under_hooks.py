@@ -102,7 +102,7 @@ class TaskUnderHooks(Task):
         return []
 
     @abstractmethod
-    def perform(self, running: RunContext) -> None:
+    def perform(self, context: RunContext) -> None:
         """Run the task; the hooks are installed."""
 
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
