@@ -16,15 +16,14 @@ from omegaconf import DictConfig, open_dict, read_write
 from hookrun import tasks
 from hookrun.cli.check import Composition
 from hookrun.cli.compose import claimed, parsed_run, plain_run, planned, unused_run_dir
-from hookrun.cli.errors import explained
+from hookrun.cli.errors import explained, origins_told
 from hookrun.cli.exit_codes import DONE, exit_code
 from hookrun.cli.gc_control import import_torch
 from hookrun.cli.hydra import conf_dir, opened
 from hookrun.cli.jobs import SingleRun, make_missing_page
 from hookrun.cli.logs import sweep_lines
 from hookrun.cli.needs import NeededRuns, previous_run
-from hookrun.cli.origins import origins_told
-from hookrun.cli.typed import LATEST, RESUME, Resume
+from hookrun.cli.overrides import LATEST, RESUME, Resume
 from hookrun.cli.waiting import wait_is_over, waiting_for
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.ranks.alone import ALONE, Ranks, is_main, started
