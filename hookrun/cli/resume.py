@@ -20,8 +20,7 @@ from hookrun.cli.typed import LATEST, RESUME
 from hookrun.errors import Problem, SpecError, nearest
 from hookrun.store.format import CHECKPOINTS, CONFIG, STATUS, differences
 from hookrun.store.outputs import outputs_folder
-from hookrun.store.read_records import read_record
-from hookrun.store.records import Status
+from hookrun.store.records import Status, read_record
 from hookrun.store.stored_config import read_yaml
 
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
