@@ -30,8 +30,7 @@ from hookrun.ranks.alone import ALONE, Ranks, is_main, started
 from hookrun.spec import Experiment
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, State, differences
 from hookrun.store.outputs import outputs_folder
-from hookrun.store.read_records import read_record
-from hookrun.store.records import Status
+from hookrun.store.records import Status, read_record
 from hookrun.store.stored_config import read_yaml
 from hookrun.tasks import Ready, refuse_ranks, task_of
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +15,9 @@ from hookrun.report.draw.charts import Figure, Table
 from hookrun.report.draw.pictures import Array
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
-from hookrun.report.sample_rows import RowsOfSample, rows_of_samples
-from hookrun.report.sampling import Stream
+from hookrun.report.sampling import CapturedRows, rows_of_samples
 from hookrun.report.sequences import Sequence
+from hookrun.store.captures import StoredCapture
 
 MOST_PICTURES = 480
 """The largest number of heads on a page."""
@@ -59,7 +58,7 @@ class HeadPictures:
     table: Table
 
 
-def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[HeadPictures]:
+def attention_of(capture: StoredCapture, facts: Facts) -> list[HeadPictures]:
     """Pictures of the first samples whose tokens are known; empty if the capture does not hold attention patterns.
 
     A capture counts as a pattern if its numbers of heads, queries and keys fit the sample's tokens, and the numbers of
@@ -67,26 +66,27 @@ def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[HeadPicture
 
     Raises HookrunError for a shard that can't be read.
     """
-    if len(stream.shape) not in (2, 3) or not facts.sequences or not facts.reads_inputs(stream.module):
+    shape = capture.shape[1:]
+    if len(shape) not in (2, 3) or not facts.sequences or not facts.reads_inputs(capture.module):
         return []
     widths = {each.width for each in facts.sequences.values()}
-    if stream.shape[-1] not in widths:
+    if shape[-1] not in widths:
         return []
     found = list[HeadPictures]()
     share = max(1, MOST_PICTURES // max(len(facts.captured), 1) // MOST_HEADS)
-    longest = max(widths) if len(stream.shape) == 2 else 1
-    samples = list(rows_of_samples(folder, stream, min(MOST_SAMPLES, share), facts.sequences, longest))
-    has_epochs = any(rows.epoch for rows in samples)
+    longest = max(widths) if len(shape) == 2 else 1
+    samples = rows_of_samples(capture, min(MOST_SAMPLES, share), facts.sequences, longest)
+    has_epochs = any(rows.epochs.any() for rows in samples)
     for rows in samples:
-        sequence = facts.sequences.get((rows.split, rows.sample))
+        sequence = facts.sequences.get(rows.sample)
         pattern = _pattern(rows, sequence) if sequence is not None else None
         if pattern is not None and sequence is not None:
-            moment = f"epoch {rows.epoch + 1}, " if has_epochs else ""
-            found.append(_drawn(rows, pattern, sequence, facts.picked_heads(stream.hook), moment))
+            moment = f"epoch {int(rows.epochs[0]) + 1}, " if has_epochs else ""
+            found.append(_drawn(rows, pattern, sequence, facts.picked_heads(capture.hook), moment))
     return found
 
 
-def _pattern(rows: RowsOfSample, sequence: Sequence) -> HeadPatterns | None:
+def _pattern(rows: CapturedRows, sequence: Sequence) -> HeadPatterns | None:
     """The pattern in the rows; None if they are not a pattern of the sequence."""
     real = slice(sequence.before, sequence.before + len(sequence.ids))
     values, count = rows.values, len(sequence.ids)
@@ -114,7 +114,7 @@ def _is_attention(heads: Tensor) -> bool:
 
 
 def _drawn(
-    rows: RowsOfSample, pattern: HeadPatterns, sequence: Sequence, picked: list[int], moment: str
+    rows: CapturedRows, pattern: HeadPatterns, sequence: Sequence, picked: list[int], moment: str
 ) -> HeadPictures:
     """moment: when it was captured, as the console counts epochs, from 1."""
     keys = sequence.names

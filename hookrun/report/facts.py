@@ -13,8 +13,9 @@ from hookrun.hook_types import HOOK_TYPES, HookType
 from hookrun.report.draw.pictures import Room
 from hookrun.report.draw.text import shortened, token_name
 from hookrun.report.lines import SampledLines, beginning, is_kept, sampled
-from hookrun.report.sampling import Stream, streams
+from hookrun.report.sampling import stored_captures
 from hookrun.report.sequences import Sequence
+from hookrun.store.captures import StoredCapture
 from hookrun.store.files import StoreError, os_reason, read_json
 from hookrun.store.format import (
     CAPTURES,
@@ -29,11 +30,9 @@ from hookrun.store.format import (
     STATUS,
     TOKENS,
 )
-from hookrun.store.generation_line import GENERATIONS_LINE
 from hookrun.store.inside import open_inside
-from hookrun.store.picture_line import PICTURES_LINE
 from hookrun.store.reader import Run, open_run
-from hookrun.store.records import MOST_NAME, SAMPLES_LINE, STATS_LINE, TOKENS_LINE
+from hookrun.store.records import MOST_NAME, GenerationLine, PictureLine, SampleLine, StatsLine, TokenLine
 from hookrun.store.run_dir import cut_off
 
 T = TypeVar("T")
@@ -82,8 +81,8 @@ class Facts:
     generations: SampledLines = field(default_factory=SampledLines)
     tokens: SampledLines = field(default_factory=SampledLines)
     kept_pictures: SampledLines = field(default_factory=SampledLines)
-    captured: list[Stream] = field(default_factory=list)
-    predicted: list[Stream] = field(default_factory=list)
+    captured: list[StoredCapture] = field(default_factory=list)
+    predicted: list[StoredCapture] = field(default_factory=list)
     traceback: str = ""
     composed: str = ""
     cut_off: str = ""
@@ -215,14 +214,14 @@ def read_facts(path: Path) -> Facts:
 
     metrics = tried("the metrics", lambda: sampled(run.path / METRICS, is_kept), SampledLines())
     stats = tried("the records", lambda: _records(run.path / STATS), SampledLines())
-    samples = tried("the samples", lambda: sampled(run.path / SAMPLES, line_of=SAMPLES_LINE), SampledLines())
+    samples = tried("the samples", lambda: sampled(run.path / SAMPLES, line_of=SampleLine), SampledLines())
     generations = tried("the generations", lambda: _generations(run.path / GENERATIONS), SampledLines())
     tokens = tried(
-        "the tokens", lambda: beginning(run.path / TOKENS, TOKENS_LINE, most=MOST_TOKENS), SampledLines()
+        "the tokens", lambda: beginning(run.path / TOKENS, TokenLine, most=MOST_TOKENS), SampledLines()
     )
     pictures = tried(
         "the pictures",
-        lambda: beginning(run.path / PICTURES, PICTURES_LINE, most=MOST_PICTURES, most_bytes=MOST_PICTURED),
+        lambda: beginning(run.path / PICTURES, PictureLine, most=MOST_PICTURES, most_bytes=MOST_PICTURED),
         SampledLines(),
     )
     facts = Facts(
@@ -239,8 +238,8 @@ def read_facts(path: Path) -> Facts:
         generations=generations,
         tokens=tokens,
         kept_pictures=pictures,
-        captured=tried(f"{CAPTURES}/", lambda: streams(run.path / CAPTURES), []),
-        predicted=tried(f"{PREDICTIONS}/", lambda: streams(run.path / PREDICTIONS), []),
+        captured=tried(f"{CAPTURES}/", lambda: stored_captures(run.path / CAPTURES), []),
+        predicted=tried(f"{PREDICTIONS}/", lambda: stored_captures(run.path / PREDICTIONS), []),
         traceback=tried(ERROR, lambda: _text(run.path / ERROR), ""),
         composed=tried(CONFIG, lambda: _text(run.path / CONFIG), ""),
         cut_off=tried("the state of the run", lambda: cut_off(status), ""),
@@ -319,7 +318,7 @@ def _text(path: Path) -> str:
 
 
 def _generations(path: Path) -> SampledLines:
-    return sampled(path, limit=MOST_GENERATED, line_of=GENERATIONS_LINE)
+    return sampled(path, limit=MOST_GENERATED, line_of=GenerationLine)
 
 
 def _records(path: Path) -> SampledLines:
@@ -335,4 +334,4 @@ def _records(path: Path) -> SampledLines:
         seen.add(site)
         return True
 
-    return sampled(path, is_first_notice, keys=_RECORD, line_of=STATS_LINE)
+    return sampled(path, is_first_notice, keys=_RECORD, line_of=StatsLine)

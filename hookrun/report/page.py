@@ -14,10 +14,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hookrun.errors import counted
+from hookrun.report.captures import place
 from hookrun.report.draw import text
 from hookrun.report.section import ReportSection
 from hookrun.store.files import replacing
 from hookrun.store.format import REPORT
+from hookrun.store.tensor_file import dtype_name
 from hookrun.version import __version__
 
 F = TypeVar("F")
@@ -78,6 +80,8 @@ def _environment() -> Environment:
         "module": text.module_name,
         "number": text.number,
         "moment": text.moment,
+        "place": place,
+        "dtype": dtype_name,
         "duration": text.duration,
         "counted": counted,
     }

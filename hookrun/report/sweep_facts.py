@@ -17,8 +17,7 @@ from hookrun.spec.objective import Goal
 from hookrun.store.files import StoreError
 from hookrun.store.format import SWEEP
 from hookrun.store.inside import is_there
-from hookrun.store.read_records import read_record
-from hookrun.store.records import SweepRecord
+from hookrun.store.records import SweepRecord, read_record
 
 MOST_OVERRIDES = 50_000
 """Longest command line, in characters, that is parsed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 
@@ -11,28 +10,28 @@ from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.strips import Strip, strips
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
-from hookrun.report.sample_rows import RowsOfSample, rows_of_samples
-from hookrun.report.sampling import Stream
+from hookrun.report.sampling import CapturedRows, rows_of_samples
 from hookrun.report.sequences import Sequence
+from hookrun.store.captures import StoredCapture
 
 MOST_SAMPLES = 4
 MOST_TOKENS = 192
 """The largest number of tokens of one sample."""
 
 
-def strips_of_capture(folder: Path, stream: Stream, facts: Facts) -> list[Figure]:
+def strips_of_capture(capture: StoredCapture, facts: Facts) -> list[Figure]:
     """Strips of a capture with `tokens`: its value at each token, or the norm of its values; none for other captures.
 
     Raises HookrunError for a shard that can't be read.
     """
     found = list[Strip]()
-    for rows in rows_of_samples(folder, stream, MOST_SAMPLES, facts.sequences, MOST_TOKENS):
+    for rows in rows_of_samples(capture, MOST_SAMPLES, facts.sequences, MOST_TOKENS):
         if not rows.by_token or (rows.keys >= 0).any() or not rows.values[0].numel():
             return []
         found.append(_of_values(rows, facts))
     if max((len(each.tokens) for each in found), default=0) < 2:
         return []
-    is_one = found and torch.Size(stream.shape).numel() == 1
+    is_one = found and torch.Size(capture.shape[1:]).numel() == 1
     what = "value" if is_one else "norm"
     note = "each token has the colour of " + ("the value" if is_one else "the norm of the values") + " there"
     return [
@@ -46,7 +45,7 @@ def strips_of_capture(folder: Path, stream: Stream, facts: Facts) -> list[Figure
     ]
 
 
-def _of_values(rows: RowsOfSample, facts: Facts) -> Strip:
+def _of_values(rows: CapturedRows, facts: Facts) -> Strip:
     flat = rows.values.reshape(len(rows.values), -1)
     values = flat[:, 0] if flat.shape[1] == 1 else torch.linalg.vector_norm(flat, dim=1)
     ids = rows.token_ids.tolist()
@@ -54,17 +53,18 @@ def _of_values(rows: RowsOfSample, facts: Facts) -> Strip:
     return Strip(rows.name, names, rows.positions.tolist(), values.tolist())
 
 
-def strips_of_predictions(folder: Path, stream: Stream, facts: Facts) -> list[Figure]:
+def strips_of_predictions(capture: StoredCapture, facts: Facts) -> list[Figure]:
     """Strips of logits [tokens, vocabulary]: loss and probability of the target at each token; none for others.
 
     Raises HookrunError for a shard that can't be read.
     """
-    if len(stream.shape) != 2 or facts.has_encoder or not facts.sequences:
+    shape = capture.shape[1:]
+    if len(shape) != 2 or facts.has_encoder or not facts.sequences:
         return []
     losses, chances = list[Strip](), list[Strip]()
-    for rows in rows_of_samples(folder, stream, MOST_SAMPLES, facts.sequences, 1):
-        sequence = facts.sequences.get((rows.split, rows.sample))
-        if sequence is None or stream.shape[0] != sequence.width or not _fit(sequence, stream.shape[1]):
+    for rows in rows_of_samples(capture, MOST_SAMPLES, facts.sequences, 1):
+        sequence = facts.sequences.get(rows.sample)
+        if sequence is None or shape[0] != sequence.width or not _fit(sequence, shape[1]):
             continue
         scores = rows.values[0][sequence.before :][: len(sequence.ids)][:MOST_TOKENS]
         if found := _logs(scores, sequence):
@@ -109,7 +109,7 @@ def _logs(scores: torch.Tensor, sequence: Sequence) -> dict[int, float]:
     return dict(zip(places, logs[torch.arange(len(places)), targets].tolist(), strict=True))
 
 
-def _of_targets(rows: RowsOfSample, sequence: Sequence, values: dict[int, float]) -> Strip:
+def _of_targets(rows: CapturedRows, sequence: Sequence, values: dict[int, float]) -> Strip:
     shown = min(len(sequence.ids), MOST_TOKENS)
     targets = [sequence.name(each) if each is not None else number(None) for each in sequence.targets[:shown]]
     return Strip(

@@ -10,6 +10,7 @@ from hookrun.errors import HookrunError, Problem, counted, listed
 from hookrun.spec import HookSpec, Settings
 from hookrun.spec.objective import Direction
 from hookrun.spec.task import Sampling
+from hookrun.store.format import GENERATIONS
 from hookrun.tasks.under_hooks import TaskOfSplits
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class GenerateTask(TaskOfSplits):
                 with context.logged(context.hooks.clock.step):
                     records = generation.records(batch)
                 for record in records:
-                    context.run_dir.log_generation(record)
+                    context.run_dir.append(GENERATIONS, [record])
                     sums.add(record)
                 names.write(batch, None)
                 context.hooks.step()

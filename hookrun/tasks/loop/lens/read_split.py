@@ -19,6 +19,7 @@ from hookrun.runtime.tokens.calls import CallReader
 from hookrun.runtime.tokens.choice import Chosen, Rule, Texts
 from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.spec.tokens import Tokens
+from hookrun.store.format import LENS
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.batches import Batch, Batches
 from hookrun.tasks.loop.built import as_call
@@ -301,7 +302,7 @@ def write_lines(
                         line["logit_difference"] = answer[row] - wrong[row]
                 if kl is not None:
                     line["kl_to_output"] = kl[row]
-                run_dir.log_lens(line)
+                run_dir.append(LENS, [line])
 
 
 def _runs(samples: Sequence[int]) -> list[tuple[int, int]]:
