@@ -1,20 +1,42 @@
-"""Checks that a plan fits the model: runs a copy of it once with the hooks, with fake tensors unless it is small."""
+"""Checks that a plan fits the model: runs a copy of it once with the hooks.
+
+torch's fake tensors have shapes but no data, and work for any model on any device; but they import torch's compiler,
+which takes as long as importing torch. Models whose modules do not depend on the device have cheaper copies: a small
+model is copied with its data; a larger model is copied to the meta device, where tensors have no data.
+"""
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.nn.modules import module as nn_module
 
+from hookrun.actions.base import Keeper, Packed
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import OwnCodeError, only_without_data
-from hookrun.containers import describe, differentiable, rebuild, tensors
-from hookrun.errors import CompileError, HookError, Problem, SpecError, at_module, listed, reason
+from hookrun.actions.site import TokenRows
+from hookrun.containers import children, describe, differentiable, rebuild, reshaped, tensors
+from hookrun.errors import (
+    CompileError,
+    HookError,
+    HookrunError,
+    Problem,
+    SpecError,
+    at_module,
+    listed,
+    reason,
+)
 from hookrun.hook_types import SAVED_TENSORS
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.resolve import resolve
@@ -22,13 +44,15 @@ from hookrun.plan.table import text
 from hookrun.run_values import UsedBy, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.plain_optimizers import without_compiler
+from hookrun.runtime.site import HookSite, Sink
+from hookrun.runtime.snapshot import held
 from hookrun.spec import Spec
-from hookrun.trial_copies import Example as Example
-from hookrun.trial_copies import TrialCopy, fake_copy, quick_copy
-from hookrun.trial_findings import TrialSink
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
+
+Example = tuple[Sequence[Any], Mapping[str, Any]]
+"""Positional and keyword arguments of one call of the model."""
 
 Score = Callable[[Any], Tensor]
 """The model's output -> the score of a backward pass without training; SpecError if there is no such score."""
@@ -277,3 +301,236 @@ def _no_global_effect() -> Iterator[None]:
     """A context with gradients enabled that restores the global generator."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         yield
+
+
+class TrialSink(Sink):
+    """The sink of a trial run: collects failures of hooks and the tensors of captures.
+
+    problems: (hook, path, what) of every hook that failed
+    captured: (hook, path) -> the fake tensors of its first capture
+    without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
+    """
+
+    has_values = False
+
+    def __init__(self) -> None:
+        self.problems = list[tuple[str, str, str]]()
+        self.captured = dict[tuple[str, str], list[Tensor]]()
+        self.without = dict[tuple[str, str], str]()
+
+    def keeper(self, site: HookSite) -> Keeper:
+        """Remember the tensors of the first firing."""
+
+        def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
+            # Detached: the graph of a tensor refers to its hooks, and they to this object: a cycle hidden from gc.
+            seen = [tensor.detach() for tensor in held(value)]
+            self.captured.setdefault((site.hook_name, site.path), seen)
+
+        return keep
+
+    def emit(self, start: tuple[Any, ...], data: Mapping[str, Any], *, show: bool = False) -> None:
+        """Record nothing, since the values are not real; statistics are computed: what fails there is a problem."""
+        dict(data)
+
+    def guard(self, site: HookSite, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The op, wrapped: if it fails, the failure becomes a problem and the value passes unchanged."""
+
+        def guarded(value: Any) -> Any:
+            try:
+                new = op(value)
+            except HookrunError as error:
+                own = error.__cause__
+                if isinstance(own, OwnCodeError) and (why := only_without_data(own)) is not None:
+                    self.without[site.hook_name, site.path] = why
+                    return value
+                self.fail(site, str(error).removeprefix(f"{site.where}: "))
+                return value
+            if (changed := _changed_form(value, new)) is not None:
+                self.fail(site, changed)
+                return value
+            return new
+
+        return guarded
+
+    def fail(self, site: HookSite, what: str) -> None:
+        """Add the failure of a hook at a site, each different failure once."""
+        if (found := (site.hook_name, site.path, what)) not in self.problems:
+            self.problems.append(found)
+
+
+def _changed_form(old: Any, new: Any) -> str | None:
+    """How an edit changed type, shape, dtype or device, or None."""
+    if old is new or isinstance(new, Packed):  # a saved tensor may be replaced, it is restored later
+        return None
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        return reshaped(old, new)
+    if type(old) is not type(new):
+        return f"the action changes the type from {type(old).__name__} to {type(new).__name__}"
+    before, after = children(old), children(new)
+    if [key for key, _ in before] != [key for key, _ in after]:
+        return f"the action changes the members of the {type(old).__name__}"
+    pairs = zip(before, after, strict=True)
+    return next((text for (_, a), (_, b) in pairs if (text := _changed_form(a, b)) is not None), None)
+
+
+_SAME_ANYWHERE = (
+    *(
+        f"torch.nn.modules.{name}"
+        for name in (
+            "activation",
+            "batchnorm",
+            "channelshuffle",
+            "container",
+            "conv",
+            "dropout",
+            "flatten",
+            "instancenorm",
+            "linear",
+            "normalization",
+            "padding",
+            "pixelshuffle",
+            "pooling",
+            "sparse",
+            "upsampling",
+        )
+    ),
+    "torchvision.models",
+    "torchvision.ops.misc",
+    "torchvision.ops.stochastic_depth",
+    "hookrun.models",
+)
+"""Packages whose modules compute the same shapes, by the same calls, on every device."""
+
+
+_SMALL_MODEL, _SMALL_EXAMPLE = 2**20, 2**14
+"""The most elements of all parameters and buffers, and of all arguments, for a copy with data: a few milliseconds."""
+
+
+@dataclass(frozen=True)
+class TrialCopy:
+    """A copy of a model and of the arguments of one call.
+
+    inside: returns the context manager in which the copy runs
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inside: Callable[[], AbstractContextManager[Any]]
+
+
+def fake_copy(model: nn.Module, example: Example) -> TrialCopy:
+    """A copy with fake tensors, for any model. The originals are not changed."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(mode):
+        made = copy.deepcopy(model)
+    with mode:
+        args, kwargs = rebuild(_plain(example), lambda leaf: _if_tensor(leaf, mode.from_tensor))
+    return TrialCopy(made, args, kwargs, lambda: mode)
+
+
+def quick_copy(model: nn.Module, example: Example, *, may_compute: bool) -> TrialCopy | None:
+    """A copy that needs no compiler; None where it might behave differently. The originals are not changed.
+
+    may_compute: whether the copy may have tensors with data
+    """
+    held, given = [*model.parameters(), *model.buffers()], list(tensors(_plain(example)))
+    if not _computes_the_same(model) or not all(map(_is_ordinary, [*held, *given])):
+        return None
+    if may_compute and _elements(held) <= _SMALL_MODEL and _elements(given) <= _SMALL_EXAMPLE:
+        memo, change = {}, _as_it_is
+    else:
+        memo, change = {id(tensor): _on_meta(tensor) for tensor in held}, _on_meta
+    args, kwargs = rebuild(_plain(example), lambda leaf: _if_tensor(leaf, change))
+    return TrialCopy(copy.deepcopy(model, memo), args, kwargs, nullcontext)
+
+
+def _elements(found: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in found)
+
+
+def _plain(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args, kwargs = example
+    return tuple(args), dict(kwargs)
+
+
+def _if_tensor(leaf: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    return change(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def _computes_the_same(model: nn.Module) -> bool:
+    """Whether every module is of a known class, with the forward of its class and without hooks."""
+    hooked = any(
+        getattr(nn_module, name)
+        for name in vars(nn_module)
+        if name.startswith("_global_") and "hooks" in name
+    )
+    return not hooked and all(map(_is_known, model.modules()))
+
+
+def _is_known(module: nn.Module) -> bool:
+    home = type(module).__module__
+    if not any(home == each or home.startswith(f"{each}.") for each in _SAME_ANYWHERE):
+        return False
+    if isinstance(module, nn.MultiheadAttention):  # its computation depends on the device
+        return False
+    own = vars(module)
+    return (
+        "forward" not in own
+        and not any(own.get(name) for name in own if name.endswith("_hooks"))
+        and all(_is_setting(value) for name, value in own.items() if name not in _OF_EVERY_MODULE)
+    )
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""The attributes that every module has: parameters, buffers, modules, hooks and mode."""
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether the value is a setting such as a size, a mode or a name, which is cheap and safe to copy."""
+    if isinstance(value, tuple | list | set | frozenset):
+        return all(map(_is_setting, value))
+    if isinstance(value, dict):
+        return all(_is_setting(each) for item in value.items() for each in item)
+    if isinstance(value, partial):
+        return _is_setting((value.args, value.keywords))
+    if is_dataclass(value) and not isinstance(value, type):
+        return _is_setting(vars(value))
+    return value is None or isinstance(value, _SETTINGS)
+
+
+_SETTINGS = (
+    bool,
+    int,
+    float,
+    str,
+    type,
+    Enum,
+    FunctionType,
+    BuiltinFunctionType,
+    torch.dtype,
+    torch.device,
+)
+
+
+def _is_ordinary(tensor: Tensor) -> bool:
+    """Whether a meta tensor with the same shape, strides and dtype can replace the tensor."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.grad_fn is None
+        and not tensor.is_quantized
+        and not tensor._is_view()
+    )
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, requires_grad=tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad)

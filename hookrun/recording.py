@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.actions.base import Keeper
-from hookrun.actions.rows import TokenRows
+from hookrun.actions.site import TokenRows
 from hookrun.containers import tensors
 from hookrun.errors import HookrunError, listed
 from hookrun.proving import Plan

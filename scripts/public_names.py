@@ -11,11 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import hookrun
-from hookrun import errors, testing
+from hookrun import data as data_sets
+from hookrun import errors, models, testing
 from hookrun.actions import actions
-from hookrun.data import registry as data_sets
 from hookrun.hook_types import HOOK_TYPES
-from hookrun.models import registry as models
 from hookrun.schema import experiment_schema
 from hookrun.spec.selector import reference_rows
 from hookrun.tasks import tasks

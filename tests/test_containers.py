@@ -12,14 +12,18 @@ import torch
 from torch import Tensor
 
 from hookrun.containers import (
+    Placed,
     TargetError,
     arguments,
     call_with,
     describe,
     differentiable,
+    exchange,
     get,
     leaves,
+    place,
     put,
+    put_back,
     readable,
     rebuild,
     reshaped,
@@ -102,3 +106,30 @@ def test_under_vmap_the_whole_batch_is_read_and_gradients_go_only_through_floats
     assert readable(torch.ones(1, device="meta")) is None
     assert differentiable(torch.ones(1)).requires_grad and differentiable(torch.ones(1), leaf=True).is_leaf
     assert not differentiable(torch.ones(1, dtype=torch.int64)).requires_grad and differentiable("x") == "x"
+
+
+@dataclass(frozen=True)
+class Immutable:
+    x: Tensor
+
+
+def test_members_are_replaced_in_place_except_in_tuples() -> None:
+    a, b, new = torch.zeros(1), torch.ones(1), torch.full((1,), 2.0)
+    value = {"list": [a, b], "tuple": (a, b), "frozen": Immutable(a)}
+    inner = value["list"]
+    assert exchange(value, {id(a): new}) is value and value["list"] is inner
+    assert value["list"] == [new, b] and value["tuple"] == (new, b)
+    assert isinstance(value["frozen"], Immutable) and value["frozen"].x is new
+    assert exchange(b, {id(a): new}) is b
+
+
+def test_tensors_are_restored_where_the_new_ones_still_are() -> None:
+    a, b = (torch.zeros(1, requires_grad=True) for _ in range(2))
+    plain, news, placed = torch.zeros(1), [torch.ones(1), torch.ones(1)], list[Placed]()
+    value = {"a": a, "b": b, "plain": plain}
+    place(value, iter(news), placed)
+    assert value["a"] is news[0] and value["b"] is news[1] and value["plain"] is plain
+    value["moved"] = value.pop("a")
+    value["b"] = plain  # other code has written there in the meantime
+    put_back(placed)
+    assert value["moved"] is a and value["b"] is plain

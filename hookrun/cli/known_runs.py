@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment
-from hookrun.spec.needs import PREVIOUS, Need
+from hookrun.spec.experiment import PREVIOUS, Need
 from hookrun.store.files import replacing
 from hookrun.store.format import CONFIG
 

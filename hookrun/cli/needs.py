@@ -31,8 +31,7 @@ from hookrun.cli.jobs import SingleRun
 from hookrun.cli.known_runs import KnownRuns
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest
 from hookrun.spec import Experiment
-from hookrun.spec.experiment import runs_of
-from hookrun.spec.needs import PREVIOUS, Need
+from hookrun.spec.experiment import PREVIOUS, Need, runs_of
 from hookrun.store.format import STATUS
 from hookrun.store.named_files import named_files
 from hookrun.store.outputs import newest_finished, newest_unchanged, outputs_folder

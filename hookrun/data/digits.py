@@ -13,8 +13,7 @@ import torch
 from hookrun.arguments import Args
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import Samples, TensorSamples
-from hookrun.data.source import Source
-from hookrun.data.split import stratified_indices
+from hookrun.data.source import Source, stratified_indices
 
 VAL_FRACTION = 0.2
 

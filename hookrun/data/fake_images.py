@@ -9,10 +9,9 @@ import torch
 from pydantic import Field
 
 from hookrun.arguments import Args
-from hookrun.data.generated import generator_of
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
-from hookrun.data.source import Source
+from hookrun.data.source import Source, generator_of
 from hookrun.errors import Problem, SpecError
 
 Side = Annotated[int, Field(ge=1, le=2**14)]

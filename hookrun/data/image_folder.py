@@ -17,8 +17,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from hookrun.arguments import Args
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples, unit_float
-from hookrun.data.source import A, Source, require_root
-from hookrun.data.split import stratified_indices
+from hookrun.data.source import A, Source, require_root, stratified_indices
 from hookrun.errors import HookrunError, Problem, SpecError, listed, printable
 
 _SHOWN = 6  # folders in an error, before "and 3 more"

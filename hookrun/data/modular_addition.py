@@ -9,8 +9,7 @@ from pydantic import Field
 
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED, Samples
-from hookrun.data.source import Source
-from hookrun.data.split import split_indices, val_count
+from hookrun.data.source import Source, split_indices, val_count
 from hookrun.data.tokenizer import Words
 from hookrun.data.tokens import PaddingArgs, TokenSamples, TokenSequence
 from hookrun.errors import Problem, SpecError

@@ -14,10 +14,8 @@ from pydantic import Field
 
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED, Samples
-from hookrun.data.sequences import ReadSequences
-from hookrun.data.source import Source
-from hookrun.data.split import part_of
-from hookrun.data.text_files import Stamp, asked_file, checked_file, records, text_field
+from hookrun.data.source import Source, part_of
+from hookrun.data.text_files import ReadSequences, Stamp, asked_file, checked_file, records, text_field
 from hookrun.data.tokenizer import BYTES, WHERE, Encoded, Tokenizer, tokenizer_named
 from hookrun.data.tokens import (
     MOST_LENGTH,

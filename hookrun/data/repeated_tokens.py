@@ -8,10 +8,9 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
-from hookrun.data.generated import GeneratedTokensArgs, generator_of
 from hookrun.data.info import DataInfo, Split
 from hookrun.data.samples import IGNORED, Samples
-from hookrun.data.source import Source
+from hookrun.data.source import GeneratedTokensArgs, Source, generator_of
 from hookrun.data.tokenizer import Words
 from hookrun.data.tokens import MOST_LENGTH, TokenSamples, TokenSequence, next_tokens
 

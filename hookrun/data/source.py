@@ -1,15 +1,22 @@
-"""The interface of a kind of data set, and checks of its root folder."""
+"""The interface of a kind of data set, and what kinds share: the root folder, fixed splits, generated samples."""
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
+import numpy as np
+import torch
+from pydantic import Field
+
 from hookrun.arguments import Args
-from hookrun.data.info import DataInfo, Split
+from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import Samples
+from hookrun.data.tokens import PaddingArgs
 from hookrun.errors import Problem, SpecError
 
 A = TypeVar("A", bound=Args)
@@ -44,3 +51,75 @@ def require_root(name: str, root: Path | None, hint: str) -> Path:
             [Problem("data.root", f"the data set '{name}' needs the folder {root}: not found", hint)]
         )
     return root
+
+
+# NumPy's policy (NEP 19) fixes RandomState's stream, so the parts never change. They must not follow the
+# experiment's seed: a checkpoint evaluated under another seed would be tested on samples it was trained on.
+_SEED = 0
+
+
+def val_count(total: int, fraction: float) -> int:
+    """How many of `total` samples are for validation; each part gets at least one, unless fraction is 0 or 1."""
+    count = round(total * fraction)
+    return min(max(count, 1), total - 1) if 0 < fraction < 1 and total > 1 else count
+
+
+def split_indices(total: int, fraction: float) -> tuple[list[int], list[int]]:
+    """The train and the validation indices of `total` samples, drawn at random, each in ascending order."""
+    order = np.random.RandomState(_SEED).permutation(total)
+    count = val_count(total, fraction)
+    return sorted(order[count:].tolist()), sorted(order[:count].tolist())
+
+
+def stratified_indices(labels: Sequence[int], fraction: float) -> tuple[list[int], list[int]]:
+    """As `split_indices`, with the fraction taken of each class separately."""
+    groups: dict[int, list[int]] = {}
+    for index, label in enumerate(labels):
+        groups.setdefault(label, []).append(index)
+    train: list[int] = []
+    val: list[int] = []
+    for members in groups.values():
+        kept, held_out = split_indices(len(members), fraction)
+        train += [members[i] for i in kept]
+        val += [members[i] for i in held_out]
+    return sorted(train), sorted(val)
+
+
+def part_of(total: int, fraction: float, *, val: bool) -> Sequence[int]:
+    """The indices of one part of `total` samples; in order if the part has all of them."""
+    count = val_count(total, fraction)
+    if count in (0, total):
+        return range(total if val == (count > 0) else 0)
+    train, held_out = split_indices(total, fraction)
+    return held_out if val else train
+
+
+def generator_of(name: str) -> torch.Generator:
+    """The generator of that name, always in the same state."""
+    # Hashed, because torch's CPU generator keeps only the low 32 bits of a seed.
+    digest = hashlib.sha256(name.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
+
+
+class GeneratedTokensArgs(PaddingArgs):
+    """Sizes of the splits; seed: of the samples, null: the experiment's."""
+
+    train_size: int = Field(default=4096, ge=0, le=10**9)
+    val_size: int = Field(default=512, ge=0, le=10**9)
+    seed: int | None = Field(default=0, ge=0, lt=2**63)
+
+    def size(self, split: Split) -> int:
+        """The number of samples of a split. Raises SpecError where it has none."""
+        count = self.train_size if split == "train" else self.val_size
+        if count == 0:
+            what = f"the split '{split}' has no samples"
+            raise SpecError([Problem(f"data.args.{split}_size", what, f"set data.args.{split}_size")])
+        return count
+
+    def sizes(self) -> dict[Split, int | None]:
+        """The number of samples of each split."""
+        return {split: self.train_size if split == "train" else self.val_size for split in SPLITS}
+
+    def stream(self, split: Split, seed: int) -> str:
+        """The name of the split's generators."""
+        return f"{seed if self.seed is None else self.seed}/{split}"

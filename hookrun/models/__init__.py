@@ -2,7 +2,143 @@
 
 from __future__ import annotations
 
-from hookrun.models.registry import build, names, own_names
-from hookrun.models.weights import RANDOM, applied_hooks, load_weights, origin
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from hookrun.arguments import missing_arguments, parameters, unknown_arguments, wrong_call
+from hookrun.errors import Problem, SpecError, nearest, shown
+from hookrun.models import language, vision
+from hookrun.models.arguments import DataDefaults, ModelCall, checked, construct, given, too_large
+from hookrun.models.weights import RANDOM, applied_hooks, load_weights, misplaced, origin
+from hookrun.trusted import MODELS, load
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hookrun.spec.experiment import Model
 
 __all__ = ["RANDOM", "applied_hooks", "build", "load_weights", "names", "origin", "own_names"]
+
+
+PYTHON = "python"
+DECODER = "decoder"
+
+# Name -> module and class, so that listing the names imports no torch, and building one of them no torchvision.
+_OWN: Mapping[str, tuple[str, str]] = {
+    "mlp": ("networks", "MLP"),
+    "cnn": ("networks", "CNN"),
+    "decoder": ("decoder", "Decoder"),
+    "tutorial/doubling": ("tutorial", "Doubling"),
+    "tutorial/regression": ("tutorial", "Regression"),
+    "tutorial/testnet": ("tutorial", "TestNet"),
+    "tutorial/pooling": ("tutorial", "Pooling"),
+    "tutorial/activations": ("tutorial", "Activations"),
+    "tutorial/add": ("tutorial", "AddTwo"),
+    "tutorial/product": ("tutorial", "Product"),
+    "tutorial/functions": ("tutorial", "Functions"),
+}
+
+
+def own_names() -> tuple[str, ...]:
+    """The names of hookrun's own models; imports no torch."""
+    return tuple(_OWN)
+
+
+def names() -> tuple[str, ...]:
+    """The name of every model: hookrun's own, torchvision's, `transformers` and `python`; imports torchvision."""
+    return (*_OWN, *vision.names(), language.TRANSFORMERS, PYTHON)
+
+
+def build(
+    config: Model,
+    *,
+    sample_shape: tuple[int, ...] | None,
+    num_classes: int | None,
+    trust: frozenset[str],
+    vocab_size: int | None = None,
+    length: int | None = None,
+) -> nn.Module:
+    """The module that `config` names, on the CPU, in training mode, with published weights if it asks for them.
+
+    Initial weights are drawn from torch's global generator: a seed that is set before the call determines them.
+
+    sample_shape: of one sample of the data set, without the batch; -1 where it differs, None where there is none
+    num_classes:  of the data set; with sample_shape it fills in the arguments that `config.args` leaves out or null
+    vocab_size:   of the data set's tokens, None where it has none; likewise `length`, the most tokens of a sample
+    trust:        packages that the command line trusts, beside those of HOOKRUN_TRUST and installed entry points
+
+    Raises SpecError with every mistake: an unknown name or argument, a value that the constructor refuses, weights
+    that are missing, a factory that is not trusted, cannot be imported or does not return a module.
+    """
+    data = DataDefaults(sample_shape, num_classes, vocab_size, length)
+    wrong = misplaced(config, published=config.name not in (*_OWN, language.TRANSFORMERS, PYTHON))
+    try:
+        call = _prepare(config, data, trust)
+    except SpecError as error:
+        raise SpecError([*error.errors, *wrong]) from error
+    return construct(
+        ModelCall(call.target, call.args, (*call.problems, *wrong)), config.factory or config.name
+    )
+
+
+def _prepare(config: Model, data: DataDefaults, trust: frozenset[str]) -> ModelCall:
+    if config.name in _OWN:  # before torchvision, whose import costs two seconds
+        return _own(config, data)
+    if config.name == language.TRANSFORMERS:
+        return language.prepare(config, data)
+    if config.name == PYTHON:
+        return _from_factory(config, trust)
+    if config.name in vision.names():
+        return vision.prepare(config, data)
+    what = f"there is no model '{config.name}'; {nearest(config.name, names())}"
+    raise SpecError([Problem("model.name", what, "correct the name")])
+
+
+def _own(config: Model, data: DataDefaults) -> ModelCall:
+    module, name = _OWN[config.name]
+    cls: type[nn.Module] = getattr(import_module(f"hookrun.models.{module}"), name)
+    found = parameters(cls) or {}
+    asked = given(config.args)
+    if config.name == DECODER:
+        asked = {key: value for key, value in asked.items() if value is not None}
+        if "path" in asked:
+            raise SpecError([_no_folder(asked["path"])])
+    args = data.values() | asked
+    problems = unknown_arguments(asked, found, "model.args", config.name)
+    problems += missing_arguments(args, found, "model.args", config.name, why=data.lack)
+    args, wrong = checked(cls, {name: args[name] for name in found if name in args})
+    if config.name == DECODER and not problems and not wrong:
+        wrong = _oversize(cls, args)
+    return ModelCall(cls, args, (*problems, *wrong))
+
+
+def _from_factory(config: Model, trust: frozenset[str]) -> ModelCall:
+    """Import the factory. Raises SpecError if it is not trusted, does not exist, or cannot be called."""
+    factory = load(config.factory or "", MODELS, "model.factory", trust)
+
+    def call(**args: Any) -> object:
+        try:
+            return factory(**args)
+        except Exception as error:
+            problem = Problem("model.args", factory.failure(error), "correct it, or its arguments")
+            raise SpecError([problem]) from error
+
+    return ModelCall(
+        call, config.args, tuple(wrong_call(factory.target, config.args, "model.args", factory.text))
+    )
+
+
+def _no_folder(path: object) -> Problem:
+    what = f"found {shown(path)}: the decoder does not read GPT-2 from a folder"
+    hint = f"use model=transformers model.args.path={path} model.args.attention=points, with the module names of GPT-2"
+    return Problem("model.args.path", what, hint)
+
+
+def _oversize(cls: type[nn.Module], args: Mapping[str, Any]) -> list[Problem]:
+    """A decoder's sizes multiply: each of them may be right, and the model larger than any memory."""
+    try:
+        why = too_large(lambda: cls(**args))
+    except ValueError:  # of sizes that do not go together, which building it says
+        return []
+    return [] if why is None else [Problem("model.args", why, "give smaller sizes")]

@@ -1,16 +1,48 @@
 """The tensors of an action that come from a file or from what another run captured.
 
-`sources` defines the kinds of value, `read` reads one from a file or a run, `runs` finds the named runs, and
+`sources` defines the kinds of value, `read_value` reads one from a file or a run, `runs` finds the named runs, and
 `other_run` says how they differ from the run that uses them.
 """
 
 from __future__ import annotations
 
-from hookrun.run_values.other_run import UsedBy, differences, padded_otherwise, with_origins
-from hookrun.run_values.read import read_value
-from hookrun.run_values.runs import FoundRuns, UsedRun, used_run, used_runs
-from hookrun.run_values.sources import NotYetRun, Rows, Source
-from hookrun.run_values.weights import other_runs, with_found_weights
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hookrun.actions.given import GivenFunction, GivenTensor
+from hookrun.actions.values import FileValue, OutsideValue, RunValue
+from hookrun.data.info import SPLITS
+from hookrun.errors import HookrunError, listed, nearest
+from hookrun.run_values.other_run import (
+    UsedBy,
+    differences,
+    padded_otherwise,
+    require_same_model,
+    require_same_split,
+    with_origins,
+)
+from hookrun.run_values.runs import FoundRuns, UsedRun, other_runs, used_run, used_runs, with_found_weights
+from hookrun.run_values.sources import (
+    BY_TOKEN,
+    Found,
+    NotYetRun,
+    Rows,
+    RunRows,
+    Source,
+    computable,
+    difference,
+    ids_text,
+    is_by_token,
+    multiple,
+    part,
+)
+from hookrun.store.captures import StoredCapture
+from hookrun.store.reader import Run
 
 __all__ = [
     "FoundRuns",
@@ -28,3 +60,171 @@ __all__ = [
     "with_found_weights",
     "with_origins",
 ]
+
+
+ROWS_AT_ONCE = 4096
+_SHOWN = 6
+
+Places = Mapping[str, tuple[str, ...]]
+"""Path of a module or parameter -> all its names."""
+
+
+class NotCaptured(HookrunError):
+    """A run captured nothing at a module."""
+
+
+def read_value(
+    value: FileValue | RunValue | GivenTensor | GivenFunction, places: Places, used_by: UsedBy
+) -> dict[str, Source]:
+    """Path -> the value for that module; the same object for all paths if the value names one module.
+
+    Raises HookrunError if there is no such value, or it is of another model or another split than `used_by`.
+    """
+    if isinstance(value, GivenFunction):
+        return dict.fromkeys(places, value)
+    if isinstance(value, GivenTensor):
+        return dict.fromkeys(places, value.tensor)
+    if not _is_by_module(value):
+        shared = _read(value, (), used_by)
+        return dict.fromkeys(places, shared)
+    found, lacking = dict[str, Source](), defaultdict[str, list[str]](list)
+    for path, names in places.items():
+        try:
+            found[path] = _read(value, names, used_by)
+        except NotCaptured as error:
+            lacking[str(error)].append(path or "(root)")
+    if lacking:
+        texts = [f"{listed(paths, _SHOWN)} {text}" for text, paths in lacking.items()]
+        raise HookrunError("; ".join(texts) + "; name one for all with `module`, or narrow `select`")
+    return found
+
+
+def _is_by_module(value: FileValue | RunValue) -> bool:
+    own = isinstance(value, RunValue) and value.module is None
+    return own or (value.minus is not None and _is_by_module(value.minus))
+
+
+def _read(value: FileValue | RunValue, names: tuple[str, ...], used_by: UsedBy) -> Found:
+    source = _read_file(value) if isinstance(value, FileValue) else _read_run(value, names, used_by)
+    if isinstance(source, NotYetRun):
+        return source
+    if value.index is not None:
+        try:
+            source = part(source, value.index.items)
+        except (IndexError, RuntimeError) as error:
+            shape = list(source.shape)
+            raise HookrunError(
+                f"index {value.index} of the value, which has shape {shape}: {error}"
+            ) from error
+    if value.minus is not None:
+        other = _read(value.minus, names, used_by)
+        if isinstance(other, NotYetRun):
+            return other
+        _require_same_shape(value, source, other)
+        source = difference(source, other)
+    return source if value.factor == 1 else multiple(source, value.factor)
+
+
+def _require_same_shape(value: OutsideValue, source: Tensor | Rows, other: Tensor | Rows) -> None:
+    shapes = [tuple(each.shape) for each in (source, other)]
+    if shapes[0] != shapes[1]:
+        raise HookrunError(f"minus: {value.minus} has shape {list(shapes[1])}, {value} has {list(shapes[0])}")
+
+
+def _read_file(value: FileValue) -> Tensor:
+    path = Path(value.file).expanduser().absolute()
+    if not path.is_file():
+        raise HookrunError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            keys = list(file.keys())
+            key = value.key if value.key is not None else keys[0] if len(keys) == 1 else None
+            if key is None:
+                raise HookrunError(
+                    f"{path} holds {len(keys)} tensors: name one with `key`; {nearest('', keys)}"
+                )
+            if key not in keys:
+                raise HookrunError(f"{path} has no tensor {key!r}: {nearest(key, keys)}")
+            tensor: Tensor = file.get_tensor(key)
+            return tensor
+    except (SafetensorError, OSError) as error:
+        raise HookrunError(f"{path} is not a readable safetensors file: {error}") from error
+
+
+def _read_run(value: RunValue, names: tuple[str, ...], used_by: UsedBy) -> Found:
+    run = used_by.runs.open(value.run)
+    if run is None:
+        return NotYetRun(value.run)
+    module = _module(run, value, names)
+    named = f"{value.capture}/{module}{value.path or ''} of the run {run.path}"
+    if used_by.settings is not None:
+        require_same_model(run, named, used_by.settings)
+    capture = _capture(run, value, module, named)
+    if value.sample == "mean":
+        return _mean(capture)
+    if used_by.settings is not None and used_by.split is None:
+        raise HookrunError(
+            f"sample: {value.sample} names samples of one split, and this run uses several splits: "
+            "set task.split to train or val, or use sample: mean"
+        )
+    part = _part_of(capture, used_by)
+    _require_one_row_each(capture, part, value, module)
+    if isinstance(value.sample, int):
+        positions = part[capture.sample_ids[part] == value.sample]
+        if not len(positions):
+            raise HookrunError(f"{named} has no row of sample {value.sample}: {ids_text(capture)}")
+        return computable(capture[int(positions[0])])
+    if value.sample == "same" and used_by.split is not None:
+        require_same_split(capture, named, used_by.split)
+    return RunRows(capture, named, part, resample=value.sample == "resample")
+
+
+def _module(run: Run, value: RunValue, names: tuple[str, ...]) -> str:
+    """The module in the captures: the named one, else the hooked one under any of its names."""
+    if value.module is not None:
+        return value.module
+    there = run.captures[value.capture]
+    for name in names:
+        if name in there:
+            return name
+    shown = ", ".join(name or "(root)" for name in list(there)[:12]) + (", …" if len(there) > 12 else "")
+    raise NotCaptured(f"was not captured by {value.capture!r} in {run.path}, which holds {shown}")
+
+
+def _capture(run: Run, value: RunValue, module: str, named: str) -> StoredCapture:
+    found = run.captures[value.capture][module]
+    if value.path is not None:
+        if isinstance(found, StoredCapture):
+            raise HookrunError(f"{named} is one tensor: leave `path` out")
+        found = found[value.path]
+    if not isinstance(found, StoredCapture):
+        raise HookrunError(f"{named} holds several tensors, name one with `path`: {', '.join(found)}")
+    if not len(found):
+        raise HookrunError(f"{named} has no rows")
+    return found
+
+
+def _mean(capture: StoredCapture) -> Tensor:
+    blocks = (capture[start : start + ROWS_AT_ONCE] for start in range(0, len(capture), ROWS_AT_ONCE))
+    total = sum((block.double().sum(0) for block in blocks), start=capture[0].double() * 0)
+    return (total / len(capture)).float()
+
+
+def _part_of(capture: StoredCapture, used_by: UsedBy) -> Tensor:
+    """Indices of the rows to use: if the capture has several splits, those of the split of `used_by`."""
+    splits = capture.splits
+    if used_by.split is None or len(splits.unique()) < 2:
+        return torch.arange(len(capture))
+    return (splits == SPLITS.index(used_by.split)).nonzero().squeeze(1)
+
+
+def _require_one_row_each(capture: StoredCapture, part: Tensor, value: RunValue, module: str) -> None:
+    ids = capture.sample_ids[part]
+    if (ids < 0).any():
+        what = "keeps whole firings, not a row for each sample"
+    elif len(ids.unique()) != len(ids):
+        what = f"has {len(ids)} rows for {len(ids.unique())} samples"
+    else:
+        return
+    hint = BY_TOKEN if is_by_token(capture) else "capture it with task=predict"
+    raise HookrunError(f"{value.capture}/{module} in {value.run} {what}: {hint}")

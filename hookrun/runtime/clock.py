@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from threading import local
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from torch import Tensor
-from torch.nn import Module
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookrun.ranks.alone import own_rank
 from hookrun.runtime.check_result import LastPassed
 from hookrun.runtime.checkpointing import Call, Log, may_be_checkpointed, regions
-from hookrun.runtime.module_calls import call_frame, frames_of
+from hookrun.runtime.fast.direct_calls import CODE
 from hookrun.spec.when import When
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Clock:
         "stands_in",
     )
 
-    def __init__(self, model: Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
+    def __init__(self, model: nn.Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
         self.model = model
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.on_change: Callable[[], None] | None = None
@@ -245,7 +246,7 @@ class Calls:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.total = 0
-        self._module: Module | None = None
+        self._module: nn.Module | None = None
         self._here = _CallNumbers()
         self._totals = count()
         # by the id of the call's frame; Python may reuse the id of a finished frame for another call
@@ -266,7 +267,7 @@ class Calls:
         """The call of the module that encloses this line, or else the last one in this thread."""
         return self.run.call
 
-    def count(self, module: Module) -> None:
+    def count(self, module: nn.Module) -> None:
         """Number a call of the module; to be called from a hook of that call."""
         self._module = module
         call = self._call()
@@ -339,3 +340,41 @@ def gate(
         probability = when.probability
         tests.append(lambda: draw() < probability)
     return tests[0] if len(tests) == 1 else lambda: all(test() for test in tests)
+
+
+_CALL = nn.Module._call_impl.__code__
+
+
+def call_frame() -> FrameType:
+    """The frame of the innermost current module call: in a hook, of the call for which the hook runs.
+
+    Outside module calls it is the caller's own frame.
+    """
+    here = frame = sys._getframe(1)
+    while frame.f_code is not _CALL and frame.f_code is not CODE:
+        outer = frame.f_back
+        if outer is None:
+            return here
+        frame = outer
+    return frame
+
+
+def frames_of(module: nn.Module) -> Iterator[FrameType]:
+    """The frames of the current calls of this module in this thread, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if (code is _CALL or code is CODE) and frame.f_locals.get("self") is module:
+            yield frame
+            if code is _CALL and frame.f_back is not None and frame.f_back.f_code is CODE:
+                frame = frame.f_back  # a direct call that fell back to torch's: count it once
+        frame = frame.f_back
+
+
+def finished(frame: FrameType) -> bool:
+    """Whether the call has ended, in any thread. If so, the locals of the frame are cleared."""
+    try:
+        frame.clear()
+    except RuntimeError:  # the frame is being executed
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""The part of a tensor that `index` selects: reading it and writing it back; and parts of parts."""
+"""The part of a tensor that `index`, `heads` and `tokens` select: reading it, writing it back; parts of parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from hookrun.actions.tensors import holds_data
-from hookrun.index import Index
+from hookrun.index import Index, Item
+from hookrun.plan.heads import HeadCount
+from hookrun.runtime.current_call import TokensNow
+from hookrun.runtime.tokens.choice import Chosen, Rule
+from hookrun.runtime.tokens.passes import Pass
+from hookrun.spec.heads import Heads
 
 
 class TensorPart(Protocol):
@@ -141,3 +146,217 @@ class Part:
 
 
 _WHOLE = (slice(None), slice(0, None), slice(None, None, 1))
+
+
+class HeadsPart:
+    """Some heads of a tensor. A last dimension of size heads × width is split into two: [..., heads, width].
+
+    not_dim: the sequence dimension, which is never taken as the head dimension
+    """
+
+    def __init__(self, heads: Heads, counted: HeadCount, not_dim: int) -> None:
+        self._heads, self._counted, self._not_dim = heads, counted, not_dim
+        self._parts = dict[tuple[int, int | None], Part]()
+        self._seen = dict[int, int | None]()
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A copy of the heads."""
+        dim, count = self._place(tensor)
+        return self._part(tensor.dim(), dim).of(_apart(tensor, dim, count))
+
+    def put(self, tensor: Tensor, new: Tensor) -> Tensor:
+        """A copy of the tensor in which `new` replaces the heads."""
+        dim, count = self._place(tensor)
+        changed = self._part(tensor.dim(), dim).put(_apart(tensor, dim, count), new)
+        return changed if dim is not None else changed.flatten(-2)
+
+    def nothing_of(self, tensor: Tensor) -> bool:
+        """Never: there is at least one head."""
+        return False
+
+    def keeps_samples(self, dims: int) -> bool:
+        """Always: heads are not rows."""
+        return True
+
+    def _part(self, dims: int, dim: int | None) -> Part:
+        if (found := self._parts.get((dims, dim))) is None:
+            picked = self._heads.pick
+            items: tuple[Item, ...]
+            items = (..., picked, slice(None)) if dim is None else (*[slice(None)] * dim, picked)
+            found = self._parts[dims, dim] = Part(Index(f"heads {list(picked)}", items))
+        return found
+
+    def _place(self, tensor: Tensor) -> tuple[int | None, int]:
+        """The head dimension, or None if the last dimension holds heads × width; and the number of heads.
+
+        Raises ValueError if the tensor does not have the heads.
+        """
+        dims, shape = tensor.dim(), tensor.shape
+        dim = self._heads.dim if self._heads.dim is not None else self._dim(shape)
+        counts = self._counted.counts
+        if dim is None:
+            return None, self._in_last(shape)
+        if dim >= dims or shape[dim] not in counts:
+            raise ValueError(
+                f"heads: dimension {dim} of shape {list(shape)} is not a dimension of {_text(counts)} heads"
+            )
+        return dim, shape[dim]
+
+    def _dim(self, shape: Sequence[int]) -> int | None:
+        dims = len(shape)
+        if dims < 4:
+            return None
+        found = [
+            dim for dim in range(1, dims - 1) if shape[dim] in self._counted.counts and dim != self._not_dim
+        ]
+        if len(found) == 1:
+            self._seen[dims] = found[0]
+        elif found and self._seen.get(dims) in found:
+            return self._seen[dims]
+        if len(found) > 1:
+            raise ValueError(
+                f"heads: dimensions {found} of shape {list(shape)} could all be the head dimension: select one with "
+                f"heads: {{pick: {list(self._heads.pick)}, dim: {found[0]}}}"
+            )
+        return found[0] if found else None
+
+    def _in_last(self, shape: Sequence[int]) -> int:
+        counted, size = self._counted, shape[-1] if shape else 0
+        fits = [count for count in counted.counts if size and size % count == 0]
+        if counted.width is not None:
+            fits = [count for count in fits if size == count * counted.width]
+        if not fits:
+            width = f" of width {counted.width}" if counted.width is not None else ""
+            raise ValueError(
+                f"heads: the last dimension of shape {list(shape)} does not hold {_text(counted.counts)} heads{width}, "
+                "and no other dimension has that size; hook the input of the output projection, or say how many "
+                "heads this tensor has: heads: {count: …, pick: …}"
+            )
+        if (wrong := self._heads.misfit(fits[0])) is not None:
+            raise ValueError(f"heads: {wrong}")
+        return fits[0]
+
+
+def _apart(tensor: Tensor, dim: int | None, count: int) -> Tensor:
+    return tensor if dim is not None else tensor.unflatten(-1, (count, -1))
+
+
+def _text(counts: Sequence[int]) -> str:
+    return " or ".join(map(str, counts))
+
+
+class Indexed:
+    """The part that `index` selects, in which `tokens` then selects positions."""
+
+    def __init__(self, part: Part, tokens: TokensPart) -> None:
+        self._part, self._tokens = part, tokens
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The part. Raises ValueError if the index selects samples or positions, which `tokens` needs whole."""
+        if not self._part.leaves(self._tokens.dims, tensor.dim()):
+            raise ValueError(
+                f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens` needs "
+                "all of them: let `index` begin with ..., or leave it out"
+            )
+        return self._part.of(tensor)
+
+    def put(self, tensor: Tensor, new: Tensor) -> Tensor:
+        """A copy of the tensor in which `new` replaces the part."""
+        return self._part.put(tensor, new)
+
+    def nothing_of(self, tensor: Tensor) -> bool:
+        """Never: `of` raises for an empty part."""
+        return False
+
+    def keeps_samples(self, dims: int) -> bool:
+        """Always: `of` raises if a sample is left out."""
+        return True
+
+
+class TokensPart:
+    """The selected positions of a tensor with a sequence dimension, as rows [N, ...].
+
+    now: finds the tokens of the current firing
+    """
+
+    def __init__(self, rule: Rule, now: TokensNow) -> None:
+        self._rule, self._now = rule, now
+        # for a cache: a later part may get the id of this one, and this one would keep its model alive
+        self._key = object()
+        tokens = rule.tokens
+        if tokens.on_pattern:
+            axes = ((tokens.query, -2), (tokens.key, -1))
+            self._dims = tuple(dim for axis, dim in axes if axis is not None)
+        else:
+            self._dims = (tokens.dim if tokens.dim is not None else 1,)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """[N, ...]: a copy of the N positions. Raises ValueError if the tensor does not have that dimension."""
+        chosen = self.chosen(tensor)
+        return self._rows(tensor)[chosen.on(tensor.device)]
+
+    def put(self, tensor: Tensor, new: Tensor) -> Tensor:
+        """A copy of the tensor in which `new` replaces the positions."""
+        chosen, changed = self.chosen(tensor), tensor.clone()
+        self._rows(changed)[chosen.on(tensor.device)] = new
+        return changed
+
+    def nothing_of(self, tensor: Tensor) -> bool:
+        """Whether the current pass computes none of the positions."""
+        return not len(self.chosen(tensor))
+
+    def keeps_samples(self, dims: int) -> bool:
+        """Never: a sample can have any number of positions."""
+        return False
+
+    def chosen(self, tensor: Tensor) -> Chosen:
+        """The positions in this tensor. Raises ValueError if the tokens of the call are not known."""
+        found = self._now.current
+        if found is None:
+            raise ValueError(
+                "tokens: it is not known which tokens the call computes; call the model with input_ids, or "
+                "hooks.tokens(input_ids, attention_mask) before it; for a value without tokens use `index`"
+            )
+        key = (self._key, tensor.shape)  # cached: a firing needs it several times
+        if (chosen := found.chosen.get(key)) is None:
+            chosen = found.chosen[key] = self._choose(tensor, found)
+        self._now.note(chosen)
+        return chosen
+
+    def _choose(self, tensor: Tensor, found: Pass) -> Chosen:
+        self._require_dims(tensor, found)
+        if self._rule.tokens.on_pattern:
+            sizes: tuple[int, ...] = tuple(tensor.shape[-2:])
+        else:
+            sizes = (tensor.shape[self._dims[0]],)
+        return self._rule.choose(found, sizes, self._now.samples)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The dimensions of a tensor along which positions are selected: one, or two for attention patterns."""
+        return self._dims
+
+    def _rows(self, tensor: Tensor) -> Tensor:
+        """A view of the tensor with the position dimensions moved right after the first dimension."""
+        if self._dims == (1,):
+            return tensor
+        return tensor.movedim(self._dims, tuple(range(1, len(self._dims) + 1)))
+
+    def _require_dims(self, tensor: Tensor, found: Pass) -> None:
+        shape = list(tensor.shape)
+        if self._rule.tokens.on_pattern:
+            if tensor.dim() < 3:
+                raise ValueError(
+                    f"tokens: query and key are the last two dimensions of an attention pattern, and the tensor has "
+                    f"shape {shape}"
+                )
+        elif tensor.dim() <= self._dims[0]:
+            raise ValueError(
+                f"tokens: the tensor of shape {shape} does not have a dimension {self._dims[0]}; name another one "
+                "with `dim`, or the tensor with `target`"
+            )
+        if tensor.shape[0] != found.rows:
+            raise ValueError(
+                f"tokens: the tensor of shape {shape} does not have a row for each of the {found.rows} sequences of "
+                "the call; name the tensor with `target`"
+            )

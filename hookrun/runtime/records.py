@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hookrun.actions.base import ABOUT, RECORD_KEYS, Keeper
 from hookrun.actions.check import verdict
-from hookrun.actions.rows import TokenRows
+from hookrun.actions.site import TokenRows
 from hookrun.actions.stats import Measured
 from hookrun.containers import readable
 from hookrun.errors import HookError, reason

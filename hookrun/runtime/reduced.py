@@ -1,14 +1,26 @@
-"""Runs hooks on parameter gradients after the gradients have been summed over all ranks."""
+"""Runs hooks on parameter gradients after the gradients have been summed over all ranks.
+
+A tensor hook would see only the rank's own part, and torch never calls one on a sharded parameter. In a user's own loop
+DDP or fully_shard sums the gradients: there the hooks run after the backward pass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
 
-from hookrun.runtime.hooked_parameters import Moves
-from hookrun.runtime.hooks.base import ParameterHook
+from hookrun.containers import tensors
+from hookrun.errors import HookError
+from hookrun.runtime.compiled import tracing
+from hookrun.runtime.hooked_parameters import HookedParameters, Moves
+from hookrun.runtime.hooks.base import ParameterHook, RegisteredHook
+from hookrun.runtime.sharded import is_fully_sharded, is_sharded, reduces
 
 
 class ReducedGradients:
@@ -79,3 +91,192 @@ class ReducedGradients:
 def _accumulate(parameter: nn.Parameter, earlier: Tensor | None) -> None:
     if earlier is not None:
         parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
+
+
+def in_group() -> bool:
+    """Whether torch.distributed has a process group, of any size."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+class GradientsOfWrapped(RegisteredHook):
+    """An installation's hooks on parameter gradients; each forward of the model finds out what sums the gradients.
+
+    added: (module path, name) of the parameters that hooks added
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        hooked: HookedParameters | None = None,
+        added: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        super().__init__()
+        self._model = model
+        self._hooked = hooked
+        self._added = tuple(added)
+        self._whole = model if isinstance(model, DistributedDataParallel) else None
+        self._wrapper: DistributedDataParallel | None = None
+        self._checked: DistributedDataParallel | None = None
+        self._sharded = model is not None and is_fully_sharded(model)
+        self._reduced = ReducedGradients()
+        self._reached = set[int]()
+        self._before = dict[int, tuple[nn.Parameter, Tensor | None]]()
+        self._versions = dict[int, tuple[Tensor | None, int]]()
+        self._begun = False
+        if hooked is not None:
+            hooked.on_move(self._move)
+
+    def add(self, parameter: nn.Parameter, hook: ParameterHook) -> None:
+        """Let the registered hook wait for the summed gradient whenever the model is wrapped."""
+        self._reduced.add(parameter, hook)
+        hook.waits = partial(self._defer, parameter, hook.before_accumulation)
+
+    def clear(self) -> None:
+        """Drop all hooks: the object does nothing from now on."""
+        super().clear()
+        self._reduced, self._wrapper, self._hooked, self._model = ReducedGradients(), None, None, None
+
+    def _move(self, moves: Moves) -> None:
+        self._reduced.move(moves)
+
+    def forward_pre(self, module: nn.Module, args: Any) -> None:
+        """torch's forward pre-hook of the model. Raises HookError if a hooked parameter was replaced."""
+        if self._hooked is None or tracing():
+            return
+        in_backward = torch._C._current_graph_task_id() != -1
+        if not in_backward:
+            self._forget_failed()
+        if not self._sharded and not self._hooked.all_there:
+            self._sharded = is_fully_sharded(module)
+            if not self._sharded:
+                self._hooked.require_all()
+        wrapper = self._whole or DistributedDataParallel._get_active_ddp_module()
+        # A forward without gradients, or a recomputed one, does not start another backward pass.
+        if wrapper is not None or (torch.is_grad_enabled() and not in_backward):
+            self._wrapper = wrapper
+        if self._added and self._wrapper is not None and self._wrapper is not self._checked:
+            self._require_added(module, self._wrapper)
+            self._checked = self._wrapper
+
+    def _forget_failed(self) -> None:
+        """Outside a backward pass: drop the state that a failed backward pass has left."""
+        if self._begun:
+            self._put_back()
+        elif self._reached:
+            self._reached, self._before = set(), {}
+
+    def _require_added(self, model: nn.Module, wrapper: DistributedDataParallel) -> None:
+        """Raise HookError if hooks added a parameter after the model was wrapped: its gradient would not be summed."""
+        known = {id(parameter) for parameter in wrapper._module_parameters}
+        for owner, name in self._added:
+            added = model.get_submodule(owner)._parameters.get(name)
+            if added is not None and added.requires_grad and id(added) not in known:
+                path = f"{owner}.{name}" if owner else name
+                raise HookError(
+                    f"hooks added the parameter {path} to a model that DistributedDataParallel had wrapped, which does "
+                    "not sum its gradient over the ranks: install the hooks first, then wrap the model"
+                )
+
+    # ---- DistributedDataParallel -------------------------------------------------------------------------------
+
+    def _defer(self, parameter: nn.Parameter, before_accumulation: bool) -> bool:
+        """Defer the parameter's hooks to the end of the backward pass; False if the gradient is not a rank's part."""
+        if self._wrapper is None:
+            return False
+        if not self._reached:
+            Variable._execution_engine.queue_callback(self._backward_ended)
+        self._reached.add(id(parameter))
+        if before_accumulation:
+            earlier = None if parameter.grad is None else parameter.grad.detach().clone()
+            self._before[id(parameter)] = (parameter, earlier)
+        return True
+
+    def _backward_ended(self) -> None:
+        """Queue the hooks behind the wrapper's own callbacks, which put the summed gradients in place."""
+        Variable._execution_engine.queue_callback(self._run)
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        """Run the hooks on summed gradients; `grad` hooks see only what this backward pass has added."""
+        if self._begun:
+            self._run_sharded()
+            return
+        reached, before = self._reached, list(self._before.values())
+        self._reached, self._before = set(), {}
+        if self._wrapper is None:
+            return
+        if not self._wrapper.require_backward_grad_sync:
+            if before:
+                raise _not_whole("no_sync()", "leave no_sync() out")
+            return
+        for parameter, earlier in before:
+            if earlier is not None and parameter.grad is not None:
+                parameter.grad = parameter.grad - earlier
+        self._reduced.run(before, reached)
+
+    # ---- fully_shard -------------------------------------------------------------------------------------------
+
+    def forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        """torch's forward hook of the model: a gradient of its output marks the beginning of a backward pass."""
+        if self._sharded and not tracing() and torch.is_grad_enabled():
+            for tensor in tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._begin)
+
+    def _begin(self, grad: Tensor) -> None:
+        """At the beginning of a backward pass: set earlier gradients aside, so that `grad` hooks see only new ones."""
+        if self._begun or self._hooked is None:
+            return
+        self._begun = True
+        Variable._execution_engine.queue_callback(self._backward_ended)
+        first = {id(each) for each in self._reduced.before_accumulation}
+        for parameter in filter(is_sharded, self._reduced.parameters):
+            gradient = parameter.grad
+            if id(parameter) in first:
+                self._before[id(parameter)] = (parameter, gradient)
+                parameter.grad = None
+            elif is_sharded(gradient):
+                self._versions[id(parameter)] = (gradient, _version(gradient))
+
+    def _run_sharded(self) -> None:
+        if self._hooked is None or self._model is None:
+            return
+        self._hooked.follow()
+        if not reduces(self._model):
+            hooked = bool(self._reduced.before_accumulation)
+            self._put_back()
+            if hooked:
+                raise _not_whole("set_requires_gradient_sync(False)", "leave it out")
+            return
+        before = list(self._before.values())
+        reached = {id(each) for each in self._reduced.parameters if is_sharded(each) and self._changed(each)}
+        self._before, self._versions, self._begun = {}, {}, False
+        self._reduced.run(before, reached)
+
+    def _changed(self, parameter: nn.Parameter) -> bool:
+        """Whether this backward pass has changed the parameter's gradient."""
+        gradient = parameter.grad
+        if not is_sharded(gradient):
+            return False
+        earlier, version = self._versions.get(id(parameter), (None, -1))
+        return gradient is not earlier or _version(gradient) != version
+
+    def _put_back(self) -> None:
+        """Restore the gradients from before a backward pass whose gradients were not summed."""
+        for parameter, earlier in self._before.values():
+            if parameter.grad is None:
+                parameter.grad = earlier
+        self._before, self._versions, self._begun = {}, {}, False
+
+
+def _version(gradient: Any) -> int:
+    """The version of this rank's part, to which fully_shard adds in place."""
+    found: int = gradient.to_local()._version
+    return found
+
+
+def _not_whole(under: str, hint: str) -> HookError:
+    return HookError(
+        f"a `grad` hook acts on the gradient of each micro-batch, which is not summed over the ranks under {under}: "
+        f"use post_accumulate_grad or optimizer_step_pre, or {hint}"
+    )

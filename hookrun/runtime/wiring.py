@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar, cast
 
 from torch import nn
@@ -17,21 +18,20 @@ from hookrun.hook_types import HookType
 from hookrun.plan.model_tree import unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.runtime.apply_action import Op, compose, unscaled
-from hookrun.runtime.clock import Calls, Clock, gate
-from hookrun.runtime.compiled import Tracing
+from hookrun.runtime.checkpointing import repeating
+from hookrun.runtime.clock import Calls, Clock, frames_of, gate
+from hookrun.runtime.compiled import Tracing, tracing
 from hookrun.runtime.fast.direct_calls import call_directly
 from hookrun.runtime.hooked_parameters import HookedParameters
 from hookrun.runtime.hooks import registered_hooks
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, ParameterHook, RegisteredHook, Shared
-from hookrun.runtime.hooks.calls import CallCounter, ForwardCounter
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow, unfollow
-from hookrun.runtime.reduced import ReducedGradients
+from hookrun.runtime.reduced import GradientsOfWrapped, ReducedGradients, in_group
 from hookrun.runtime.sharded import is_sharded, move_inside_sharding, sharded_too_early
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.tokens.sequences import Sequences
-from hookrun.runtime.wrapped import GradientsOfWrapped, in_group
 
 R = TypeVar("R", bound=RegisteredHook)
 
@@ -328,3 +328,31 @@ def _of_own_rows(op: Op, clock: Clock, site: HookSite, value: Any) -> Any:
 
 def _scheduled(op: Op, is_open: Callable[[], bool], value: Any) -> Any:
     return op(value) if is_open() else value
+
+
+class ForwardCounter(RegisteredHook):
+    """Counts the forwards of the root module, so that module calls can be numbered within each."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def count(self, module: nn.Module, args: Any) -> None:
+        """torch's forward pre-hook on the root module; if that calls itself, only the outermost call is counted."""
+        if self.clock is None or tracing() or repeating() is not None:
+            return
+        if sum(1 for _ in islice(frames_of(module), 2)) == 1:
+            self.clock.forward.number += 1
+
+
+class CallCounter(RegisteredHook):
+    """Numbers the calls of a module."""
+
+    def __init__(self, calls: Calls | None = None) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def count(self, module: nn.Module, args: Any) -> None:
+        """torch's forward pre-hook."""
+        if self.calls is not None and not tracing():
+            self.calls.count(module)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -16,10 +18,55 @@ from pydantic import (
 from pydantic import Tag as Kind
 
 from hookrun.arguments import Section as Section
-from hookrun.spec.needs import Needs
+from hookrun.errors import shown
 from hookrun.spec.objective import Objective
 from hookrun.spec.parameters import AnyChoice
 from hookrun.spec.selector import AnySelector
+
+MOST_NEEDS = 16
+MOST_OVERRIDES = 100
+MOST_TEXT = 4_000
+"""The largest number of characters of one override."""
+PREVIOUS = "previous"
+
+_NEED_NAME = re.compile(r"[^\W\d][\w-]{0,99}")
+_EXPERIMENT = re.compile(r"[\w-]+(/[\w-]+)*")
+
+
+def _need_name(text: str) -> str:
+    if not _NEED_NAME.fullmatch(text) or text == PREVIOUS:
+        taken = f" ({PREVIOUS} is the run before)" if text == PREVIOUS else ""
+        raise ValueError(
+            f"found the name {shown(text)}{taken}, expected a letter, then letters, digits, _ or -"
+        )
+    return text
+
+
+def _experiment_name(text: str) -> str:
+    if not _EXPERIMENT.fullmatch(text):
+        raise ValueError(f"found {shown(text)}, expected the name of an experiment, without `.yaml`")
+    return text
+
+
+class Need(Section):
+    """An experiment that is run first, or whose finished run is reused.
+
+    experiment: its name in the config folders
+    overrides:  overrides of its configuration, as typed on a command line
+    """
+
+    experiment: Annotated[str, AfterValidator(_experiment_name)]
+    overrides: Annotated[
+        tuple[Annotated[str, Field(max_length=MOST_TEXT)], ...], Field(max_length=MOST_OVERRIDES)
+    ] = ()
+
+    def __str__(self) -> str:
+        return " ".join(["experiment", self.experiment, *self.overrides])
+
+
+Needs = Annotated[dict[Annotated[str, AfterValidator(_need_name)], Need], Field(max_length=MOST_NEEDS)]
+"""Name -> experiment; ``{run: NAME}`` in a value refers to its run."""
+
 
 MOST = 10**12
 """The largest number of steps, epochs or batches: more than any run has, and below 64 bits."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookrun.actions.rows import TokenRows
+from hookrun.actions.site import TokenRows
 from hookrun.containers import leaves
 from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background

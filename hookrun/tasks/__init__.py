@@ -19,8 +19,7 @@ from hookrun.data.info import SPLITS
 from hookrun.discovery import discovered
 from hookrun.errors import CompileError, HookrunError, Problem, Refusal, SpecError, listed
 from hookrun.ranks.alone import ALONE, Ranks
-from hookrun.spec import Experiment
-from hookrun.spec.checks import in_file_order
+from hookrun.spec import Experiment, in_file_order
 from hookrun.tasks.base import JobCache, Ready, Task, model_key, task_of
 from hookrun.tasks.goals import check_objective, goal_of, required_goal
 from hookrun.tasks.names import unknown_names

@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from hookrun.actions.capture import Capture
-from hookrun.actions.rows import TokenRows
+from hookrun.actions.site import TokenRows
 from hookrun.hook_types import APPLY
 
 

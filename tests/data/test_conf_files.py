@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from hookrun import data
 from hookrun.arguments import Args
-from hookrun.data import names, registry
-from hookrun.data.pipeline import parse_transforms
+from hookrun.data import names
+from hookrun.data.transforms import parse_transforms
 from hookrun.spec.experiment import Data
 
 FOLDER = Path(__file__).resolve().parents[2] / "conf" / "data"
@@ -42,9 +43,9 @@ def test_it_begins_with_a_comment_on_the_data(name: str) -> None:
     assert first[2] != "@"
 
 
-@pytest.mark.parametrize("name", registry._SOURCES)
+@pytest.mark.parametrize("name", data._SOURCES)
 def test_it_lists_all_arguments_at_their_defaults(name: str) -> None:
-    module, constant = registry._SOURCES[name]
+    module, constant = data._SOURCES[name]
     args: type[Args] = getattr(import_module(module), constant).args
     assert content(name)["args"] == {
         key: field.get_default(call_default_factory=False) for key, field in args.model_fields.items()

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torchvision.datasets import mnist
 
-from hookrun.data import Split, describe, load, names, registry
+from hookrun import data
+from hookrun.data import Split, describe, load, names
 from hookrun.data.source import Source
 from hookrun.errors import Problem, SpecError
 from hookrun.spec.experiment import Data
@@ -46,7 +47,7 @@ def test_the_names_are_public() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_gives_its_source(name: str) -> None:
-    module, constant = registry._SOURCES[name]
+    module, constant = data._SOURCES[name]
     source = getattr(import_module(module), constant)
     assert isinstance(source, Source)
     assert source.name == name

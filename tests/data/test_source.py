@@ -1,12 +1,23 @@
-"""A root folder that is required and missing is an error that says how to get the data."""
+"""What kinds of data sets share: root folders, splits that never change, samples that are generated."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hookrun.data.source import require_root
+from hookrun.data.source import (
+    GeneratedTokensArgs,
+    generator_of,
+    require_root,
+    split_indices,
+    stratified_indices,
+    val_count,
+)
 from hookrun.errors import Problem, SpecError
 
 
@@ -30,3 +41,64 @@ def test_a_path_that_is_not_a_folder_is_named(tmp_path: Path, name: str) -> None
     (problem,) = caught.value.errors
     assert str(tmp_path / name) in problem.what
     assert problem.hint == "download it"
+
+
+FRACTIONS = st.floats(0, 1)
+STRICT_FRACTIONS = st.floats(0, 1, exclude_min=True, exclude_max=True)
+
+
+@given(st.integers(0, 300), FRACTIONS)
+def test_the_parts_are_disjoint_and_complete(total: int, fraction: float) -> None:
+    train, val = split_indices(total, fraction)
+    assert sorted(train + val) == list(range(total))
+    assert train == sorted(train)
+    assert val == sorted(val)
+    assert len(val) == val_count(total, fraction)
+
+
+@given(st.integers(0, 300), FRACTIONS)
+def test_the_validation_part_is_the_fraction_to_within_one_sample(total: int, fraction: float) -> None:
+    assert abs(val_count(total, fraction) - total * fraction) <= 1
+
+
+@given(st.integers(2, 300), STRICT_FRACTIONS)
+def test_neither_part_is_empty_unless_requested(total: int, fraction: float) -> None:
+    assert 0 < val_count(total, fraction) < total
+
+
+def test_a_fraction_of_0_or_1_gives_one_empty_part() -> None:
+    assert split_indices(3, 0) == ([0, 1, 2], [])
+    assert split_indices(3, 1) == ([], [0, 1, 2])
+
+
+@given(st.lists(st.integers(0, 4), max_size=100), FRACTIONS)
+def test_a_stratified_split_takes_the_fraction_of_each_class(labels: list[int], fraction: float) -> None:
+    train, val = stratified_indices(labels, fraction)
+    assert sorted(train + val) == list(range(len(labels)))
+    held_out = Counter(labels[i] for i in val)
+    assert held_out == {
+        label: n for label, total in Counter(labels).items() if (n := val_count(total, fraction))
+    }
+
+
+def test_the_split_has_the_recorded_indices() -> None:
+    assert split_indices(12, 0.25)[1] == [4, 6, 11]
+
+
+def test_the_numbers_drawn_depend_on_the_name() -> None:
+    first, same, other = (
+        torch.rand(4, generator=generator_of(name)) for name in ("0/val/1", "0/val/1", "0/val/2")
+    )
+    assert torch.equal(first, same) and not torch.equal(first, other)
+
+
+def test_a_split_without_samples_is_refused_where_it_is_used() -> None:
+    args = GeneratedTokensArgs(train_size=0, val_size=3)
+    assert args.sizes() == {"train": 0, "val": 3} and args.size("val") == 3
+    with pytest.raises(SpecError, match=r"data\.args\.train_size: the split 'train' has no samples"):
+        args.size("train")
+
+
+def test_samples_have_a_seed_of_their_own_unless_it_is_null() -> None:
+    assert GeneratedTokensArgs(seed=5).stream("val", 7) == "5/val"
+    assert GeneratedTokensArgs(seed=None).stream("val", 7) == "7/val"

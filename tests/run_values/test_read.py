@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hookrun.actions.values import FileValue, RunValue
 from hookrun.errors import HookrunError
+from hookrun.run_values import read_value
 from hookrun.run_values.other_run import UsedBy
-from hookrun.run_values.read import read_value
 from hookrun.run_values.runs import FoundRuns
 from hookrun.run_values.sources import NotYetRun
 from hookrun.spec import Settings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -16,9 +18,11 @@ from hookrun.run_values.sources import (
     difference,
     digest_of,
     form,
+    is_by_token,
     multiple,
     part,
 )
+from hookrun.store.captures import StoredCapture
 from hookrun.store.reader import open_run
 
 GENERATOR = torch.Generator()
@@ -97,3 +101,11 @@ def test_hashes_follow_content_dtype_shape_and_change(rows: RunRows) -> None:
 def test_shapes_and_bytes_as_text(rows: RunRows) -> None:
     assert form(torch.ones(2, 3)) == ("[2, 3]", 24) and form(rows) == ("[2]", 4)
     assert form(NotYetRun("a")) == ("not known yet", 0)
+
+
+def test_a_row_with_a_position_belongs_to_a_token() -> None:
+    found = [
+        is_by_token(cast(StoredCapture, SimpleNamespace(positions=torch.tensor(positions))))
+        for positions in ([-1, -1], [-1, 0], [2, 3])
+    ]
+    assert found == [False, True, True]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hookrun
+from hookrun.errors import HookError
 from hookrun.runtime.hooks.base import ParameterHook
-from hookrun.runtime.reduced import ReducedGradients
+from hookrun.runtime.reduced import ReducedGradients, in_group
 
 
 class Noted(ParameterHook):
@@ -50,3 +57,136 @@ def test_parameters_outside_of_the_backward_pass_keep_their_gradient() -> None:
     gradients.move({id(last): shard})
     gradients.run(only={id(shard)})
     assert seen[1:] == [("last", 3.0)] and gradients.parameters == [first, shard]
+
+
+SEEN = {
+    name: {"select": "weight", "hook": hook, "action": "capture"}
+    for name, hook in (("grad", "grad"), ("whole", "post_accumulate_grad"))
+}
+DOUBLED = {"select": "weight", "hook": "grad", "action": "scale", "factor": 2}
+
+
+@pytest.fixture(autouse=True)
+def _one_rank() -> Iterator[None]:
+    assert not in_group()
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+class Fails(torch.autograd.Function):
+    """Its backward pass fails where it is told to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fails: bool) -> Tensor:
+        ctx.fails = fails
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.fails:
+            raise ZeroDivisionError("no memory")
+        return grad, None
+
+
+class Weight(nn.Module):
+    """Multiplies by a weight, so that the input is the gradient of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
+        self.fails = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Fails.apply(x * self.first, self.fails) * self.weight  # type: ignore[no-any-return]
+
+
+def numbers(hooks: Any) -> dict[str, list[float]]:
+    return {name: [float(each) for each in found["weight"]] for name, found in hooks.captures.items()}
+
+
+def step(model: nn.Module, x: float) -> None:
+    model(torch.tensor(x)).backward()
+
+
+def test_hooks_see_what_they_see_without_a_wrapper() -> None:
+    found = []
+    for wrap in (nn.Sequential, DistributedDataParallel):
+        model = Weight()
+        with hookrun.hooked(model, {"double": DOUBLED, **SEEN}) as hooks:
+            wrapped = wrap(model)
+            for x in (3.0, 5.0):
+                step(wrapped, x)
+        found.append((numbers(hooks), model.weight.grad))
+    assert found[0] == found[1] == ({"grad": [6.0, 10.0], "whole": [6.0, 16.0]}, torch.tensor(16.0))
+
+
+@pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # of hooks that did not fire
+def test_under_no_sync_only_hooks_on_the_sum_wait() -> None:
+    model = Weight()
+    wrapped = DistributedDataParallel(model)
+    with hookrun.hooked(model, {"whole": SEEN["whole"]}) as hooks:
+        with wrapped.no_sync():
+            step(wrapped, 3.0)
+        assert hooks.fired["whole", "weight"] == 0
+        step(wrapped, 5.0)
+        assert numbers(hooks) == {"whole": [8.0]}
+    with hookrun.hooked(model, SEEN), wrapped.no_sync(), pytest.raises(HookError, match=r"under no_sync\(\)"):
+        step(wrapped, 3.0)
+
+
+def test_only_a_forward_with_gradients_past_the_wrapper_ends_its_pass() -> None:
+    model = Weight()
+    wrapped = DistributedDataParallel(model)
+    with hookrun.hooked(model, SEEN) as hooks:
+        with wrapped.no_sync():  # which refuses `grad` hooks where the wrapper is known
+            loss = wrapped(torch.tensor(3.0))
+            with torch.no_grad():
+                model(torch.tensor(9.0))
+            with pytest.raises(HookError, match="not summed over the ranks"):
+                loss.backward()
+            model.weight.grad = None
+            step(model, 4.0)  # the rank's own gradient
+        assert numbers(hooks) == {"grad": [4.0], "whole": [4.0]}
+
+
+def test_a_backward_pass_that_failed_leaves_nothing_for_the_next() -> None:
+    model = Weight()
+    wrapped = DistributedDataParallel(model)
+    with hookrun.hooked(model, SEEN) as hooks:
+        model.fails = True
+        with wrapped.no_sync(), pytest.raises(ZeroDivisionError):
+            step(wrapped, 3.0)
+        assert not numbers(hooks)["grad"]
+        model.fails, model.weight.grad = False, torch.tensor(100.0)
+        step(wrapped, 5.0)
+    assert numbers(hooks) == {"grad": [5.0], "whole": [105.0]}
+    assert model.weight.grad == 105.0
+
+
+def test_parameters_that_are_added_after_the_wrapper_are_refused_and_before_it_trained() -> None:
+    added = {"b": {"select": "", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}}
+    late = Weight()
+    wrapped = DistributedDataParallel(late)
+    with (
+        hookrun.hooked(late, added),
+        pytest.raises(
+            HookError, match="the parameter b_bias to a model that DistributedDataParallel had wrapped"
+        ),
+    ):
+        step(wrapped, 3.0)
+    model = Weight()
+    with hookrun.hooked(model, added):
+        step(DistributedDataParallel(model), 3.0)
+        assert model.get_parameter("b_bias").grad == 1.0
+
+
+@pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # of hooks that did not fire
+def test_after_the_block_gradients_are_torchs_own() -> None:
+    model = Weight()
+    wrapped = DistributedDataParallel(model)
+    with hookrun.hooked(model, {"double": DOUBLED}):
+        loss = wrapped(torch.tensor(3.0))
+    loss.backward()
+    assert model.weight.grad == 3.0
+    assert not model._forward_pre_hooks and not model._forward_hooks

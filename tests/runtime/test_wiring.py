@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 import hookrun
+from hookrun.runtime.clock import Calls, Clock, call_frame, finished, frames_of
+from hookrun.runtime.wiring import CallCounter, ForwardCounter
 
 EVERY = {
     "pre": {"select": "0", "hook": "forward_pre", "action": "scale", "factor": 2.0},
@@ -53,3 +56,53 @@ def test_an_installation_that_fails_leaves_nothing_registered() -> None:
         with pytest.raises(hookrun.CompileError, match="this model has"), plan.install(each):
             pytest.fail("a plan was installed on another model")
         assert not registered(each)
+
+
+class Recursive(nn.Module):
+    def forward(self, depth: int) -> None:
+        if depth:
+            self(depth - 1)
+
+
+def test_forwards_are_the_outermost_calls_of_the_root_and_calls_are_numbered_in_each() -> None:
+    model = Recursive()
+    clock = Clock(model)
+    calls, seen = Calls(clock), list[tuple[int, int]]()
+    model.register_forward_pre_hook(ForwardCounter(clock).count)
+    model.register_forward_pre_hook(CallCounter(calls).count)
+    model.register_forward_pre_hook(lambda *_: seen.append((clock.forward.number, calls.now.number)))
+    model(2)
+    model(1)
+    assert seen == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
+
+
+class Nested(nn.Module):
+    """Calls itself `depth` times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames = list[FrameType]()
+        self.seen = list[int]()
+        self.ended = list[bool]()
+
+    def forward(self, depth: int) -> None:
+        self.frames.append(call_frame())
+        self.seen.append(sum(1 for _ in frames_of(self)))
+        if depth:
+            self(depth - 1)
+        self.ended.append(finished(self.frames[0]))
+        if not depth:
+            raise KeyboardInterrupt
+
+
+def test_each_call_of_a_module_within_itself_has_a_frame_until_it_ends() -> None:
+    module = Nested()
+    with pytest.raises(KeyboardInterrupt):
+        module(2)
+    assert module.seen == [1, 2, 3] and len({*map(id, module.frames)}) == 3
+    assert module.ended == [False] and all(finished(frame) for frame in module.frames)
+    assert not list(frames_of(module)) and not list(frames_of(nn.Identity()))
+
+
+def test_outside_of_a_call_it_is_the_caller_s_frame() -> None:
+    assert call_frame().f_code.co_name == "test_outside_of_a_call_it_is_the_caller_s_frame"

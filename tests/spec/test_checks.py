@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from hookrun import spec
 from hookrun.errors import Problem
-from hookrun.spec import checks
-from hookrun.spec.checks import (
+from hookrun.spec import (
     MAX_DEPTH,
     MAX_INTEGER,
     MAX_NAME,
@@ -49,7 +49,7 @@ def test_the_first_place_beyond_a_limit_is_reported(value: Any, where: str, what
 
 
 def test_values_are_counted_and_recursive_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "MAX_VALUES", 100)
+    monkeypatch.setattr(spec, "MAX_VALUES", 100)
     assert beyond_limits([1] * 99) is None
     assert "more than 100 values" in str(beyond_limits([1] * 100))
     endless: list[Any] = []

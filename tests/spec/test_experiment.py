@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from hookrun.errors import SpecError
 from hookrun.spec import parse_spec
-from hookrun.spec.experiment import runs_of
+from hookrun.spec.experiment import MOST_NEEDS, MOST_OVERRIDES, MOST_TEXT, Need, Needs, runs_of
 from hookrun.tasks import parse_experiment
 
 CLAMP = {"select": "fc", "hook": "grad", "action": "clamp", "max": 0.1}
@@ -84,3 +85,39 @@ def test_each_run_has_the_key_path_that_names_it() -> None:
 def test_weights_by_path_and_metrics_by_name_are_not_runs() -> None:
     assert named(model={"name": "cnn", "weights": "w.pt"}, task={"name": "predict", "metrics": "loss"}) == {}
     assert named(model={"name": "cnn"}, task={"name": "modules"}) == {}
+
+
+NEEDS = TypeAdapter[dict[str, Need]](Needs)
+GOOD = {"experiment": "folder/train"}
+
+
+def test_a_need_is_shown_as_its_command() -> None:
+    needs = NEEDS.validate_python({"base": GOOD | {"overrides": ["seed=1", "+hooks.x=y"]}})
+    assert str(needs["base"]) == "experiment folder/train seed=1 +hooks.x=y"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"previous": GOOD},
+        {"1st": GOOD},
+        {"a b": GOOD},
+        {"a" * 101: GOOD},
+        {"a": {"experiment": "../train"}},
+        {"a": {"experiment": "train.yaml"}},
+        {"a": {"experiment": "/train"}},
+        {"a": {"experiment": ""}},
+        {"a": GOOD | {"overrides": ["x" * (MOST_TEXT + 1)]}},
+        {"a": GOOD | {"overrides": ["x"] * (MOST_OVERRIDES + 1)}},
+        {"a": GOOD | {"override": []}},
+        {f"n{number}": GOOD for number in range(MOST_NEEDS + 1)},
+    ],
+)
+def test_a_wrong_name_and_too_many_are_refused(raw: Any) -> None:
+    with pytest.raises(ValidationError):
+        NEEDS.validate_python(raw)
+
+
+def test_the_reserved_name_is_explained() -> None:
+    with pytest.raises(ValidationError, match="previous is the run before"):
+        NEEDS.validate_python({"previous": GOOD})

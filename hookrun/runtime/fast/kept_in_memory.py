@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.rows import TokenRows
+from hookrun.actions.site import TokenRows
 from hookrun.actions.tensors import holds_data
 from hookrun.containers import functorch_level
 from hookrun.runtime.fast.copies import (

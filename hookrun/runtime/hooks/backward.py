@@ -17,14 +17,23 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.containers import arguments, call_with, functorch_level, members, rebuild
+from hookrun.containers import (
+    Placed,
+    arguments,
+    call_with,
+    exchange,
+    functorch_level,
+    members,
+    place,
+    put_back,
+    rebuild,
+)
 from hookrun.errors import HookError
 from hookrun.hook_types import BACKWARD, BACKWARD_PRE
+from hookrun.runtime.clock import call_frame, finished
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph, no_gradient
 from hookrun.runtime.hooks.exits import EndOfForward, preserved_version, storage, takes_nodes
-from hookrun.runtime.hooks.places import Placed, exchange, place, put_back
-from hookrun.runtime.module_calls import call_frame, finished
 from hookrun.runtime.site import HookSite
 
 Grads = Sequence[Tensor | None]

@@ -17,9 +17,9 @@ from hookrun.actions.base import Packed
 from hookrun.errors import HookError
 from hookrun.hook_types import SAVED_TENSORS
 from hookrun.runtime.checkpointing import repeating
+from hookrun.runtime.clock import call_frame, finished
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph
-from hookrun.runtime.module_calls import call_frame, finished
 
 Undo = Callable[[Tensor | None], Tensor | None]
 Outer = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]

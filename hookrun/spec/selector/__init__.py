@@ -3,14 +3,19 @@
 Each form is a class in a module of this package, found by `forms`: a new one is a new module. Imports no torch.
 """
 
-from hookrun.spec.selector.base import Selector, Unmatched
-from hookrun.spec.selector.registry import (
-    AnySelector,
-    forms,
-    parse_selector,
-    reference_rows,
-    select_schema,
-)
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from hookrun.discovery import own_subclasses
+from hookrun.spec.selector.base import Parser, Selector, Unmatched
 from hookrun.spec.selector.tree import Names, Node, Tree
 
 __all__ = [
@@ -25,3 +30,51 @@ __all__ = [
     "reference_rows",
     "select_schema",
 ]
+
+
+@cache
+def forms() -> tuple[type[Selector], ...]:
+    """Every form of a selector, in the order of the reference table."""
+    found = [
+        item
+        for item in own_subclasses(sys.modules[__name__], Selector)  # type: ignore[type-abstract]
+        if not inspect.isabstract(item)
+    ]
+    return tuple(sorted(found, key=lambda form: (form.position, form.__name__)))
+
+
+def parse_selector(raw: Any) -> Selector:
+    """Parse any form of a selector.
+
+    Raises ValueError, which says what is wrong; also if it is too long, too deep or too large.
+    """
+    return Parser(forms()).parse(raw)
+
+
+def select_schema() -> dict[str, Any]:
+    """The JSON schema of a selector of any form."""
+    schemas = [form.schema() for form in forms()]
+    return {"description": ", ".join(schema["description"] for schema in schemas), "anyOf": schemas}
+
+
+def reference_rows() -> Mapping[str, str]:
+    """An example of every form, with what it matches: the reference table."""
+    return {example: meaning for form in forms() for example, meaning in form.rows.items()}
+
+
+class _AnyForm:
+    """Lets pydantic validate a field with `parse_selector`."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(parse_selector)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return select_schema()
+
+
+AnySelector = Annotated[Selector, _AnyForm]
+"""The type of a pydantic field that holds a selector of any form."""

@@ -14,7 +14,7 @@ from rich.table import Table
 from hookrun.errors import HookrunError, Problem, SpecError, nearest, printable
 from hookrun.lookup import Lookup
 from hookrun.run_values import FoundRuns, UsedRun, used_run
-from hookrun.run_values.by_token import BY_TOKEN, is_by_token
+from hookrun.run_values.sources import BY_TOKEN, is_by_token
 from hookrun.spec import Experiment
 from hookrun.store.captures import StoredCapture
 from hookrun.store.format import CAPTURES, INDEX

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookrun.actions.base import OF_RANK, Keeper
-from hookrun.actions.rows import TokenRows
+from hookrun.actions.site import TokenRows
 from hookrun.containers import readable
 from hookrun.data import Split
 from hookrun.plan.texts import decoder_of

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.rows import TokenRows
+from hookrun.actions.site import TokenRows
 from hookrun.data.samples import IGNORED
 from hookrun.errors import CompileError, HookrunError
 from hookrun.hook_types import FORWARD

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hookrun.actions.rows import TokenRows
+from hookrun.actions.site import TokenRows
 from hookrun.data.samples import IGNORED
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.lens.read_split import PartMeans, answers_of, write_lines
