@@ -62,11 +62,12 @@ _HOMES = {
     "open_run": "hookrun.api",
     "record": "hookrun.api",
 }
+_MODULES = ("integrations", "testing")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "integrations":
-        return importlib.import_module("hookrun.integrations")
+    if name in _MODULES:
+        return importlib.import_module(f"hookrun.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'hookrun' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

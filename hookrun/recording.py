@@ -34,7 +34,7 @@ from hookrun.store.lock import sole_writer
 from hookrun.store.log_values import counted, number, split_name
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir, update_latest
-from hookrun.tasks.loop.execute import ending, print_failure, set_failed
+from hookrun.tasks.loop.endings import ending, print_failure, set_failed
 from hookrun.tasks.loop.sink import RunSink
 from hookrun.tasks.loop.summaries import hook_facts, model_facts
 

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hookrun
 from hookrun import data as data_sets
-from hookrun import errors, models
+from hookrun import errors, models, testing
 from hookrun.actions import actions
 from hookrun.hook_types import HOOK_TYPES
 from hookrun.schema import experiment_schema
@@ -27,7 +28,8 @@ FREE = ("vars", "tags", "defaults", "hydra")
 def public() -> str:
     """The whole list."""
     sections = {
-        "names of hookrun": _names(),
+        "names of hookrun": _names(hookrun),
+        "names of hookrun.testing": _names(testing),
         "commands": (f"python -m hookrun{name}" for name in _commands()),
         "root keys and keys of sections": _section_keys(),
         "keys of tasks": (
@@ -54,9 +56,9 @@ def files_of(run: Path) -> list[str]:
     return sorted({re.sub(r"\d+", "N", name) for name in names})
 
 
-def _names() -> Iterator[str]:
-    for name in sorted(hookrun.__all__):
-        value = getattr(hookrun, name)
+def _names(module: ModuleType) -> Iterator[str]:
+    for name in sorted(module.__all__):
+        value = getattr(module, name)
         if not inspect.isclass(value):
             yield f"{name}{inspect.signature(value)}" if callable(value) else name
             continue

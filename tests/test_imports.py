@@ -48,7 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("recording",),
     ("integrations",),
-    ("__init__", "__main__", "api", "cli", "schema", "verify"),
+    ("__init__", "__main__", "api", "cli", "schema", "testing", "verify"),
 )
 SURFACE = LAYERS[-1]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

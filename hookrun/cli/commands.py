@@ -22,8 +22,7 @@ from hookrun.cli.errors import explained
 from hookrun.cli.exit_codes import DONE, REFUSED
 from hookrun.cli.flags import existing_folder, read_flags
 from hookrun.cli.hydra import argument_parser, conf_dir, opened, parse_override
-from hookrun.cli.overrides import take_trust
-from hookrun.cli.typed import Resume, take_flag, take_resume
+from hookrun.cli.overrides import Resume, take_flag, take_resume, take_trust
 from hookrun.errors import Problem, SpecError
 from hookrun.trust import of_environment, read_once
 

@@ -14,10 +14,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.cli.check import Composition, experiment_file, lost_keys
-from hookrun.cli.errors import explained
+from hookrun.cli.errors import explained, origins_told
 from hookrun.cli.flags import existing_folder
 from hookrun.cli.hydra import conf_dir, opened
-from hookrun.cli.origins import origins_told
 from hookrun.errors import Problem, SpecError
 from hookrun.interpolations import resolved
 from hookrun.spec import Experiment

@@ -24,8 +24,7 @@ from hookrun.cli.hydra import App, numbered
 from hookrun.errors import SpecError
 from hookrun.store.files import write_json
 from hookrun.store.format import JOB
-from hookrun.store.read_records import read_record
-from hookrun.store.records import JobRecord
+from hookrun.store.records import JobRecord, read_record
 
 HOOKED = "hooked"
 SUBDIR = "hydra.sweep.subdir"

@@ -16,8 +16,7 @@ from hookrun.report.yaml_files import MULTIRUN
 from hookrun.store.files import StoreError
 from hookrun.store.format import JOB, STATUS
 from hookrun.store.lock import LockedError, refuse_held
-from hookrun.store.read_records import read_record
-from hookrun.store.records import Status
+from hookrun.store.records import Status, read_record
 
 _FINISHED = ("done", "stopped")
 """The statuses of jobs that are not resumed: a run that a check stopped would stop there again."""

@@ -33,7 +33,7 @@ from hookrun.store.lock import LockedError, sole_writer
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
-    from hookrun.cli.typed import Resume
+    from hookrun.cli.overrides import Resume
     from hookrun.tasks import Ready
 
 NOT_STARTED = -1

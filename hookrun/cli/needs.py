@@ -38,8 +38,6 @@ from hookrun.store.outputs import newest_finished, newest_unchanged, outputs_fol
 from hookrun.version import __version__
 
 FOLDER = "needs"
-MOST_DEEP = 8
-"""The most levels of needs of needs."""
 MOST_NEEDED = 64
 """The most different needs of one command."""
 
@@ -86,9 +84,28 @@ class NeededRuns:
         self._waited = False
 
     def find(self, experiment: Experiment) -> None:
-        """Compose the needs of the experiment, and look for their finished runs. Raises SpecError."""
+        """Compose the needs of the experiment, and look for their finished runs.
+
+        Raises SpecError, also for a need which itself needs a run that is not named before it.
+        """
+        before = list[Need]()
         for name, need in experiment.settings.needs.items():
-            self._add(f"needs.{name}", need, ())
+            where = f"needs.{name}"
+            before.append(need)
+            if need in self._needed:
+                continue
+            if len(self._needed) >= MOST_NEEDED:
+                what = f"there are more than {MOST_NEEDED} different needs"
+                raise SpecError([Problem(where, what, "need fewer runs")])
+            cfg, config, needed = self._composed(where, need)
+            theirs = needed.settings.needs
+            with _named(where, need):
+                _refuse_unnamed(theirs, before[:-1])
+            inner = [self._needed[each].folder.name for each in theirs.values()]
+            folder = outputs_folder() / FOLDER / _digest(config, needed, inner)
+            self._needed[need] = Needed(where, need, cfg, needed, folder)
+            found = newest_unchanged(folder)
+            self._found[need] = None if found is None else str(found)
 
     def known(self, previous: str | None = None) -> KnownRuns:
         """The runs found or made so far."""
@@ -116,7 +133,7 @@ class NeededRuns:
                 free_job_memory()
 
     def make(self) -> None:
-        """Run the needs that have not been run yet; needs of needs come first. Raises NeedFailed."""
+        """Run the needs that have not been run yet, in the order in which they are named. Raises NeedFailed."""
         for need, needed in self._needed.items():
             if self._found[need] is None:
                 self._found[need] = self._made(needed)
@@ -124,30 +141,6 @@ class NeededRuns:
                 print(self._line(needed), flush=True)
 
     # ---- composing -------------------------------------------------------------------------------------------------
-
-    def _add(self, where: str, need: Need, chain: tuple[Need, ...]) -> None:
-        if need in chain:
-            circle = " → ".join(each.experiment for each in (*chain[chain.index(need) :], need))
-            raise SpecError(
-                [Problem(where, f"the needs lead back to one another: {circle}", "break the circle")]
-            )
-        if need in self._needed:
-            return
-        if len(chain) >= MOST_DEEP or len(self._needed) >= MOST_NEEDED:
-            what = (
-                f"{MOST_NEEDED} different needs"
-                if len(chain) < MOST_DEEP
-                else f"needs of needs, {MOST_DEEP} deep"
-            )
-            raise SpecError([Problem(where, f"there are more than {what}", "need fewer runs")])
-        cfg, config, experiment = self._composed(where, need)
-        for name, inner in experiment.settings.needs.items():
-            self._add(f"{where}, needs.{name}", inner, (*chain, need))
-        inner_folders = [self._needed[each].folder.name for each in experiment.settings.needs.values()]
-        folder = outputs_folder() / FOLDER / _digest(config, experiment, inner_folders)
-        self._needed[need] = Needed(where, need, cfg, experiment, folder)
-        found = newest_unchanged(folder)
-        self._found[need] = None if found is None else str(found)
 
     def _composed(self, where: str, need: Need) -> tuple[DictConfig, dict[str, Any], Experiment]:
         names = options(self._asked.repository, "experiment")
@@ -191,12 +184,9 @@ class NeededRuns:
     # ---- running ---------------------------------------------------------------------------------------------------
 
     def _prepared(self, needed: Needed) -> tasks.Ready:
-        experiment = replace(needed.experiment, runs=self._runs_of(needed.experiment))
+        runs = {name: self._found[need] for name, need in needed.experiment.settings.needs.items()}
         with _named(needed.where, needed.need):
-            return tasks.prepare(experiment, trust=self._trust)
-
-    def _runs_of(self, experiment: Experiment) -> dict[str, str | None]:
-        return {name: self._found[need] for name, need in experiment.settings.needs.items()}
+            return tasks.prepare(replace(needed.experiment, runs=runs), trust=self._trust)
 
     def _made(self, needed: Needed) -> str:
         from hookrun.store.lock import locked
@@ -226,8 +216,23 @@ class NeededRuns:
         place = os.path.relpath(found or needed.folder)
         place = place if not place.startswith("..") else found or str(needed.folder)
         how = "runs first" if found is None else "used again"
-        name = needed.where.replace("needs.", "").replace(", ", " for ")
+        name = needed.where.removeprefix("needs.")
         return f"needs: {name} = {needed.need} → {place} ({how})"
+
+
+def _refuse_unnamed(needs: Mapping[str, Need], before: Sequence[Need]) -> None:
+    """Raise SpecError if a run that a need needs is not among the needs named before it."""
+    problems = [
+        Problem(
+            f"needs.{name}",
+            f"is {need}, which is not among the needs named before this one",
+            "name it before, or run it first and name its directory in place of this need: {run: outputs/…}",
+        )
+        for name, need in needs.items()
+        if need not in before
+    ]
+    if problems:
+        raise SpecError(problems)
 
 
 def with_made_needs(

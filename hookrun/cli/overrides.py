@@ -1,10 +1,12 @@
-"""The typed overrides: takes `trust` out of them, and explains how to write those that Hydra cannot parse."""
+"""The typed overrides: takes out the root keys that no file can set, and explains those that Hydra cannot parse."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
@@ -13,6 +15,7 @@ from hookrun.cli.hydra import App, parse_override
 from hookrun.errors import Problem, SpecError
 from hookrun.root_keys import ROOT_KEYS
 
+RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
 INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
 _TRUST = re.compile(r"\+{0,2}trust=")
 _KEY = re.compile(r"\+{0,2}[\w.@/-]+")
@@ -168,3 +171,59 @@ def _for_shell(override: str) -> str:
     # Double quotes read best, and a shell leaves all but these characters alone inside them.
     special = re.search(r"[\"`!]|\$[\w{(]|\\[\\$]", override)
     return shlex.quote(override) if special else f'"{override}"'
+
+
+def take(key: str, overrides: Sequence[str]) -> tuple[Any, list[str]]:
+    """The typed value of the root key, with or without `+`, or None; and the other overrides.
+
+    Raises SpecError where the key is given twice, or not with a single value.
+    """
+    pattern = re.compile(rf"\+{{0,2}}{key}=")
+    found = [text for text in overrides if pattern.match(text)]
+    others = [text for text in overrides if not pattern.match(text)]
+    if not found:
+        return None, others
+    if len(found) > 1:
+        raise SpecError([Problem(key, f"is given {len(found)} times", "give it once")])
+    text = found[0].lstrip("+")
+    try:
+        override = parse_override(text)
+        value = None if override.is_sweep_override() else override.value()
+    except HydraException:
+        value = text.partition("=")[2]  # such as a path with characters that are special to Hydra
+    if value is None or isinstance(value, dict | list):
+        raise SpecError([Problem(key, f"found {text.partition('=')[2]!r}, expected one value", "")])
+    return value, others
+
+
+def take_flag(key: str, overrides: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether the root key was typed as true; and the other overrides. Raises SpecError for what is not a boolean."""
+    value, others = take(key, overrides)
+    if value is not None and not isinstance(value, bool):
+        raise SpecError([Problem(key, f"found {value!r}, expected true or false", f"write {key}=true")])
+    return bool(value), others
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The typed `resume` and `resume_anyway`.
+
+    name:   a directory, or `latest`
+    anyway: whether to resume even if the configuration, model, data or version has changed
+    """
+
+    name: str
+    anyway: bool = False
+
+
+def take_resume(overrides: Sequence[str]) -> tuple[Resume | None, list[str]]:
+    """The typed `resume`, or None, and the other overrides. Raises SpecError."""
+    name, others = take(RESUME, overrides)
+    anyway, others = take_flag(ANYWAY, others)
+    if name is None:
+        if anyway:
+            raise SpecError([Problem(ANYWAY, "goes with resume=DIR", "name the directory of the run")])
+        return None, others
+    if isinstance(name, bool) or name == "":
+        raise SpecError([Problem(RESUME, f"found {name!r}, expected a directory", "for one: resume=latest")])
+    return Resume(str(name), anyway), others

@@ -1,34 +1,44 @@
-"""Execute a command line that asks for a plan, a run or a sweep."""
+"""Execute a command line that asks for a plan, a run or a sweep, or resumes a run; in one process or several."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, open_dict, read_write
 
 from hookrun import tasks
 from hookrun.cli.check import Composition
 from hookrun.cli.compose import claimed, parsed_run, plain_run, planned, unused_run_dir
-from hookrun.cli.errors import explained
-from hookrun.cli.exit_codes import DONE
+from hookrun.cli.errors import explained, origins_told
+from hookrun.cli.exit_codes import DONE, exit_code
 from hookrun.cli.gc_control import import_torch
+from hookrun.cli.hydra import conf_dir, opened
 from hookrun.cli.jobs import SingleRun, make_missing_page
 from hookrun.cli.logs import sweep_lines
 from hookrun.cli.needs import NeededRuns, previous_run
-from hookrun.cli.origins import origins_told
-from hookrun.cli.ranks import RefusedByMain, agreed, follow, ranks_of, refuse_needs
-from hookrun.cli.resume import composed_again, remove_left_states, run_folder, state_of_run
-from hookrun.cli.typed import Resume
+from hookrun.cli.overrides import LATEST, RESUME, Resume
 from hookrun.cli.waiting import wait_is_over, waiting_for
-from hookrun.errors import Problem, SpecError
-from hookrun.ranks.alone import ALONE, Ranks, is_main
+from hookrun.errors import HookrunError, Problem, SpecError, nearest
+from hookrun.ranks.alone import ALONE, Ranks, is_main, started
 from hookrun.spec import Experiment
-from hookrun.store.format import JOB, State
+from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, State, differences
+from hookrun.store.outputs import outputs_folder
+from hookrun.store.records import Status, read_record
+from hookrun.store.stored_config import read_yaml
+from hookrun.tasks import Ready, refuse_ranks, task_of
 
 DONE_STATE: State = "done"
+_HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
+_FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
+"""Keys that may differ when a run is resumed."""
+_MOST_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -160,3 +170,173 @@ def _checked_and_run(
         with explained(asked):
             returned = asked.app.run_checked(cfg, SingleRun(prepared, resume=resume, ranks=ranks))
     return int(returned.return_value)
+
+
+def run_folder(name: str) -> Path:
+    """The directory that `resume` names. Raises SpecError for `latest` if there is no latest run."""
+    if name != LATEST:
+        return Path(os.path.realpath(os.path.expanduser(name)))
+    link = outputs_folder() / LATEST
+    if not link.exists():
+        what = f"there is no {link}"
+        raise SpecError([Problem(RESUME, what, "name the directory of the run: resume=outputs/…")])
+    return Path(os.path.realpath(link))
+
+
+def state_of_run(folder: Path) -> str:
+    """The status in the run's status.json. Raises SpecError for a directory without a run that can be resumed."""
+    if not folder.is_dir():
+        there = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise SpecError([Problem(RESUME, f"there is no directory {folder}", nearest(folder.name, there))])
+    if not (folder / STATUS).exists():
+        what = f"{folder} has no {STATUS}: no run began there"
+        raise SpecError([Problem(RESUME, what, "name the directory of a run, or of a sweep")])
+    if not (folder / CONFIG).exists():
+        what = f"{folder} has no {CONFIG}: it was recorded in a user's own loop, and only that loop can resume it"
+        raise SpecError([Problem(RESUME, what)])
+    found: str = read_record(folder / STATUS, Status)["status"]
+    return found
+
+
+def remove_left_states(folder: Path) -> None:
+    """Remove the saved states of a finished run that was killed before it removed them itself."""
+    keeps = read_yaml(folder / CONFIG, folder)
+    for key in ("train", "checkpoint", "keep_done"):
+        keeps = keeps.get(key) if isinstance(keeps, Mapping) else None
+    if keeps is not True and any((folder / CHECKPOINTS).glob("state_*")):
+        from hookrun.store.states import remove_states
+
+        with claimed(folder, RESUME, go_on=True):
+            remove_states(folder)
+
+
+@contextmanager
+def composed_again(
+    asked: Composition, folder: Path, *, anyway: bool
+) -> Iterator[tuple[Composition, DictConfig]]:
+    """The stored configuration with the typed overrides applied, to be run in the directory of the stored run.
+
+    If an override names a group (``experiment=clip_fc``), the configuration is composed from the config folders, as
+    the first time. Raises SpecError with each difference to the stored configuration, unless `anyway`.
+    """
+    with opened(conf_dir(), folder / Path(CONFIG).parent) as app:
+        stored = Composition(app, Path(CONFIG).stem, list(_HYDRAS))
+        groups = set(asked.app.config_loader.list_groups(""))
+        from_folders = any(_key(text) in groups for text in asked.overrides)
+        again = asked if from_folders else replace(stored, overrides=[*_HYDRAS, *asked.overrides])
+        cfg = _composed(again, folder, stores=bool(asked.overrides) and anyway)
+        if asked.overrides and not anyway:
+            before, now = plain_run(_composed(stored, folder)), plain_run(cfg)
+            before.setdefault("hooked", True)  # a run of an earlier version does not store it
+            if lines := list(_differences(before, now)):
+                more = [f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
+                what = "\n".join(f"\n    {line}" for line in [*lines[:_MOST_SHOWN], *more])
+                hint = "leave it out, or type resume_anyway=true"
+                raise SpecError([Problem(RESUME, f"{folder} is of another configuration:{what}", hint)])
+        yield again, cfg
+
+
+def _composed(asked: Composition, folder: Path, *, stores: bool = False) -> DictConfig:
+    """The configuration, to be run in the folder; stores: whether it replaces the configuration stored there."""
+    with explained(asked):
+        cfg = asked.app.compose_config(asked.config_name, asked.overrides, RunMode.RUN)
+    with read_write(cfg.hydra), open_dict(cfg.hydra):
+        cfg.hydra.run.dir = str(folder).replace("${", "\\${")
+        cfg.hydra.mode = RunMode.RUN
+        if not stores:
+            cfg.hydra.output_subdir = None  # what is stored stays as it is
+    return cfg
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].lstrip("+~").partition("@")[0]
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for key, old, new in differences(before, now):
+        if not any(key == free or key.startswith(f"{free}.") for free in _FREE):
+            yield f"{key}: {old!r:.100} there, {new!r:.100} now"
+
+
+@contextmanager
+def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
+    """The processes of the run; the process group is joined on entry and left on exit.
+
+    Raises SpecError where torchrun started several and the experiment does not say how to split a run over them.
+    """
+    compute = experiment.settings.compute
+    if compute.strategy == "none":
+        refuse_ranks()
+        yield ALONE
+        return
+    me = started()
+    if me is None:
+        yield ALONE
+        return
+    task = task_of(experiment)
+    if me.size > 1 and not task.splits_batches:
+        what = f"found {me.size} processes, and task={task.name} is one for a single process"
+        raise SpecError([Problem("task", what, "start it without torchrun")])
+    from hookrun.ranks.group import joined
+    from hookrun.tasks.loop.session import device_named
+
+    device = device_named(compute.device)
+    with joined(me, device.type, compute.timeout) as ranks, ranks.failures_told():
+        yield ranks
+        if not ranks.failed:  # a rank that dies at its end costs no page
+            ranks.meet()
+
+
+class RefusedByMain(HookrunError):
+    """Rank 0 refused the experiment and reports why; this rank ends with the same exit code and prints nothing."""
+
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__("refused by rank 0")
+
+
+@contextmanager
+def agreed(ranks: Ranks) -> Iterator[None]:
+    """A block that has to succeed on every rank.
+
+    An error on rank 0 is raised there, and RefusedByMain on the other ranks. If only another rank fails, rank 0 raises
+    HookrunError with that rank's message.
+    """
+    if not ranks.several:
+        yield
+        return
+    failure: HookrunError | None = None
+    try:
+        yield
+    except HookrunError as error:
+        failure = error
+    outcomes = ranks.gathered(None if failure is None else [str(failure), failure.exit_code])
+    if failure is not None and ranks.is_main:
+        raise failure
+    failed = next(((rank, each) for rank, each in enumerate(outcomes) if each is not None), None)
+    if failed is not None:
+        rank, (text, code) = failed
+        if not ranks.is_main:
+            raise RefusedByMain(code)
+        raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
+
+
+def refuse_needs(*, missing: bool) -> None:
+    """Raise SpecError if runs that this run needs are missing: several processes cannot make them."""
+    if missing:
+        what = "runs that it needs are not there, and each of several processes would make them"
+        raise SpecError(
+            [Problem("needs", what, "run the same command once without torchrun and compute.strategy")]
+        )
+
+
+def follow(prepared: Ready, ranks: Ranks) -> int:
+    """Do the work of a rank other than 0 in a run; returns its exit code."""
+    from hookrun.tasks.loop.execute import execute_as_rank
+
+    try:
+        return execute_as_rank(prepared, ranks)
+    except Exception as error:
+        what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
+        print(f"rank {ranks.rank}: {what}", file=sys.stderr, flush=True)
+        return exit_code(error)

@@ -39,8 +39,7 @@ from hookrun.spec.objective import Goal
 from hookrun.store.files import StoreError, os_reason, write_json
 from hookrun.store.format import SWEEP
 from hookrun.store.outputs import outputs_folder
-from hookrun.store.read_records import read_record
-from hookrun.store.records import SweepRecord
+from hookrun.store.records import SweepRecord, read_record
 from hookrun.tasks import JobCache, check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
 
 STOP = ".stop"

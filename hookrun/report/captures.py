@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hookrun.data.info import SPLITS
-from hookrun.errors import HookrunError, counted
+from hookrun.errors import HookrunError, counted, listed
 from hookrun.report.attention import HeadPictures, attention_of
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines
 from hookrun.report.draw.pictures import heat, mosaic
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
-from hookrun.report.sampling import DrawnRows, Figures, Stream, draw, summed
+from hookrun.report.sampling import CapturedRows, Summary, draw, summary
 from hookrun.report.token_strips import strips_of_capture, strips_of_predictions
-from hookrun.report.units import Units, idle_units
-from hookrun.store.format import PREDICTIONS
+from hookrun.store.captures import StoredCapture
 
 BINS = 48
 MOST_BARS = 64
@@ -33,6 +31,19 @@ MOST_LINES = 256
 Called = Mapping[tuple[str, int], str]
 """(split, sample) -> its file and class."""
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+# Class -> the ends of its range.
+_RANGES = {
+    "Sigmoid": (0.0, 1.0),
+    "Hardsigmoid": (0.0, 1.0),
+    "Tanh": (-1.0, 1.0),
+    "Hardtanh": (-1.0, 1.0),
+    "Softsign": (-1.0, 1.0),
+    "ReLU6": (None, 6.0),  # at 0 it is inactive, not saturated
+}
+_NEAR = 0.01
+_OFTEN = 0.95
+_FEWEST_ROWS = 8
+_SHOWN = 24
 
 
 @dataclass
@@ -47,7 +58,7 @@ class CaptureView:
     norms:   steps and norms of the firings, for gradients
     """
 
-    stream: Stream
+    capture: StoredCapture
     heads: list[HeadPictures] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     units: list[Units] = field(default_factory=list)
@@ -58,20 +69,24 @@ class CaptureView:
     norms: tuple[list[float], list[float]] | None = None
 
 
-def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
+def place(capture: StoredCapture) -> str:
+    """The module, with the tensor's place in a container."""
+    return f"{capture.module} {capture.path}".rstrip() if capture.path else capture.module
+
+
+def view_capture(capture: StoredCapture, facts: Facts, *, is_prediction: bool = False) -> CaptureView:
     """The pictures of a captured tensor; if it cannot be drawn, the view's `problem` says why."""
-    found = CaptureView(stream)
+    found = CaptureView(capture)
     try:
-        sample = draw(folder, stream)
-        figures = summed(folder, stream, sample)
-        drawn_tokens = strips_of_predictions if folder.name == PREDICTIONS else strips_of_capture
-        of_tokens = drawn_tokens(folder, stream, facts)
-        found.heads = attention_of(folder, stream, facts)
+        sample = draw(capture)
+        statistics = summary(capture, sample)
+        of_tokens = (strips_of_predictions if is_prediction else strips_of_capture)(capture, facts)
+        found.heads = attention_of(capture, facts)
     except (HookrunError, OSError) as error:
         found.problem = str(error)
         return found
     values = sample.values
-    is_forward = not facts.sees_gradients(stream.hook)
+    is_forward = not facts.sees_gradients(capture.hook)
     if not values.numel():
         found.problem = "it has no elements"
         return found
@@ -79,40 +94,42 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     if not finite.any():
         found.problem = "none of its values is finite"
         return found
-    found.rows, found.of_tokens = len(values), bool((sample.positions >= 0).all())
+    found.rows, found.of_tokens = len(values), sample.by_token
     if values.numel() == 1:
         found.value = number(values.item())
         return found
     found.figures += of_tokens
-    found.figures.append(_histogram(values[finite], figures, stream))
-    is_drawn = found.heads or (of_tokens and (folder.name == PREDICTIONS or values[0].numel() == 1))
+    found.figures.append(_histogram(values[finite], statistics, len(capture)))
+    is_drawn = found.heads or (of_tokens and (is_prediction or values[0].numel() == 1))
     if not is_drawn:
-        found.figures += _of_rows(sample, stream, "activation" if is_forward else "gradient", facts)
+        found.figures += _of_rows(sample, capture, "activation" if is_forward else "gradient", facts)
     found.figures += _over_steps(sample)
-    if is_forward and stream.by == "sample" and not found.heads:
-        found.units = idle_units(values, facts.classes.get(stream.module, ""))
-    if not is_forward and stream.by == "firing" and len(values) > 1:
+    if is_forward and capture.is_by_sample and not found.heads:
+        found.units = idle_units(values, facts.classes.get(capture.module, ""))
+    if not is_forward and not capture.is_by_sample and len(values) > 1:
         norms = torch.linalg.vector_norm(values.flatten(1), dim=1)
         found.norms = (sample.steps.float().tolist(), norms.tolist())
     return found
 
 
-def _histogram(values: Tensor, figures: Figures, stream: Stream) -> Figure:
+def _histogram(values: Tensor, statistics: Summary, rows: int) -> Figure:
     """A histogram of finite values [n], with statistics of the whole capture.
 
     If many are exactly 0, they are not drawn, since they would flatten the rest; the note says how many.
     """
     array = values.double().numpy()
-    low, high = number(figures.low), number(figures.high)
+    low, high = number(statistics.low), number(statistics.high)
     notes = [
-        f"mean {figures.mean:.4g}, std {figures.std:.4g}, min {low}, max {high}, {figures.count:,} values"
+        f"mean {statistics.mean:.4g}, std {statistics.std:.4g}, min {low}, max {high}, {statistics.count:,} values"
     ]
-    if figures.rows < stream.rows:
-        notes[0] += f" of {figures.rows:,} of {counted(stream.rows, 'row')}"
-    if figures.finite < figures.count:
-        notes.append(f"{figures.count - figures.finite:,} of {figures.count:,} values are not finite")
+    if statistics.rows < rows:
+        notes[0] += f" of {statistics.rows:,} of {counted(rows, 'row')}"
+    if statistics.finite < statistics.count:
+        notes.append(
+            f"{statistics.count - statistics.finite:,} of {statistics.count:,} values are not finite"
+        )
     others = array[array != 0]
-    zeros = figures.zeros / max(figures.finite, 1)
+    zeros = statistics.zeros / max(statistics.finite, 1)
     if zeros >= 0.1 and len(others) and others.min() < others.max():
         notes.append(f"{zeros:.0%} are exactly 0 and not drawn")
         array = others
@@ -123,23 +140,23 @@ def _histogram(values: Tensor, figures: Figures, stream: Stream) -> Figure:
     return histogram("distribution", counts.tolist(), edges.tolist(), note="; ".join(notes))
 
 
-def _of_rows(sample: DrawnRows, stream: Stream, what: str, facts: Facts) -> list[Figure]:
+def _of_rows(sample: CapturedRows, capture: StoredCapture, what: str, facts: Facts) -> list[Figure]:
     called = facts.called
     shape = sample.values.shape[1:]
-    match [length for length in shape if length > 1] if stream.by == "firing" else list(shape):
+    match [length for length in shape if length > 1] if not capture.is_by_sample else list(shape):
         case [] | [1]:
             return [_scalars(sample)]
         case [_]:
             return _vectors(sample, called)
         case [_, _]:
-            return [_matrices(sample, stream, called)]
+            return [_matrices(sample, capture, called)]
         case [*first, height, width]:
             tiles = sample.values.reshape(len(sample.values), math.prod(first), height, width)
             return [_images(sample, tiles, what if len(shape) == 3 else "", facts)]
     return []
 
 
-def _names(sample: DrawnRows, rows: list[int], called: Called) -> list[str]:
+def _names(sample: CapturedRows, rows: list[int], called: Called) -> list[str]:
     """Captions of rows: sample, file and class, or the step; also split and epoch if there are several."""
     passes = len(torch.stack([sample.samples, sample.positions], 1).unique(dim=0)) < len(sample.samples)
     by_epoch = passes and len(sample.epochs.unique()) > 1
@@ -163,7 +180,7 @@ def _chosen(count: int, most: int) -> list[int]:
     return [n * (count - 1) // max(min(most, count) - 1, 1) for n in range(min(most, count))]
 
 
-def _images(sample: DrawnRows, tiles: Tensor, what: str, facts: Facts) -> Figure:
+def _images(sample: CapturedRows, tiles: Tensor, what: str, facts: Facts) -> Figure:
     """A grid of images, a row for each sample; columns are channels, attention heads, or slices if `what` is empty."""
     rows = _chosen(len(tiles), MOST_IMAGES)
     shown = tiles[rows, :MOST_CHANNELS].numpy()
@@ -185,7 +202,7 @@ def _images(sample: DrawnRows, tiles: Tensor, what: str, facts: Facts) -> Figure
     )
 
 
-def _input_of(sample: DrawnRows, row: int, facts: Facts) -> str:
+def _input_of(sample: CapturedRows, row: int, facts: Facts) -> str:
     """The URL of the picture of a row's sample; "" if the run kept none."""
     split, number = int(sample.splits[row]), int(sample.samples[row])
     return facts.pictures.get((SPLITS[split], number), "") if split >= 0 <= number else ""
@@ -197,9 +214,9 @@ def _is_attention(tiles: Tensor) -> bool:
     return bool((tiles >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=0.02)
 
 
-def _matrices(sample: DrawnRows, stream: Stream, called: Called) -> Figure:
+def _matrices(sample: CapturedRows, capture: StoredCapture, called: Called) -> Figure:
     """Rows that are matrices, such as attention patterns."""
-    shape = [length for length in stream.shape if length > 1]
+    shape = [length for length in capture.shape[1:] if length > 1]
     tiles = sample.values.reshape(
         len(sample.values), *(shape if len(shape) == 2 else sample.values.shape[1:])
     )
@@ -209,7 +226,7 @@ def _matrices(sample: DrawnRows, stream: Stream, called: Called) -> Figure:
     names = _names(sample, rows, called)
     shown = tiles[rows].numpy()[None]
     return mosaic(
-        "attention maps" if stream.by == "sample" and is_square and _is_attention(tiles) else "maps",
+        "attention maps" if capture.is_by_sample and is_square and _is_attention(tiles) else "maps",
         shown,
         rows=["matrix"],
         columns=", ".join(names),
@@ -217,7 +234,7 @@ def _matrices(sample: DrawnRows, stream: Stream, called: Called) -> Figure:
     )
 
 
-def _vectors(sample: DrawnRows, called: Called) -> list[Figure]:
+def _vectors(sample: CapturedRows, called: Called) -> list[Figure]:
     rows = sample.values.flatten(1)
     length = rows.shape[1]
     mean = rows.mean(0)
@@ -264,7 +281,7 @@ def _vectors(sample: DrawnRows, called: Called) -> list[Figure]:
     return figures
 
 
-def _scalars(sample: DrawnRows) -> Figure:
+def _scalars(sample: CapturedRows) -> Figure:
     values = sample.values.reshape(-1).tolist()
     of_samples = bool((sample.samples >= 0).all())
     at = (sample.samples if of_samples else sample.steps).float()
@@ -273,7 +290,7 @@ def _scalars(sample: DrawnRows) -> Figure:
     return lines("value", [series], x="sample" if of_samples else "step", y="value")
 
 
-def _over_steps(sample: DrawnRows) -> list[Figure]:
+def _over_steps(sample: CapturedRows) -> list[Figure]:
     """The distribution over steps, if rows come from several; over the order of recording if steps restart."""
     pairs = torch.stack([sample.splits, sample.samples, sample.positions], dim=1)
     if (sample.samples >= 0).all() and len(pairs.unique(dim=0)) == len(pairs):
@@ -296,3 +313,62 @@ def _over_steps(sample: DrawnRows) -> list[Figure]:
     series = [Series("5–95 %", xs, middle, low, high), Series("25–75 %", xs, middle, quarter, three)]
     log = spans_magnitudes([*low, *high], 1000)
     return [lines("distribution over steps", series, x=x, y="value", log=log, note="line: the median")]
+
+
+@dataclass(frozen=True)
+class Units:
+    """Idle units of one kind.
+
+    what:    ``dead``, ``saturated`` or ``constant``
+    meaning: how that was measured
+    which:   their indices, among `total`
+    kind:    ``unit`` or ``channel``
+    """
+
+    what: str
+    meaning: str
+    which: tuple[int, ...]
+    total: int
+    kind: str
+
+    @property
+    def shown(self) -> str:
+        """The first of their indices."""
+        return listed(map(str, self.which), _SHOWN)
+
+
+def idle_units(rows: Tensor, module_class: str) -> list[Units]:
+    """The idle units of rows [rows, ...]: channels of images, else elements of the last dimension.
+
+    Empty for fewer than 8 rows, which are not enough to tell. Saturation is tested if the class has a bounded range.
+    """
+    if len(rows) < _FEWEST_ROWS or rows.dim() < 2 or not rows.numel():
+        return []
+    is_image = rows.dim() == 4
+    kind = "channel" if is_image else "unit"
+    by_unit = (rows.movedim(1, -1) if is_image else rows).flatten(0, -2)
+    total, looked = by_unit.shape[1], f"in the {len(rows)} rows examined"
+    low, high = by_unit.amin(0), by_unit.amax(0)
+    dead = (low == 0) & (high == 0)
+    found = [Units("dead", f"exactly 0 {looked}", _numbers(dead), total, kind)]
+    ends = _RANGES.get(module_class)
+    if ends is not None:
+        near = _near_an_end(by_unit, *ends)
+        meaning = f"within 1 % of a bound of the range in {_OFTEN:.0%} of the values {looked}"
+        found.append(Units("saturated", meaning, _numbers(near >= _OFTEN), total, kind))
+    same = (low == high) & ~dead
+    found.append(Units("constant", f"the same value {looked}", _numbers(same), total, kind))
+    return [units for units in found if units.which]
+
+
+def _near_an_end(by_unit: Tensor, low: float | None, high: float) -> Tensor:
+    width = high - (low if low is not None else 0.0)
+    near = by_unit >= high - _NEAR * width
+    if low is not None:
+        near |= by_unit <= low + _NEAR * width
+    return near.float().mean(0)
+
+
+def _numbers(mask: Tensor) -> tuple[int, ...]:
+    chosen: Sequence[int] = torch.nonzero(mask).flatten().tolist()
+    return tuple(chosen)

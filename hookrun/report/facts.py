@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,8 @@ from hookrun.hook_types import HOOK_TYPES, HookType
 from hookrun.report.draw.pictures import Room
 from hookrun.report.draw.text import shortened, token_name
 from hookrun.report.lines import SampledLines, beginning, is_kept, sampled
-from hookrun.report.sampling import Stream, streams
-from hookrun.report.sequences import Sequence
+from hookrun.report.sampling import stored_captures
+from hookrun.store.captures import StoredCapture
 from hookrun.store.files import StoreError, os_reason, read_json
 from hookrun.store.format import (
     CAPTURES,
@@ -29,12 +29,47 @@ from hookrun.store.format import (
     STATUS,
     TOKENS,
 )
-from hookrun.store.generation_line import GENERATIONS_LINE
 from hookrun.store.inside import open_inside
-from hookrun.store.picture_line import PICTURES_LINE
 from hookrun.store.reader import Run, open_run
-from hookrun.store.records import MOST_NAME, SAMPLES_LINE, STATS_LINE, TOKENS_LINE
+from hookrun.store.records import MOST_NAME, GenerationLine, PictureLine, SampleLine, StatsLine, TokenLine
 from hookrun.store.run_dir import cut_off
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """The tokens of one sample.
+
+    ids:     its tokens, without padding
+    before:  number of padding tokens before them
+    width:   length of the batch's sequences, including padding
+    targets: the target token at each position; None: no target
+    texts:   token -> its text
+    """
+
+    ids: tuple[int, ...]
+    before: int
+    width: int
+    targets: tuple[int | None, ...]
+    texts: Mapping[int, str]
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any], texts: Mapping[int, str]) -> TokenSequence:
+        """From a line of samples.jsonl that has tokens."""
+        ids = tuple(line["tokens"])
+        before, after = line.get("padding", (0, 0))
+        targets = tuple(line.get("targets") or ())
+        known = targets if len(targets) == len(ids) else (None,) * len(ids)
+        return cls(ids, before, before + len(ids) + after, known, texts)
+
+    def name(self, token: int) -> str:
+        """The text of a token, or its number if the text is not known."""
+        return self.texts.get(token) or f"#{token}"
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each of its tokens."""
+        return [self.name(each) for each in self.ids]
+
 
 T = TypeVar("T")
 
@@ -82,8 +117,8 @@ class Facts:
     generations: SampledLines = field(default_factory=SampledLines)
     tokens: SampledLines = field(default_factory=SampledLines)
     kept_pictures: SampledLines = field(default_factory=SampledLines)
-    captured: list[Stream] = field(default_factory=list)
-    predicted: list[Stream] = field(default_factory=list)
+    captured: list[StoredCapture] = field(default_factory=list)
+    predicted: list[StoredCapture] = field(default_factory=list)
     traceback: str = ""
     composed: str = ""
     cut_off: str = ""
@@ -108,10 +143,10 @@ class Facts:
         }
 
     @cached_property
-    def sequences(self) -> dict[tuple[str, int], Sequence]:
+    def sequences(self) -> dict[tuple[str, int], TokenSequence]:
         """(split, sample) -> its tokens, if the run recorded them."""
         known = [line for line in self.samples.records if line.get("tokens")]
-        return {(line["split"], line["sample"]): Sequence.of(line, self.texts) for line in known}
+        return {(line["split"], line["sample"]): TokenSequence.of(line, self.texts) for line in known}
 
     @cached_property
     def texts(self) -> dict[int, str]:
@@ -215,14 +250,14 @@ def read_facts(path: Path) -> Facts:
 
     metrics = tried("the metrics", lambda: sampled(run.path / METRICS, is_kept), SampledLines())
     stats = tried("the records", lambda: _records(run.path / STATS), SampledLines())
-    samples = tried("the samples", lambda: sampled(run.path / SAMPLES, line_of=SAMPLES_LINE), SampledLines())
+    samples = tried("the samples", lambda: sampled(run.path / SAMPLES, line_of=SampleLine), SampledLines())
     generations = tried("the generations", lambda: _generations(run.path / GENERATIONS), SampledLines())
     tokens = tried(
-        "the tokens", lambda: beginning(run.path / TOKENS, TOKENS_LINE, most=MOST_TOKENS), SampledLines()
+        "the tokens", lambda: beginning(run.path / TOKENS, TokenLine, most=MOST_TOKENS), SampledLines()
     )
     pictures = tried(
         "the pictures",
-        lambda: beginning(run.path / PICTURES, PICTURES_LINE, most=MOST_PICTURES, most_bytes=MOST_PICTURED),
+        lambda: beginning(run.path / PICTURES, PictureLine, most=MOST_PICTURES, most_bytes=MOST_PICTURED),
         SampledLines(),
     )
     facts = Facts(
@@ -239,8 +274,8 @@ def read_facts(path: Path) -> Facts:
         generations=generations,
         tokens=tokens,
         kept_pictures=pictures,
-        captured=tried(f"{CAPTURES}/", lambda: streams(run.path / CAPTURES), []),
-        predicted=tried(f"{PREDICTIONS}/", lambda: streams(run.path / PREDICTIONS), []),
+        captured=tried(f"{CAPTURES}/", lambda: stored_captures(run.path / CAPTURES), []),
+        predicted=tried(f"{PREDICTIONS}/", lambda: stored_captures(run.path / PREDICTIONS), []),
         traceback=tried(ERROR, lambda: _text(run.path / ERROR), ""),
         composed=tried(CONFIG, lambda: _text(run.path / CONFIG), ""),
         cut_off=tried("the state of the run", lambda: cut_off(status), ""),
@@ -319,7 +354,7 @@ def _text(path: Path) -> str:
 
 
 def _generations(path: Path) -> SampledLines:
-    return sampled(path, limit=MOST_GENERATED, line_of=GENERATIONS_LINE)
+    return sampled(path, limit=MOST_GENERATED, line_of=GenerationLine)
 
 
 def _records(path: Path) -> SampledLines:
@@ -335,4 +370,4 @@ def _records(path: Path) -> SampledLines:
         seen.add(site)
         return True
 
-    return sampled(path, is_first_notice, keys=_RECORD, line_of=STATS_LINE)
+    return sampled(path, is_first_notice, keys=_RECORD, line_of=StatsLine)

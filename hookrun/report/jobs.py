@@ -15,8 +15,7 @@ from hookrun.report.yaml_files import read_yaml
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, METRICS, REPORT, STATUS
 from hookrun.store.inside import is_there
-from hookrun.store.read_records import read_record
-from hookrun.store.records import EnvRecord, Record, Status
+from hookrun.store.records import EnvRecord, Record, Status, read_record
 from hookrun.store.run_dir import cut_off
 from hookrun.store.scores import Result, is_batch, measures, result_of
 

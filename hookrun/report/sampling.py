@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError
-from hookrun.store.captures import StoredCapture, read_captures
-from hookrun.store.indexes import read_index
-from hookrun.store.shard import Entry, Shard, row_bytes
-
-T = TypeVar("T")
+from hookrun.store.captures import StoredCapture, captured_tensors, read_captures, spread
+from hookrun.store.shard import read_index
 
 MOST_ROWS = 256
 MOST_PARTS = 16
@@ -34,37 +31,11 @@ SUMMED_AT_ONCE = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class Stream:
-    """One captured tensor of one hook at one module, as the index describes it.
+class CapturedRows:
+    """Some rows of a capture on the CPU, and where each is from, as `StoredCapture` says it.
 
-    rows, bytes: in total
-    by:          what a row is: a `sample`, or a `firing`
-    """
-
-    hook: str
-    module: str
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    by: str
-    rows: int
-    bytes: int
-    parts: tuple[tuple[Shard, Entry], ...]
-
-    @property
-    def label(self) -> str:
-        """The module, with the tensor's place in a container."""
-        return f"{self.module}{' ' if self.path else ''}{self.path}"
-
-
-@dataclass(frozen=True)
-class DrawnRows:
-    """Some rows of a stream, in order, float32 on the CPU.
-
-    values:  [rows, ...]
-    samples: [rows], -1 if a row is a whole firing
-    steps, epochs, splits: [rows]
-    positions: [rows], of the token in its sample; -1 if a row is not of one token
+    values:  [rows, ...] float32; of complex numbers the absolute values
+    samples, steps, epochs, splits, positions, token_ids, keys: [rows]
     """
 
     values: Tensor
@@ -73,10 +44,29 @@ class DrawnRows:
     epochs: Tensor
     splits: Tensor
     positions: Tensor
+    token_ids: Tensor
+    keys: Tensor
+
+    @property
+    def by_token(self) -> bool:
+        """Whether each row is of one token."""
+        return bool((self.positions >= 0).all())
+
+    @property
+    def sample(self) -> tuple[str, int]:
+        """Split and number of the sample of the first row; the split is ``""`` if it is not known."""
+        split = int(self.splits[0])
+        return SPLITS[split] if split >= 0 else "", int(self.samples[0])
+
+    @property
+    def name(self) -> str:
+        """``val sample 17``, of the first row."""
+        split, number = self.sample
+        return f"{split} sample {number}".strip()
 
 
 @dataclass
-class Figures:
+class Summary:
     """Statistics of the values of a capture.
 
     count:     number of values; `finite` of them are finite, `zeros` exactly 0
@@ -119,85 +109,84 @@ class Figures:
         self.low, self.high = min(self.low, float(low)), max(self.high, float(high))
 
 
-def summed(folder: Path, stream: Stream, drawn: DrawnRows) -> Figures:
+def stored_captures(folder: Path) -> list[StoredCapture]:
+    """The captured tensors in a folder's index, one for each dtype and shape; no shard is opened.
+
+    Raises StoreError for a malformed index.
+    """
+    captures = captured_tensors(read_captures(folder, read_index(folder)[0], {}))
+    return [kind for capture in captures for kind in capture.by_kind()]
+
+
+def summary(capture: StoredCapture, drawn: CapturedRows) -> Summary:
     """Statistics of all rows, or of the drawn rows if all rows have more than `MOST_SUMMED` bytes."""
-    found = Figures()
-    if stream.rows <= len(drawn.values) or stream.bytes > MOST_SUMMED:
+    found = Summary()
+    if len(capture) <= len(drawn.values) or len(capture) * capture.row_bytes > MOST_SUMMED:
         found.add(drawn.values)
         return found
-    at_once = max(1, SUMMED_AT_ONCE // max(row_bytes(stream.dtype, stream.shape), 1))
-    for shard, entry in stream.parts:
-        for rows in capture_of(folder, replace(shard, entries=(entry,))).batches(at_once):
-            found.add(plain(rows))
+    at_once = max(1, SUMMED_AT_ONCE // max(capture.row_bytes, 1))
+    for part in capture.by_shard():
+        for rows in part.batches(at_once):
+            found.add(_plain(rows))
     return found
 
 
-def streams(folder: Path) -> list[Stream]:
-    """The captured tensors in a folder's index; no shard is opened. Raises StoreError for a malformed index."""
-    shards, _ = read_index(folder)
-    found = dict[tuple[str, str, str, str, tuple[int, ...]], list[tuple[Shard, Entry]]]()
-    for shard in shards:
-        for entry in shard.entries:
-            key = (entry.hook, entry.module, entry.path, entry.dtype, entry.shape)
-            found.setdefault(key, []).append((shard, entry))
-    return [_stream(parts) for parts in found.values()]
-
-
-def _stream(parts: Sequence[tuple[Shard, Entry]]) -> Stream:
-    entry = parts[0][1]
-    rows = sum(each.rows for _, each in parts)
-    size = rows * row_bytes(entry.dtype, entry.shape)
-    return Stream(
-        entry.hook, entry.module, entry.path, entry.dtype, entry.shape, entry.by, rows, size, tuple(parts)
-    )
-
-
-def draw(folder: Path, stream: Stream) -> DrawnRows:
-    """Rows evenly spaced over the stream. Raises HookrunError if they are too large or can't be read."""
-    row = row_bytes(stream.dtype, stream.shape)
-    if row > LARGEST_ROW:
-        raise HookrunError(f"one row has {row / 1e6:,.0f} MB: too large to draw")
-    wanted = max(1, min(MOST_ROWS, MOST_BYTES // max(row, 1)))
+def draw(capture: StoredCapture) -> CapturedRows:
+    """Rows evenly spaced over the capture. Raises HookrunError if they are too large or can't be read."""
+    if capture.row_bytes > LARGEST_ROW:
+        raise HookrunError(f"one row has {capture.row_bytes / 1e6:,.0f} MB: too large to draw")
+    wanted = max(1, min(MOST_ROWS, MOST_BYTES // max(capture.row_bytes, 1)))
     wanted -= (
         wanted - 1
-    ) % 3  # so that the rows at the thirds, drawn as images, are the same in every stream
-    values, columns = list[Tensor](), list[Tensor]()
-    parts = list(spread(stream.parts, min(MOST_PARTS, wanted)))
-    places = torch.tensor(list(spread(range(sum(entry.rows for _, entry in parts)), wanted)))
-    for shard, entry in parts:
-        here, places = places[places < entry.rows], places[places >= entry.rows] - entry.rows
-        if not len(here):
-            continue
-        capture = capture_of(folder, replace(shard, entries=(entry,)))
-        values.append(plain(capture[here]))
-        table = (capture.sample_ids, capture.steps, capture.epochs, capture.splits, capture.positions)
-        columns.append(torch.stack([column[here] for column in table]))
-    if not values:
+    ) % 3  # so that the rows at the thirds, drawn as images, are the same in every capture
+    some = capture.of_shards(min(MOST_PARTS, wanted))
+    if not len(some):
         raise HookrunError("it has no rows")
-    whole = torch.cat(columns, dim=1)
-    return DrawnRows(torch.cat(values), *whole)
+    return _read(some, torch.tensor(spread(range(len(some)), wanted)))
 
 
-def capture_of(folder: Path, shard: Shard) -> StoredCapture:
-    """The one tensor of a shard with a single entry."""
-    found = read_captures(folder, [shard], {})
-    (by_module,) = found.values()
-    (leaf,) = by_module.values()
-    if isinstance(leaf, StoredCapture):
-        return leaf
-    (inside,) = leaf.values()
-    return inside
+def rows_of_samples(
+    capture: StoredCapture, most: int, known: Container[tuple[str, int]], most_rows: int
+) -> list[CapturedRows]:
+    """The rows of the first samples in the last epoch, from the latest step; empty if rows are whole firings.
+
+    most:      number of samples; those in `known` come first
+    most_rows: number of rows of each sample, which are in the order of their tokens
+
+    Raises HookrunError for a shard that can't be read.
+    """
+    size = capture.row_bytes
+    if not capture.is_by_sample or size > LARGEST_ROW or not len(capture):
+        return []
+    some = capture.of_shards(MOST_PARTS)
+    epochs, splits, samples = some.epochs, some.splits, some.sample_ids
+    is_last = (epochs == epochs.max()) & (samples >= 0)
+    pairs = torch.stack([splits[is_last], samples[is_last]], dim=1).unique(dim=0).tolist()
+    pairs.sort(key=lambda pair: ((SPLITS[pair[0]] if pair[0] >= 0 else "", pair[1]) not in known, pair))
+    most_rows = max(1, min(most_rows, MOST_BYTES // max(size, 1)))
+    found = list[CapturedRows]()
+    for split, sample in pairs[: most if size <= MOST_BYTES else 1]:
+        rows = (is_last & (splits == split) & (samples == sample)).nonzero().squeeze(1)
+        for column in (-some.steps, some.calls):  # of the latest step the first call
+            rows = rows[column[rows] == column[rows].min()]
+        rows = rows[:most_rows]
+        found.append(_read(some, rows[some.positions[rows].argsort(stable=True)]))
+    return found
 
 
-def plain(rows: Tensor) -> Tensor:
+def _read(capture: StoredCapture, rows: Tensor) -> CapturedRows:
+    columns = (
+        capture.sample_ids,
+        capture.steps,
+        capture.epochs,
+        capture.splits,
+        capture.positions,
+        capture.token_ids,
+        capture.keys,
+    )
+    return CapturedRows(_plain(capture[rows]), *(column[rows] for column in columns))
+
+
+def _plain(rows: Tensor) -> Tensor:
     """The rows as float32; complex numbers as their absolute value."""
     return (rows.abs() if rows.is_complex() else rows).float()
-
-
-def spread(items: Sequence[T], most: int) -> Iterator[T]:
-    """At most `most` of the items, evenly spaced, with the first and the last."""
-    count = min(most, len(items))
-    if count < 2:
-        yield from items[:count]
-        return
-    yield from (items[n * (len(items) - 1) // (count - 1)] for n in range(count))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from hookrun.data.info import SPLITS, Split
@@ -18,8 +19,10 @@ from hookrun.store.files import StoreError, os_reason
 from hookrun.store.format import COLUMNS, FIRING, STORED_DTYPES
 from hookrun.store.inside import size_inside
 from hookrun.store.sample_names import SampleTable
-from hookrun.store.shard import Entry, Shard
+from hookrun.store.shard import Entry, Shard, row_bytes
 from hookrun.store.tensor_file import DTYPES, as_bytes, dtype_name, open_tensors, read_rows, read_tensor
+
+T = TypeVar("T")
 
 _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 _ROW_NUMBERS = {"int64", "int32", "int16", "int8", "uint8"}
@@ -44,16 +47,20 @@ class StoredCapture:
     Rows are in dataset order if each sample, or each of its tokens, was captured once, else in the order of
     recording. An int as index gives one row; a slice, list or tensor of ints gives a [rows, ...] tensor. Both are
     copies on the CPU, free to change.
+
+    hook, module, path: where it was captured; `path` is the place of the tensor in a container, or ``""``
     """
 
     def __init__(
         self,
-        label: str,
+        hook: str,
+        module: str,
+        path: str,
         parts: Sequence[_Part],
-        open_shard: Callable[[str], Any],
+        open_shard: _Shards,
         called: SampleTable | None = None,
     ) -> None:
-        self.label = label
+        self.hook, self.module, self.path = hook, module, path
         self._parts = parts
         self._open = open_shard
         self._called = called
@@ -61,8 +68,42 @@ class StoredCapture:
         self._ends = rows.cumsum(0)
         self._starts = self._ends - rows
 
+    @property
+    def label(self) -> str:
+        """``features at 'layer4', [0]``."""
+        return f"{self.hook} at {self.module!r}" + (f", {self.path}" if self.path else "")
+
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def is_by_sample(self) -> bool:
+        """Whether each row is of one sample, or one of its tokens; else a row is the value of one firing."""
+        return all(part.entry.by == "sample" for part in self._parts)
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row. HookrunError if the rows differ."""
+        _, shape = self._common(self._parts)
+        return row_bytes(self._parts[0].entry.dtype, shape)
+
+    def by_kind(self) -> list[StoredCapture]:
+        """The rows of each dtype and shape as a capture."""
+        kinds = dict[tuple[str, tuple[int, ...]], list[_Part]]()
+        for part in self._parts:
+            kinds.setdefault((part.entry.dtype, part.entry.shape), []).append(part)
+        return [self._of(parts) for parts in kinds.values()]
+
+    def by_shard(self) -> Iterator[StoredCapture]:
+        """The rows of each shard as a capture."""
+        return (self._of([part]) for part in self._parts)
+
+    def of_shards(self, most: int) -> StoredCapture:
+        """The rows of at most `most` shards, evenly spaced with the first and the last."""
+        return self._of(spread(self._parts, most))
+
+    def _of(self, parts: Sequence[_Part]) -> StoredCapture:
+        return StoredCapture(self.hook, self.module, self.path, parts, self._open, self._called)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -222,7 +263,7 @@ class StoredCapture:
 
     def _table_of(self, part: _Part) -> Tensor:
         """[rows of the part, columns]; columns that an earlier version did not write hold their defaults."""
-        stored = read_tensor(self._open(part.shard.file), f"{part.entry.key}.rows")
+        stored = read_tensor(self._file(part), f"{part.entry.key}.rows")
         table = torch.tensor(_DEFAULTS, dtype=torch.int64, device="cpu").repeat(len(stored), 1)
         for place, name in enumerate(COLUMNS):
             if name in part.shard.columns:
@@ -233,6 +274,14 @@ class StoredCapture:
                 f"{self.label}: {part.shard.file} holds rows of impossible samples, steps or splits"
             )
         return table
+
+    def _file(self, part: _Part) -> Any:
+        """The open shard of a part. StoreError if the tensors of the part are not as the index describes them."""
+        file, entry = self._open(part.shard.file), part.entry
+        path, columns = self._open.folder / part.shard.file, (entry.rows, len(part.shard.columns))
+        _require_tensor(path, file, entry.key, (entry.rows, *entry.shape), entry.dtype)
+        _require_tensor(path, file, f"{entry.key}.rows", columns, "int64")
+        return file
 
     def _positions(self, index: int | slice | Sequence[int] | Tensor) -> Tensor:
         """The index as non-negative row numbers, int64: [n], or [] for an int."""
@@ -279,7 +328,7 @@ class StoredCapture:
 
     def _fill(self, out: Tensor, part: _Part, rows: Tensor, targets: Tensor) -> None:
         """Copy rows of a part, ascending with repetitions, to their targets: one read per run of neighbours."""
-        file = self._open(part.shard.file)
+        file = self._file(part)
         breaks = (rows.diff() > 1).nonzero().squeeze(1) + 1
         for run, places in zip(rows.tensor_split(breaks), targets.tensor_split(breaks), strict=True):
             first, place = int(run[0]), int(places[0])
@@ -307,18 +356,15 @@ class _Shards:
     """
 
     def __init__(self, folder: Path, shards: Mapping[str, Shard]) -> None:
-        self._given = folder, shards
-        self._opened = lru_cache(maxsize=_OPEN_SHARDS)(partial(_open_named, folder, shards))
+        self.folder = folder
+        self._shards = shards
+        self._opened = lru_cache(maxsize=_OPEN_SHARDS)(partial(_open_shard, folder, shards))
 
     def __call__(self, name: str) -> Any:
         return self._opened(name)
 
     def __reduce__(self) -> tuple[type[_Shards], tuple[Path, Mapping[str, Shard]]]:
-        return type(self), self._given
-
-
-def _open_named(folder: Path, shards: Mapping[str, Shard], name: str) -> Any:
-    return open_whole_shard(folder, shards[name])
+        return type(self), (self.folder, self._shards)
 
 
 def read_captures(
@@ -337,12 +383,13 @@ def read_captures(
     open_shard = _Shards(folder, {shard.file: shard for shard in shards})
 
     def leaf(hook: str, module: str, paths: Mapping[str, Sequence[_Part]]) -> Leaf:
-        label = f"{hook} at {module!r}"
         captures = {
-            path: StoredCapture(f"{label}, {path}" if path else label, parts, open_shard, called)
+            path: StoredCapture(hook, module, path, parts, open_shard, called)
             for path, parts in paths.items()
         }
-        return captures[""] if list(captures) == [""] else Lookup("tensor", label, captures)
+        if list(captures) == [""]:
+            return captures[""]
+        return Lookup("tensor", f"{hook} at {module!r}", captures)
 
     hooks = {}
     for hook, modules in found.items():
@@ -351,9 +398,22 @@ def read_captures(
     return Lookup("hook", f"the captures of {folder.parent}", hooks)
 
 
-def open_whole_shard(folder: Path, shard: Shard) -> Any:
-    """The shard's file as safetensors' lazy reader. StoreError if it does not fit its index."""
-    path = folder / shard.file
+def captured_tensors(captures: Lookup[Lookup[Leaf]]) -> Iterator[StoredCapture]:
+    """Every captured tensor of every hook at every module."""
+    for modules in captures.values():
+        for leaf in modules.values():
+            yield from [leaf] if isinstance(leaf, StoredCapture) else leaf.values()
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """At most `most` of the items, evenly spaced, with the first and the last."""
+    count = min(most, len(items))
+    return [items[n * (len(items) - 1) // max(count - 1, 1)] for n in range(count)]
+
+
+def _open_shard(folder: Path, shards: Mapping[str, Shard], name: str) -> Any:
+    """The shard's file as safetensors' lazy reader. StoreError if it does not have the size of its index."""
+    path, shard = folder / name, shards[name]
     try:
         size = size_inside(path, folder.parent)
     except OSError as error:
@@ -362,21 +422,14 @@ def open_whole_shard(folder: Path, shard: Shard) -> Any:
         raise StoreError(
             f"{path} has {size} bytes where its index says {shard.bytes}: it was changed or cut off"
         )
-    file = open_tensors(path, folder.parent)
-    names = set(file.keys())
-    for entry in shard.entries:
-        table = f"{entry.key}.rows"
-        _require_tensor(path, file, names, entry.key, (entry.rows, *entry.shape), entry.dtype)
-        _require_tensor(path, file, names, table, (entry.rows, len(shard.columns)), "int64")
-    return file
+    return open_tensors(path, folder.parent)
 
 
-def _require_tensor(
-    path: Path, file: Any, names: Collection[str], name: str, shape: tuple[int, ...], dtype: str
-) -> None:
-    if name not in names:
-        raise StoreError(f"{path} lacks the tensor {name!r} that its index names")
-    found = file.get_slice(name)
+def _require_tensor(path: Path, file: Any, name: str, shape: tuple[int, ...], dtype: str) -> None:
+    try:
+        found = file.get_slice(name)
+    except SafetensorError as error:
+        raise StoreError(f"{path} lacks the tensor {name!r} that its index names") from error
     there = (tuple(found.get_shape()), found.get_dtype())
     if there != (shape, STORED_DTYPES[dtype]):
         raise StoreError(

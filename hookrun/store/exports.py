@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
-from hookrun.store.captures import Leaf, StoredCapture
+from hookrun.store.captures import Leaf, StoredCapture, captured_tensors
 from hookrun.store.files import replacing
 from hookrun.store.tensor_file import NoDigest, write_tensors
 
@@ -49,11 +49,10 @@ def merge(captures: Lookup[Lookup[Leaf]], path: Path) -> list[str]:
             f"captures are exported as .safetensors, not {path.name}; run.table() is for metrics"
         )
     tensors = dict[str, Sequence[Tensor]]()
-    for hook, modules in captures.items():
-        for module in modules:
-            for name, capture in _named(f"{hook}/{module}", modules[module]):
-                tensors[name] = _Batches(capture)
-                tensors[f"{name}.sample_ids"] = [capture.sample_ids]
+    for capture in captured_tensors(captures):
+        name = "/".join([capture.hook, capture.module, *filter(None, [capture.path])])
+        tensors[name] = _Batches(capture)
+        tensors[f"{name}.sample_ids"] = [capture.sample_ids]
     if not tensors:
         raise HookrunError("the run captured nothing: there is nothing to export")
     with replacing(path) as file:
@@ -74,13 +73,6 @@ class _Batches(Sequence[Tensor]):
         if not 0 <= number < len(self):
             raise IndexError(number)  # ends an iteration
         return self._capture[number * ROWS_AT_ONCE : (number + 1) * ROWS_AT_ONCE]
-
-
-def _named(name: str, leaf: Leaf) -> Iterator[tuple[str, StoredCapture]]:
-    if isinstance(leaf, Lookup):
-        yield from ((f"{name}/{path}", leaf[path]) for path in leaf)
-    else:
-        yield name, leaf
 
 
 class Labelled(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):

@@ -50,7 +50,7 @@ PREDICTED = ("predictions", "output")
 """The hook and the module under which predictions are recorded in their folder."""
 
 Line = tuple[str, dict[str, Any]]
-"""A line that another rank keeps for rank 0: `stats`, `sample` or `token`, and its content."""
+"""A line that another rank keeps for rank 0: the name of its file, and its content."""
 
 State = Literal["running", "done", "failed", "interrupted", "stopped"]
 EXIT_CODES: Mapping[State, int | None] = {

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from hookrun.errors import listed
 from hookrun.store.files import StoreError, blocks_of_lines, os_reason, read_json, write_json
 from hookrun.store.format import CAPTURES, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
-from hookrun.store.indexes import index_names
 from hookrun.store.inside import kind_of, listed_inside, open_inside
+from hookrun.store.shard import index_names
 
 if TYPE_CHECKING:
     from hookrun.store.tensor_file import Digest

@@ -10,8 +10,7 @@ from hookrun.store.files import StoreError
 from hookrun.store.format import STATUS
 from hookrun.store.inside import is_there
 from hookrun.store.manifest import manifest_faults, read_manifest
-from hookrun.store.read_records import read_record
-from hookrun.store.records import Status
+from hookrun.store.records import Status, read_record
 
 VARIABLE = "HOOKRUN_OUTPUT"
 """The environment variable with the folder of all outputs."""

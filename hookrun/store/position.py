@@ -20,22 +20,15 @@ from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
     ERROR,
-    GENERATIONS,
     HOOKS,
-    LENS,
     MANIFEST,
-    METRICS,
     PREDICTIONS,
-    SAMPLES,
-    STATS,
     STATUS,
-    TOKENS,
     decode,
 )
-from hookrun.store.indexes import index_name, index_names
 from hookrun.store.inside import is_there, open_inside
-from hookrun.store.records import Count, Name, Record, Status, checked
-from hookrun.store.shard import Shard
+from hookrun.store.records import STREAMS, Count, Name, Record, Status, checked
+from hookrun.store.shard import Shard, index_name, index_names
 
 AT_THE_END = (MANIFEST, HOOKS, ERROR)
 """Files written at the end of a run, which a resumed run does not have yet."""
@@ -82,21 +75,28 @@ class PositionRecord(Record):
     batches: the number of batches computed
     """
 
-    metrics: Count = 0
-    stats: Count = 0
-    samples: Count = 0
-    tokens: Count = 0
-    generations: Count = 0
-    lens: Count = 0
+    __pydantic_extra__: dict[Name, Count]
+
     batches: Count = 0
     captures: FolderPosition = FolderPosition.model_construct()
     predictions: FolderPosition = FolderPosition.model_construct()
+
+    @property
+    def lines(self) -> dict[str, int]:
+        """File of lines -> its bytes."""
+        sizes = self.model_extra or {}
+        return {name: sizes.get(position_key(name), 0) for name in STREAMS}
+
+
+def position_key(stream: str) -> str:
+    """The key of a file of `STREAMS` in a position: ``metrics`` for metrics.jsonl."""
+    return stream.removesuffix(".jsonl")
 
 
 def read_position(folder: Path, position: Mapping[str, Any] | None) -> PositionRecord:
     """The position of a state of the run in `folder`, checked; None is the beginning. StoreError if it is invalid."""
     if position is None:
-        return PositionRecord()
+        return PositionRecord.model_validate({})
     try:
         return checked(position, PositionRecord)
     except ValueError as error:
@@ -117,14 +117,7 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
     Unfinished files and the files of a run's end are removed; other files stay as they are. StoreError, before anything
     is changed, if the directory does not hold what the position names.
     """
-    lines = {
-        METRICS: position.metrics,
-        STATS: position.stats,
-        SAMPLES: position.samples,
-        TOKENS: position.tokens,
-        GENERATIONS: position.generations,
-        LENS: position.lens,
-    }
+    lines = position.lines
     shards = {CAPTURES: position.captures, PREDICTIONS: position.predictions}
     indexes = {
         f"{name}/{index_name(rank)}": reached.of_rank(rank).index

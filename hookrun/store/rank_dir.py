@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hookrun.ranks.alone import Ranks
-from hookrun.store.format import Line, State, decode, encode
+from hookrun.store.format import METRICS, Line, State, decode, encode
 from hookrun.store.position import read_position
 from hookrun.store.run_dir import RunDir
 
@@ -17,7 +17,7 @@ class RankDir(RunDir):
 
     position: of the files if the run is resumed, from the state; None if it is not resumed
 
-    kept: lines for stats.jsonl, samples.jsonl and tokens.jsonl
+    kept: (name of the file, line) of each line that rank 0 writes
     """
 
     def __init__(
@@ -57,23 +57,16 @@ class RankDir(RunDir):
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         """Rank 0 writes the plan and the other JSON files."""
 
-    def log_metrics(self, **values: Any) -> None:
-        """Rank 0 writes the metrics, which are means over all ranks."""
+    def append(self, stream: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the lines for rank 0 as plain JSON values: an action may record numbers of NumPy and torch.
 
-    def log_stats(self, record: Mapping[str, Any]) -> None:
-        """Keep the line for rank 0 as plain JSON values: an action may record numbers of NumPy and torch."""
-        self.kept.append(("stats", decode(encode(record).encode())))
-
-    def log_samples(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Keep the lines for rank 0."""
-        self.kept += [("sample", dict(each)) for each in records]
+        Rank 0 writes the metrics, which are means over all ranks.
+        """
+        if stream != METRICS:
+            self.kept += [(stream, decode(encode(record).encode())) for record in records]
 
     def write_pictures(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Rank 0 writes the pictures of the samples of all ranks."""
-
-    def log_token(self, token: int, text: str) -> None:
-        """Keep the line for rank 0."""
-        self.kept.append(("token", {"token": token, "text": text}))
 
 
 def take_kept(run_dir: RunDir) -> None:
@@ -84,10 +77,5 @@ def take_kept(run_dir: RunDir) -> None:
     if isinstance(run_dir, RankDir):
         run_dir.kept = []
         return
-    for kind, line in (each for lines in given[1:] for each in lines):
-        if kind == "stats":
-            run_dir.log_stats(line)
-        elif kind == "sample":
-            run_dir.log_sample(line)
-        else:
-            run_dir.log_token(line["token"], line["text"])
+    for stream, line in (each for lines in given[1:] for each in lines):
+        run_dir.append(stream, [line])

@@ -14,7 +14,7 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
-from hookrun.store.captures import Leaf, StoredCapture, read_captures
+from hookrun.store.captures import Leaf, StoredCapture, captured_tensors, read_captures
 from hookrun.store.exports import Labelled, as_table, merge
 from hookrun.store.files import StoreError, blocks_of_lines, collector_paused, os_reason
 from hookrun.store.format import (
@@ -32,23 +32,25 @@ from hookrun.store.format import (
     STATS,
     STATUS,
 )
-from hookrun.store.generation_line import GENERATIONS_LINE
-from hookrun.store.indexes import index_names, read_index
 from hookrun.store.inside import is_there
-from hookrun.store.lens_lines import LENS_LINE
-from hookrun.store.read_records import read_record, read_records
 from hookrun.store.records import (
-    METRICS_LINE,
-    STATS_LINE,
+    STREAMS,
     EnvRecord,
+    GenerationLine,
     HooksRecord,
+    LensLine,
+    MetricsLine,
     ModelRecord,
     PlanRecord,
     Record,
+    StatsLine,
     Status,
+    read_record,
+    read_records,
 )
 from hookrun.store.run_dir import cut_off
 from hookrun.store.sample_names import SampleTable
+from hookrun.store.shard import index_names, read_index
 from hookrun.store.stored_config import DataUsed, data_used, read_yaml
 
 _SHOWN = 12
@@ -100,17 +102,17 @@ class Run:
 
         `of` is `epoch` for the means of a whole pass, and `batch` for single batches logged during training.
         """
-        return read_records(self.path / METRICS, METRICS_LINE)
+        return read_records(self.path / METRICS, MetricsLine)
 
     @cached_property
     def stats(self) -> list[dict[str, Any]]:
         """The lines of stats.jsonl in order."""
-        return read_records(self.path / STATS, STATS_LINE)
+        return read_records(self.path / STATS, StatsLine)
 
     @cached_property
     def lens(self) -> list[dict[str, Any]]:
         """The lines of lens.jsonl, which task=lens writes, in order: one for each sample, part and position."""
-        return read_records(self.path / LENS, LENS_LINE)
+        return read_records(self.path / LENS, LensLine)
 
     @cached_property
     def captures(self) -> Lookup[Lookup[Leaf]]:
@@ -132,7 +134,7 @@ class Run:
         For each sample `prompt`, `prompt_ids`, `text`, `ids`, `reason`, `next`; with `task.compare` also those without
         hooks (`text_without`, …) and `kl_first`.
         """
-        return read_records(self.path / GENERATIONS, GENERATIONS_LINE)
+        return read_records(self.path / GENERATIONS, GenerationLine)
 
     @cached_property
     def predictions(self) -> Leaf | None:
@@ -144,7 +146,7 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """Notes on a run that was cut off: its process has ended, or a last line is unfinished."""
-        paths = [self.path / name for name in (METRICS, STATS, GENERATIONS)]
+        paths = [self.path / name for name in STREAMS]
         folders = [self.path / name for name in (CAPTURES, PREDICTIONS)]
         paths += [folder / index for folder in folders for index in index_names(folder)]
         torn = [block.note for path in paths for block in blocks_of_lines(path, self.path) if block.note]
@@ -187,12 +189,8 @@ class Run:
 
     def _split(self) -> Split | None:
         """The first split of any captured or predicted row; None if no row has one."""
-        leaves = [leaf for modules in self.captures.values() for leaf in modules.values()]
-        leaves += [] if self.predictions is None else [self.predictions]
-        rows = [
-            each for leaf in leaves for each in ([leaf] if isinstance(leaf, StoredCapture) else leaf.values())
-        ]
-        parts = {part for each in rows for part in each.splits.unique().tolist() if part >= 0}
+        tensors = [*captured_tensors(self.captures), *captured_tensors(self._captures(PREDICTIONS))]
+        parts = {part for tensor in tensors for part in tensor.splits.unique().tolist() if part >= 0}
         return SPLITS[min(parts)] if parts else None
 
     def labels_of(self, capture: StoredCapture) -> Tensor:

@@ -1,4 +1,4 @@
-"""The records of a run directory as typed models with their keys, types and bounds.
+"""The records of a run directory as typed models with their keys, types and bounds, and reading them.
 
 A run directory may come from anybody. Keys that are not named here are kept as they are, because a later version may
 have added them; a key may be missing, because an earlier version did not write it.
@@ -7,6 +7,7 @@ have added them; a key may be missing, because an earlier version did not write 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -15,12 +16,13 @@ from pydantic import (
     FailFast,
     Field,
     StringConstraints,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
 
 from hookrun.spec.objective import Direction, OfRun
+from hookrun.store.files import StoreError, blocks_of_lines, read_json
+from hookrun.store.format import GENERATIONS, LENS, METRICS, SAMPLES, STATS, TOKENS
 
 MOST_NAME = 1_000
 """Most characters of the name of a hook, module, parameter or metric."""
@@ -230,30 +232,6 @@ class MetricsLine(Record):
         return line
 
 
-class EntryRecord(Record):
-    """Rows of one tensor in a shard, as the index describes them."""
-
-    key: Name
-    hook: Name
-    module: Name
-    path: Name
-    dtype: Name
-    shape: Annotated[list[Count], Field(max_length=64)]
-    rows: Count
-    by: Literal["sample", "firing"]
-
-
-class ShardRecord(Record):
-    """A line of index.jsonl."""
-
-    version: Count
-    shard: Annotated[str, StringConstraints(min_length=1, max_length=255)]
-    sha256: Sha256
-    bytes: Count
-    columns: Annotated[list[Name], Field(max_length=64)]
-    entries: Listing[EntryRecord]
-
-
 class ManifestFile(Record):
     """A file as it was when the run ended."""
 
@@ -303,10 +281,6 @@ class HydraRecord(Record):
     job: HydraJob = HydraJob.model_construct()
 
 
-METRICS_LINE: TypeAdapter[Any] = TypeAdapter(MetricsLine)
-STATS_LINE: TypeAdapter[Any] = TypeAdapter(StatsLine)
-
-
 class SampleLine(Record):
     """A line of samples.jsonl: the file, class or tokens of a sample. A path may be as long as the file system allows.
 
@@ -329,9 +303,6 @@ class SampleLine(Record):
     targets: Listing[Count | None] = Field(default_factory=list)
 
 
-SAMPLES_LINE: TypeAdapter[Any] = TypeAdapter(SampleLine)
-
-
 class TokenLine(Record):
     """A line of tokens.jsonl: the text of a token that was captured at or generated."""
 
@@ -339,7 +310,83 @@ class TokenLine(Record):
     text: Text
 
 
-TOKENS_LINE: TypeAdapter[Any] = TypeAdapter(TokenLine)
+class PictureLine(Record):
+    """A line of pictures.jsonl: a small picture of a sample, a PNG in base64."""
+
+    split: Name
+    sample: Count
+    png: Annotated[str, StringConstraints(max_length=2**17, pattern=r"^iVBORw0KGgo[A-Za-z0-9+/]*={0,2}$")]
+
+
+MOST_TOP = 1_000
+"""Tokens that a line of lens.jsonl may name."""
+
+TokenScore = Annotated[tuple[Count, Text | None, float], Field(strict=False)]
+"""Id, text and probability of a token."""
+
+
+class LensLine(Record):
+    """A line of lens.jsonl: the tokens that a part of the model predicts at a position of a sample.
+
+    layer: None if the part is before or after all layers
+    top:   the tokens with the highest scores; for a contribution, probabilities are computed from its scores alone
+    """
+
+    sample: Count
+    split: Name
+    part: Name
+    kind: Literal["residual", "layers", "heads"]
+    layer: Count | None
+    head: Count | None = None
+    position: Count
+    token: Annotated[int, Field(ge=-1, le=MOST_COUNT)]
+    text: Text | None
+    top: Annotated[list[TokenScore], Field(max_length=MOST_TOP), FailFast()]
+    answer_logit: float | None = None
+    wrong_logit: float | None = None
+    logit_difference: float | None = None
+    kl_to_output: float | None = None
+
+
+Tokens = Annotated[list[Count], FailFast(), Field(max_length=2**20)]
+Probable = Annotated[list[TokenScore], FailFast(), Field(max_length=100)]
+"""The most probable tokens: each with its text and its probability."""
+
+Ending = Literal["length", "end"]
+
+
+class GenerationLine(Record):
+    """A line of generations.jsonl: the continuation of a prompt, and the one without hooks if both were generated.
+
+    reason:   `length`: the limit on new tokens was reached; `end`: the last one is an end token
+    next:     the most probable first new tokens
+    kl_first: KL divergence of the first new token's distribution with hooks from that without, in nats
+    """
+
+    sample: Count
+    split: Name
+    prompt: Text | None
+    prompt_ids: Tokens
+    text: Text | None
+    ids: Tokens
+    reason: Ending
+    next: Probable
+    text_without: Text | None = None
+    ids_without: Tokens = []
+    reason_without: Ending | None = None
+    next_without: Probable = []
+    kl_first: float | None = None
+
+
+STREAMS: Mapping[str, type[Record]] = {
+    METRICS: MetricsLine,
+    STATS: StatsLine,
+    SAMPLES: SampleLine,
+    TOKENS: TokenLine,
+    GENERATIONS: GenerationLine,
+    LENS: LensLine,
+}
+"""The files of JSON lines in a run directory, to which lines are appended during the run: name -> a line."""
 
 R = TypeVar("R", bound=Record)
 
@@ -350,6 +397,32 @@ def checked(value: Any, model: type[R]) -> R:
         return model.model_validate(value)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None
+
+
+def read_record(path: Path, model: type[Record]) -> dict[str, Any]:
+    """The content of a JSON file directly in a run directory. StoreError if it does not fit the model."""
+    content: dict[str, Any] = read_json(path)
+    try:
+        checked(content, model)
+    except ValueError as error:
+        raise StoreError(f"{path}: {error}") from error
+    return content
+
+
+def read_records(path: Path, model: type[Record]) -> list[dict[str, Any]]:
+    """The lines of a file directly in a run directory, without an incomplete last line.
+
+    StoreError if a line does not fit the model.
+    """
+    lines = list[dict[str, Any]]()
+    for block in blocks_of_lines(path):
+        for number, record in enumerate(block.records, start=block.first):
+            try:
+                checked(record, model)
+            except ValueError as error:
+                raise StoreError(f"{path}, line {number}: {error}") from error
+        lines += block.records
+    return lines
 
 
 def first_problem(error: ValidationError) -> str:

@@ -32,23 +32,19 @@ from hookrun.store.format import (
     CHECKPOINTS,
     ENV,
     EXIT_CODES,
-    GENERATIONS,
     HOOKS,
     INDEX,
-    LENS,
     METRICS,
     MODEL,
     PICTURES,
     PLAN,
     PREDICTIONS,
-    SAMPLES,
-    STATS,
     STATUS,
-    TOKENS,
     Line,
     State,
 )
 from hookrun.store.manifest import write_manifest
+from hookrun.store.records import STREAMS
 
 if TYPE_CHECKING:
     from hookrun.store.position import FolderPosition, PositionRecord
@@ -85,12 +81,7 @@ class RunDir:
         self.resumed: SavedState | None = None
         self.ranks: Ranks = ALONE
         self.batches = 0
-        self._metrics = Lines(path / METRICS)
-        self._stats = Lines(path / STATS)
-        self._samples = Lines(path / SAMPLES)
-        self._tokens = Lines(path / TOKENS)
-        self._generations = Lines(path / GENERATIONS)
-        self._lens = Lines(path / LENS)
+        self._lines = {name: Lines(path / name) for name in STREAMS}
         self.ended = False
         self._place: os.stat_result | None = None
         self._started = ""
@@ -101,7 +92,7 @@ class RunDir:
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
         """Make the directory, or use one that does not hold a run yet. StoreError if it holds one."""
         folder = Path(path).absolute()
-        names = (STATUS, PLAN, METRICS, STATS, f"{CAPTURES}/{INDEX}", f"{PREDICTIONS}/{INDEX}")
+        names = (STATUS, PLAN, *STREAMS, f"{CAPTURES}/{INDEX}", f"{PREDICTIONS}/{INDEX}")
         found = [name for name in names if (folder / name).exists()]
         if found:
             raise StoreError(
@@ -147,19 +138,12 @@ class RunDir:
         self.sync()
         return found
 
-    @property
-    def _lines(self) -> tuple[Lines, ...]:
-        return self._metrics, self._stats, self._samples, self._tokens, self._generations, self._lens
-
     def written(self) -> dict[str, Any]:
         """The position; its lines may not be on the disk until `sync` was called."""
+        from hookrun.store.position import position_key
+
         return {
-            "metrics": self._metrics.size(),
-            "stats": self._stats.size(),
-            "samples": self._samples.size(),
-            "tokens": self._tokens.size(),
-            "generations": self._generations.size(),
-            "lens": self._lens.size(),
+            **{position_key(name): lines.size() for name, lines in self._lines.items()},
             "batches": self.batches,
             **self.shard_positions(),
         }
@@ -169,8 +153,8 @@ class RunDir:
 
         StoreError if that fails.
         """
-        for each in self._lines:
-            each.sync()
+        for lines in self._lines.values():
+            lines.sync()
         sync_folder(self.path)  # so that the names of the files are on the disk too
 
     def shard_positions(self) -> dict[str, Any]:
@@ -247,41 +231,21 @@ class RunDir:
         self._require_same_place()
         self._manifest = write_manifest(self.path)
 
+    def append(self, stream: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append a line for each record to a file of `STREAMS`, all of them or none."""
+        self._lines[stream].extend(records)
+
     def log_metrics(self, **values: Any) -> None:
         """Append one flat line to metrics.jsonl: numbers (NaN and infinities too), texts, None."""
         for name, value in values.items():
             if isinstance(value, Mapping | list | tuple | set):
                 raise TypeError(f"the metric {name!r} is a {type(value).__name__}; a line of metrics is flat")
-        self._metrics.append(values)
-
-    def log_stats(self, record: Mapping[str, Any]) -> None:
-        """Append one line to stats.jsonl."""
-        self._stats.append(record)
-
-    def log_sample(self, record: Mapping[str, Any]) -> None:
-        """Append one line to samples.jsonl: the names of a sample."""
-        self.log_samples([record])
-
-    def log_samples(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append a line for each sample of a batch, all of them or none."""
-        self._samples.extend(records)
+        self.append(METRICS, [values])
 
     def write_pictures(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write pictures.jsonl: small pictures of samples, one line per sample. StoreError if that fails."""
         with replacing(self.path / PICTURES, flushes_folder=False) as file:
             file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
-
-    def log_token(self, token: int, text: str) -> None:
-        """Append one line to tokens.jsonl: the text of a token that was captured at or generated."""
-        self._tokens.append({"token": token, "text": text})
-
-    def log_generation(self, record: Mapping[str, Any]) -> None:
-        """Append one line to generations.jsonl: the continuation of a prompt."""
-        self._generations.append(record)
-
-    def log_lens(self, record: Mapping[str, Any]) -> None:
-        """Append one line to lens.jsonl: what a part of the model predicts at a position of a sample."""
-        self._lens.append(record)
 
     @cached_property
     def captures(self) -> CaptureWriter:
@@ -304,9 +268,9 @@ class RunDir:
     def close(self) -> None:
         """Write what is buffered to the disk and close every file; the status is not changed."""
         with ExitStack() as stack:  # closes all of them even if one fails; the last callback is called first
-            for each in self._lines:
-                stack.callback(each.close)
-                stack.callback(each.sync)
+            for lines in self._lines.values():
+                stack.callback(lines.close)
+                stack.callback(lines.sync)
             for writer in self._writers.values():
                 stack.callback(writer.close)
 

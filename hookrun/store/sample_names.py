@@ -9,8 +9,7 @@ from typing import Any
 
 from hookrun.store.format import SAMPLES, TOKENS
 from hookrun.store.inside import is_there
-from hookrun.store.read_records import read_records
-from hookrun.store.records import SAMPLES_LINE, TOKENS_LINE
+from hookrun.store.records import SampleLine, TokenLine, read_records
 
 
 class SampleTable:
@@ -26,7 +25,7 @@ class SampleTable:
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         """One line per sample in the order of the run: `split`, `sample`, `file`, `class`, `predicted_class`."""
-        return read_records(self._path, SAMPLES_LINE) if is_there(self._path) else []
+        return read_records(self._path, SampleLine) if is_there(self._path) else []
 
     @cached_property
     def by_sample(self) -> Mapping[tuple[str, int], dict[str, Any]]:
@@ -36,7 +35,7 @@ class SampleTable:
     @cached_property
     def texts(self) -> Mapping[int, str]:
         """Token id -> its text, for the tokens of captured rows."""
-        lines = read_records(self._tokens, TOKENS_LINE) if is_there(self._tokens) else []
+        lines = read_records(self._tokens, TokenLine) if is_there(self._tokens) else []
         return {line["token"]: line["text"] for line in lines}
 
     def text(self, token: int) -> str:

@@ -1,22 +1,31 @@
-"""The lines of a shard index: the files of captured rows, and the rows in each of them."""
+"""The index of a folder of shards: a line for each file of captured rows, with the rows in it."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from pydantic import ConfigDict, Field, StringConstraints
+
+from hookrun.store.files import StoreError, blocks_of_lines, os_reason
 from hookrun.store.format import INDEX, STORED_DTYPES, VERSION
-from hookrun.store.records import ShardRecord, checked
+from hookrun.store.records import Count, Listing, Name, Record, Sha256, checked
 
 ALWAYS_WRITTEN = ("sample", "epoch", "step", "call")
 """The columns that every version writes."""
 
+_OF_RANK = re.compile(r"index_([1-9]\d{0,5})\.jsonl")
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+
+RowKind = Literal["sample", "firing"]
+"""What a row is: one `sample` of a batch, or the whole value of one `firing` of the hook."""
+
+
+class Entry(Record):
     """Rows of one tensor stream in one shard, in the order of recording.
 
     key:   name of the rows in the shard, a [rows, *shape] tensor; ``<key>.rows`` holds their [rows, columns]
@@ -24,43 +33,35 @@ class Entry:
     path:  the place of the tensor in the captured value: ``""`` for a bare tensor, else such as ``[0].logits``
     dtype: torch's name without ``torch.``
     shape: of one row
-    by:    what a row is: one `sample` of a batch, or the whole value of one `firing` of the hook
     """
 
-    key: str
-    hook: str
-    module: str
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    rows: int
-    by: str
+    model_config = ConfigDict(extra="ignore")
+
+    key: Name
+    hook: Name
+    module: Name
+    path: Name
+    dtype: Name
+    shape: Annotated[tuple[Count, ...], Field(strict=False, max_length=64)]
+    rows: Count
+    by: RowKind
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(Record):
     """One line of a shard index: a file that is complete on disk, its size and hash, and its entries."""
 
-    file: str
-    sha256: str
-    bytes: int
-    columns: tuple[str, ...]
-    entries: tuple[Entry, ...]
+    model_config = ConfigDict(extra="ignore")
+
+    version: Count = VERSION
+    file: Annotated[str, StringConstraints(min_length=1, max_length=255)] = Field(alias="shard")
+    sha256: Sha256
+    bytes: Count
+    columns: Annotated[tuple[Name, ...], Field(strict=False, max_length=64)]
+    entries: Listing[Entry]
 
     def record(self) -> dict[str, Any]:
         """The line as a mapping for `encode`."""
-        entries = [
-            {name: getattr(entry, name) for name in Entry.__slots__} | {"shape": list(entry.shape)}
-            for entry in self.entries
-        ]
-        return {
-            "version": VERSION,
-            "shard": self.file,
-            "sha256": self.sha256,
-            "bytes": self.bytes,
-            "columns": list(self.columns),
-            "entries": entries,
-        }
+        return self.model_dump(by_alias=True)
 
     @classmethod
     def of(cls, record: Any) -> Shard:
@@ -72,26 +73,21 @@ class Shard:
         if isinstance(version, int) and version > VERSION:
             raise ValueError(f"it has format {version}, this hookrun reads up to {VERSION}")
         try:
-            line = checked(record, ShardRecord)
+            line = checked(record, cls)
         except ValueError as error:
             raise ValueError(f"it does not describe a shard: {error}") from None
-        if "/" in line.shard or "\0" in line.shard or line.shard in (".", "..", INDEX):
-            raise ValueError(f"the shard {line.shard!r} lies outside of its folder or cannot be a file of it")
+        if "/" in line.file or "\0" in line.file or line.file in (".", "..", INDEX):
+            raise ValueError(f"the shard {line.file!r} lies outside of its folder or cannot be a file of it")
         if missing := [name for name in ALWAYS_WRITTEN if name not in line.columns]:
             raise ValueError(f"its rows do not say their {', '.join(missing)}")
-        entries = tuple(
-            Entry(
-                each.key, each.hook, each.module, each.path, each.dtype, tuple(each.shape), each.rows, each.by
-            )
-            for each in line.entries
-        )
-        for entry in entries:
+        for entry in line.entries:
             if entry.dtype not in STORED_DTYPES:
                 raise ValueError(f"unknown dtype {entry.dtype!r}, written by another version of hookrun")
-        least = sum(_least_bytes(entry, len(line.columns)) for entry in entries)
+        table = 8 * len(line.columns)
+        least = sum(entry.rows * (row_bytes(entry.dtype, entry.shape) + table) for entry in line.entries)
         if least > line.bytes:
             raise ValueError(f"its rows need {least:,} bytes, and the shard has {line.bytes:,}")
-        return cls(line.shard, line.sha256, line.bytes, tuple(line.columns), entries)
+        return line
 
 
 def row_bytes(dtype: str, shape: Sequence[int]) -> int:
@@ -100,5 +96,48 @@ def row_bytes(dtype: str, shape: Sequence[int]) -> int:
     return (int(bits[0]) // 8 if bits else 1) * math.prod(shape)
 
 
-def _least_bytes(entry: Entry, columns: int) -> int:
-    return entry.rows * (row_bytes(entry.dtype, entry.shape) + 8 * columns)
+def index_name(rank: int) -> str:
+    """The name of a rank's index file."""
+    return INDEX if rank == 0 else f"index_{rank}.jsonl"
+
+
+def shard_name(rank: int, number: int) -> str:
+    """The name of a rank's shard; all ranks write into one folder."""
+    return f"{number:06d}.safetensors" if rank == 0 else f"{rank}_{number:06d}.safetensors"
+
+
+def index_names(folder: Path) -> list[str]:
+    """The names of the indexes in the folder in the order of the ranks; always with that of rank 0."""
+    try:
+        entries = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        entries = []
+    except OSError as error:
+        raise StoreError(f"cannot list {folder}: {os_reason(error)}") from error
+    others = {int(found[1]): name for name in entries if (found := _OF_RANK.fullmatch(name))}
+    return [INDEX, *(others[rank] for rank in sorted(others))]
+
+
+def read_index(folder: Path) -> tuple[list[Shard], str]:
+    """The shards listed in the indexes of a folder, and a note on an incomplete last line, or ``""``.
+
+    The folder is one of a run directory: neither it nor its files may be links. StoreError if a line does not
+    describe a shard, and for two lines of one shard.
+    """
+    shards, note = dict[str, Shard](), ""
+    lines = (
+        (folder / name, block)
+        for name in index_names(folder)
+        for block in blocks_of_lines(folder / name, folder.parent)
+    )
+    for path, block in lines:
+        note = block.note or note
+        for number, record in enumerate(block.records, start=block.first):
+            try:
+                shard = Shard.of(record)
+                if shard.file in shards:
+                    raise ValueError(f"the shard {shard.file!r} is in an earlier line too")
+            except ValueError as error:
+                raise StoreError(f"{path}, line {number}: {error}") from error
+            shards[shard.file] = shard
+    return list(shards.values()), note

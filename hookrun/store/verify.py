@@ -1,68 +1,33 @@
-"""Check that a run directory is unchanged: every file of its manifest, its indexes and its records."""
+"""Check that a run directory is unchanged: by its manifest, or without one by its indexes of shards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hookrun.store.captures import open_whole_shard
-from hookrun.store.files import StoreError, blocks_of_lines, os_reason
+from hookrun.store.files import StoreError, blocks_of_lines, os_reason, read_json
 from hookrun.store.format import (
     CAPTURES,
-    CHECKPOINTS,
     ENV,
     HOOKS,
     INDEX,
-    LENS,
     MANIFEST,
-    METRICS,
     MODEL,
     PICTURES,
     PLAN,
     PREDICTIONS,
-    RECORDED,
-    SAMPLES,
-    STATS,
     STATUS,
-    TOKENS,
     UNFINISHED,
 )
-from hookrun.store.indexes import index_names, read_index
 from hookrun.store.inside import is_there, listed_inside
-from hookrun.store.lens_lines import LENS_LINE
 from hookrun.store.manifest import hashed, manifest_faults, read_manifest
-from hookrun.store.picture_line import PICTURES_LINE
-from hookrun.store.read_records import read_record, read_records
 from hookrun.store.reader import open_run
-from hookrun.store.records import (
-    METRICS_LINE,
-    SAMPLES_LINE,
-    STATS_LINE,
-    TOKENS_LINE,
-    EnvRecord,
-    HooksRecord,
-    ModelRecord,
-    PlanRecord,
-    Record,
-    Status,
-)
+from hookrun.store.records import STREAMS, Status, read_record
 from hookrun.store.run_dir import cut_off
-from hookrun.store.shard import Shard
-from hookrun.store.stored_config import read_yaml
-from hookrun.store.tensor_file import open_tensors
-
-MOST_DISTINCT = 1_000_000
-"""The maximum number of lines of metrics that are checked for repetitions."""
-
-_RECORDS: Mapping[str, type[Record]] = {
-    PLAN: PlanRecord,
-    ENV: EnvRecord,
-    MODEL: ModelRecord,
-    HOOKS: HooksRecord,
-}
+from hookrun.store.shard import Shard, index_names, read_index
 
 
 @dataclass(frozen=True)
@@ -106,7 +71,8 @@ def verify(path: Path) -> Verified:
     """Read every file of a run and compare it with the manifest and the indexes. StoreError if there is no run.
 
     A run that has ended has a manifest, which shows files that were changed, removed or added since. For any other run,
-    also one of an earlier version without a manifest, each file is checked by itself and against the indexes.
+    also one of an earlier version without a manifest, shards are checked against the indexes, and each line of JSON
+    must parse.
     """
     folder = open_run(path).path
     findings = _Findings(folder)
@@ -124,9 +90,6 @@ def verify(path: Path) -> Verified:
     else:
         findings.notes += [("", note) for note in (_ending(status),) if note]
         _judge_by_indexes(findings, shards)
-    _judge_records(findings)
-    _judge_tensors(findings, shards)
-    _judge_repetitions(findings)
     if status.get("status") == "done":  # a finished run has no incomplete lines
         for name, note in findings.notes:
             if name:
@@ -182,6 +145,7 @@ def _judge_by_indexes(findings: _Findings, shards: Mapping[str, Shard]) -> None:
     for name, shard in shards.items():
         with findings.judging(name):
             _judge_shard(folder / name, folder, shard)
+    _judge_json(findings)
 
 
 def _judge_shard(path: Path, folder: Path, shard: Shard) -> None:
@@ -203,59 +167,13 @@ def _names(folder: Path, name: str) -> Iterable[str]:
         raise StoreError(f"cannot list {folder / name}: {os_reason(error)}") from error
 
 
-def _judge_records(findings: _Findings) -> None:
+def _judge_json(findings: _Findings) -> None:
+    """Check that every JSON file, and every line of the files of lines, parses."""
     folder = findings.folder
-    for name, model in _RECORDS.items():
+    for name in (PLAN, ENV, MODEL, HOOKS):
         with findings.judging(name):
             if is_there(folder / name):
-                read_record(folder / name, model)
-    for name, line in (
-        (METRICS, METRICS_LINE),
-        (STATS, STATS_LINE),
-        (SAMPLES, SAMPLES_LINE),
-        (PICTURES, PICTURES_LINE),
-        (TOKENS, TOKENS_LINE),
-        (LENS, LENS_LINE),
-    ):
+                read_json(folder / name)
+    for name in (*STREAMS, PICTURES):
         with findings.judging(name):
-            read_records(folder / name, line)
             findings.notes += [(name, block.note) for block in blocks_of_lines(folder / name) if block.note]
-    for name in (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml"):
-        with findings.judging(name):
-            read_yaml(folder / name, folder)
-
-
-def _judge_tensors(findings: _Findings, shards: Mapping[str, Shard]) -> None:
-    """Check the tensors of every file without a fault so far against their index."""
-    folder = findings.folder
-    for name, shard in shards.items():
-        if name not in findings.faults:
-            with findings.judging(name):
-                open_whole_shard(folder / name.partition("/")[0], shard)
-    with findings.judging(CHECKPOINTS):
-        for name in _names(folder, CHECKPOINTS):
-            if name.endswith(".safetensors") and name not in findings.faults:
-                with findings.judging(name):
-                    _judge_checkpoint(folder / name, folder)
-
-
-def _judge_checkpoint(path: Path, folder: Path) -> None:
-    try:
-        open_tensors(path, folder)
-    except StoreError as error:
-        raise StoreError(f"{path} is not a readable safetensors file: {error}") from error
-
-
-def _judge_repetitions(findings: _Findings) -> None:
-    """Check that no line of metrics is repeated; a user's own loop may repeat lines."""
-    with suppress(StoreError):  # a fault of env.json, which was found before
-        if open_run(findings.folder).env.get(RECORDED) is True:
-            return
-    seen = dict[bytes, int]()
-    with findings.judging(METRICS):
-        for block in blocks_of_lines(findings.folder / METRICS):
-            for number, line in enumerate(block.lines, start=block.first):
-                if line in seen:
-                    raise StoreError(f"{findings.folder / METRICS}, line {number} repeats line {seen[line]}")
-                if len(seen) < MOST_DISTINCT:
-                    seen[line] = number

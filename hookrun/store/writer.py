@@ -19,9 +19,8 @@ from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background
 from hookrun.store.files import Lines, StoreError, make_inside, replacing
 from hookrun.store.format import COLUMNS, FIRING
-from hookrun.store.indexes import index_name, shard_name
 from hookrun.store.position import IndexPosition
-from hookrun.store.shard import Entry, Shard
+from hookrun.store.shard import Entry, RowKind, Shard, index_name, shard_name
 from hookrun.store.tensor_file import as_bytes, dtype_name, unstorable, write_tensors
 
 SHARD_BYTES = 64 * 2**20
@@ -57,11 +56,11 @@ class _Run:
     stream: _Stream
     dtype: torch.dtype
     shape: torch.Size
-    by: str
+    by: RowKind
     chunks: list[Tensor] = field(default_factory=list)
     tables: list[Tensor] = field(default_factory=list)
 
-    def takes(self, dtype: torch.dtype, shape: torch.Size, by: str) -> bool:
+    def takes(self, dtype: torch.dtype, shape: torch.Size, by: RowKind) -> bool:
         return (self.dtype, self.shape, self.by) == (dtype, shape, by)
 
     @property
@@ -230,7 +229,8 @@ class CaptureWriter:
         name = self._named(self.shards)
         with replacing(self.folder / name) as file:
             sha256, size = write_tensors(file, _tensors(runs))
-        self._index.append(Shard(name, sha256, size, self._columns, _entries(runs)).record())
+        shard = Shard(shard=name, sha256=sha256, bytes=size, columns=self._columns, entries=_entries(runs))
+        self._index.append(shard.record())
         self.shards += 1
 
     def _raise_failure(self) -> None:
@@ -249,7 +249,7 @@ class CaptureWriter:
             f"the {self.shards} shards written to {self.folder} before are kept and indexed"
         ) from error
 
-    def _put(self, stream: _Stream, rows: Tensor, table: Tensor, by: str) -> None:
+    def _put(self, stream: _Stream, rows: Tensor, table: Tensor, by: RowKind) -> None:
         shape = rows.shape[1:]
         row_bytes = shape.numel() * rows.dtype.itemsize + _TABLE_BYTES
         start = 0
@@ -301,8 +301,15 @@ def _tensors(runs: Sequence[_Run]) -> dict[str, Sequence[Tensor]]:
     return tensors
 
 
-def _entries(runs: Sequence[_Run]) -> tuple[Entry, ...]:
-    return tuple(
-        Entry(str(number), *run.stream, dtype_name(run.dtype), tuple(run.shape), run.rows, run.by)
+def _entries(runs: Sequence[_Run]) -> list[Entry]:
+    return [
+        Entry(
+            key=str(number),
+            **run.stream._asdict(),
+            dtype=dtype_name(run.dtype),
+            shape=tuple(run.shape),
+            rows=run.rows,
+            by=run.by,
+        )
         for number, run in enumerate(runs)
-    )
+    ]

@@ -47,12 +47,12 @@ class TaskWithBackward(TaskOfSplits):
 
         return score_of(self.backward, loss) if self.backward is not None else None
 
-    def forward(self, running: RunContext) -> Callable[[Batch], Any]:
+    def forward(self, context: RunContext) -> Callable[[Batch], Any]:
         """The function batch -> output of the model; it runs the backward pass too, if `backward` is set."""
         from hookrun.tasks.loop.gradients import forward_and_backward
 
-        score = self.score(running.prepared.loss)
-        return running.forward if score is None else partial(forward_and_backward, running, score)
+        score = self.score(context.prepared.loss)
+        return context.forward if score is None else partial(forward_and_backward, context, score)
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
         """The common problems of the settings, and data without labels, which `score: label` needs."""

@@ -35,11 +35,11 @@ class EvaluateTask(TaskWithBackward):
 
         return measured(self.metrics, settings.train, data_of(settings, self.first_split()), (self.split,))
 
-    def perform(self, running: RunContext) -> None:
+    def perform(self, context: RunContext) -> None:
         """Compute and log the means over all samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
 
-        batches = BatchesOfSplits(running.prepared, self.parts, running.ranks)
-        names = running.sample_names(batches.parts)
-        values = running.evaluate(batches, self.split, self.name, self.forward(running), names)
-        running.conclude(self.split, values, "epoch")
+        batches = BatchesOfSplits(context.prepared, self.parts, context.ranks)
+        names = context.sample_names(batches.parts)
+        values = context.evaluate(batches, self.split, self.name, self.forward(context), names)
+        context.conclude(self.split, values, "epoch")

@@ -41,7 +41,7 @@ class ExportTask(TaskOfOneSplit):
         """The relative difference between the outputs of the program and the model."""
         return {f"{self.split}/difference": "minimize"}
 
-    def perform(self, running: RunContext) -> None:
+    def perform(self, context: RunContext) -> None:
         """Export the model and compare the outputs of the program and the model.
 
         Raises HookrunError if torch.export cannot read the model, or if the outputs differ.
@@ -52,23 +52,23 @@ class ExportTask(TaskOfOneSplit):
         from hookrun.tasks.loop.built import as_call
         from hookrun.tasks.loop.compile_check import TOLERANCE, relative_difference
 
-        with running.evaluating(Batches(running.prepared, self.split), self.name) as (passed, _):
+        with context.evaluating(Batches(context.prepared, self.split), self.name) as (passed, _):
             batch = next(iter(passed))
-            args, kwargs = as_call(batch.inputs, running.model)
+            args, kwargs = as_call(batch.inputs, context.model)
             with torch.no_grad():
-                expected = running.model(*args, **kwargs)
-                with running.hooks.uncounted():
-                    program = _exported(running.model, args, kwargs)
+                expected = context.model(*args, **kwargs)
+                with context.hooks.uncounted():
+                    program = _exported(context.model, args, kwargs)
                 found = program.module()(*args, **kwargs)
-        path = running.run_dir.path / PROGRAM
+        path = context.run_dir.path / PROGRAM
         torch.export.save(program, path)
         samples, difference = len(batch.ids), relative_difference(found, expected)
-        running.conclude(self.split, {"samples": samples, "difference": difference})
+        context.conclude(self.split, {"samples": samples, "difference": difference})
         if difference > TOLERANCE:
             raise HookrunError(
                 f"the exported program's output differs from the hooked model's by {difference:.2g} of its norm"
             )
-        running.screen.say(
+        context.screen.say(
             f"exported to {path}; its output agrees with the hooked model on {samples} samples"
         )
 

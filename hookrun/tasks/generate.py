@@ -10,6 +10,7 @@ from hookrun.errors import HookrunError, Problem, counted, listed
 from hookrun.spec import HookSpec, Settings
 from hookrun.spec.objective import Direction
 from hookrun.spec.task import Sampling
+from hookrun.store.format import GENERATIONS
 from hookrun.tasks.under_hooks import TaskOfSplits
 
 if TYPE_CHECKING:
@@ -136,31 +137,31 @@ class GenerateTask(TaskOfSplits):
             found.append("task.compare: there are no hooks, so both continuations are the same")
         return found
 
-    def perform(self, running: RunContext) -> None:
+    def perform(self, context: RunContext) -> None:
         """Continue every sample. Raises HookrunError if the split has no samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.generation import Generation, GenerationSettings, Sums, shown_lines
 
-        batches = BatchesOfSplits(running.prepared, self.parts)
-        names = running.sample_names(batches.parts)
+        batches = BatchesOfSplits(context.prepared, self.parts)
+        names = context.sample_names(batches.parts)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
         settings = GenerationSettings(
             self.max_new_tokens, self.sampling, self.compare, self.stop, self.prompt_tokens, self.cache
         )
-        generation, sums = Generation(settings, running), Sums()
-        with running.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
+        generation, sums = Generation(settings, context), Sums()
+        with context.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
             for batch in passed:
-                with running.logged(running.hooks.clock.step):
+                with context.logged(context.hooks.clock.step):
                     records = generation.records(batch)
                 for record in records:
-                    running.run_dir.log_generation(record)
+                    context.run_dir.append(GENERATIONS, [record])
                     sums.add(record)
                 names.write(batch, None)
-                running.hooks.step()
-        running.conclude(self.split, sums.read(compared=self.compare))
-        for line in shown_lines(sums, compared=self.compare, width=running.screen.console.width):
-            running.screen.say(line)
+                context.hooks.step()
+        context.conclude(self.split, sums.read(compared=self.compare))
+        for line in shown_lines(sums, compared=self.compare, width=context.screen.console.width):
+            context.screen.say(line)
 
 
 def _wrong_inputs(info: DataInfo) -> list[Problem]:

@@ -132,23 +132,23 @@ class LensTask(TaskOfOneSplit):
             )
         return lines
 
-    def perform(self, running: RunContext) -> None:
+    def perform(self, context: RunContext) -> None:
         """Read the split. Raises HookrunError if no sample has a token to read, or if the model is not as expected."""
         from hookrun.tasks.loop.lens.read_split import lines_of, read_split
 
-        setup = self._setup(running.prepared)
-        means = read_split(running, setup, self.split, self.name)
+        setup = self._setup(context.prepared)
+        means = read_split(context, setup, self.split, self.name)
         if not means.sums:
             raise HookrunError("task.tokens: no sample has such a token: name others")
         lines = list(lines_of(means, self.parts))
         for line in lines:
-            running.run_dir.log_metrics(split=self.split, **line)
+            context.run_dir.log_metrics(split=self.split, **line)
         found: dict[str, Any] = {"positions": means.whole.positions}
         own = means.own.means(means.own, compared=True)
         names = ("accuracy", "logit_difference") if self.parts == "residual" else ("logit_difference",)
         if self.parts == "residual" or self.frozen:
             found |= {name: own[name] for name in names if name in own}
-        running.conclude(self.split, found)
+        context.conclude(self.split, found)
 
 
 def _names_ids(inputs: Any) -> bool:

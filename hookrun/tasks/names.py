@@ -28,6 +28,7 @@ LOSSES = (
     "output_mean",
     "output_sum",
 )
+KL = "kl"
 METRICS = (
     "loss",
     "accuracy",
@@ -38,7 +39,7 @@ METRICS = (
     "probability",
     "rank",
     "logit_difference",
-    "kl",
+    KL,
 )
 
 
@@ -57,6 +58,10 @@ def unknown_names(config: Mapping[str, Any]) -> Iterator[Problem]:
     listed = metrics if isinstance(metrics, Sequence) and not isinstance(metrics, str) else [metrics]
     for place, metric in enumerate(listed):
         yield from _unknown(metric, f"task.metrics.{place}", "a metric", METRICS, OWN_METRIC)
+        name, against = _mapping(metric).get("name"), _mapping(metric).get("against")
+        if isinstance(name, str) and name != KL and against is not None:
+            text = f"{name!r} does not compare with another run: `against` is a key of {KL!r}"
+            yield Problem(f"task.metrics.{place}.against", text, "leave it out")
 
 
 def _mapping(section: Any) -> Mapping[Any, Any]:

@@ -41,26 +41,26 @@ class PredictTask(TaskWithBackward):
         info = data_of(settings, self.first_split())
         return measured(self.metrics, settings.train, info, (self.split,), with_loss=False)
 
-    def perform(self, running: RunContext) -> None:
+    def perform(self, context: RunContext) -> None:
         """Run the split through the model. Raises HookrunError if it has no samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.metrics import LOSS
 
-        batches = BatchesOfSplits(running.prepared, self.parts, running.ranks)
-        names = running.sample_names(batches.parts)
+        batches = BatchesOfSplits(context.prepared, self.parts, context.ranks)
+        names = context.sample_names(batches.parts)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
-        written, average = Written(), running.average()
+        written, average = Written(), context.average()
         wants_loss = asked(self.metrics, LOSS)
-        forward = self.forward(running)
-        clock = running.hooks.clock
+        forward = self.forward(context)
+        clock = context.hooks.clock
         held: dict[str, Resumable] = {"written": written, "average": average, "names": names}
-        with running.evaluating(batches, self.name, held) as (passed, _):
+        with context.evaluating(batches, self.name, held) as (passed, _):
             for batch in passed:
-                with running.logged(clock.step):
+                with context.logged(clock.step):
                     output = forward(batch)
                 if len(batch.ids):  # otherwise other ranks have all of its rows
-                    running.run_dir.predictions.add(
+                    context.run_dir.predictions.add(
                         *PREDICTED,
                         output,
                         sample_ids=batch.ids,
@@ -70,14 +70,14 @@ class PredictTask(TaskWithBackward):
                         split=batch.split,
                     )
                     if self.metrics is not None:
-                        loss = running.loss(output, batch) if wants_loss else None
-                        running.measure(average, loss, output, batch)
+                        loss = context.loss(output, batch) if wants_loss else None
+                        context.measure(average, loss, output, batch)
                     names.write(batch, output)
                 written.samples += batch.whole
-                running.hooks.step()
+                context.hooks.step()
         names.write_pictures()
-        values = running.read(self.split, running.sum_over_ranks(average)) if self.metrics is not None else {}
-        running.conclude(self.split, {"samples": written.samples, **values})
+        values = context.read(self.split, context.sum_over_ranks(average)) if self.metrics is not None else {}
+        context.conclude(self.split, {"samples": written.samples, **values})
 
 
 @dataclass

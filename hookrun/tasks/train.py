@@ -59,8 +59,8 @@ class TrainTask(TaskUnderHooks):
         splits = ("val", "train") if info.sizes["val"] != 0 else ("train",)
         return measured(self.metrics, settings.train, info, splits)
 
-    def perform(self, running: RunContext) -> None:
+    def perform(self, context: RunContext) -> None:
         """Train until all epochs or steps are finished, or a check stops the run."""
         from hookrun.tasks.loop.training import train
 
-        train(running)
+        train(context)

@@ -102,7 +102,7 @@ class TaskUnderHooks(Task):
         return []
 
     @abstractmethod
-    def perform(self, running: RunContext) -> None:
+    def perform(self, context: RunContext) -> None:
         """Run the task; the hooks are installed."""
 
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
@@ -244,14 +244,14 @@ class TaskUnderHooks(Task):
 
     def show(self, prepared: Prepared) -> None:
         """Print the whole plan, with lines and notes."""
+        from hookrun.tasks.loop.execute import show_plan
         from hookrun.tasks.loop.progress import Screen
-        from hookrun.tasks.loop.under_hooks import show_plan
 
         show_plan(prepared, Screen())
 
     def execute(self, prepared: Prepared, run_dir: RunDir) -> str | None:
         """Run the task under the hooks; returns why a check stopped it, or None."""
-        from hookrun.tasks.loop.under_hooks import run_under_hooks
+        from hookrun.tasks.loop.execute import run_under_hooks
 
         names = [*self.loggers, *(["tensorboard"] if self.tensorboard else [])]
         with read_once(prepared.trust):

@@ -169,7 +169,10 @@ def test_errors_of_a_need_are_reported_with_its_key_path(
             "needs.clean.experiment: there is no experiment 'claen'",
         ),
         ("{clean: {experiment: ../clean}}", "needs.clean.experiment: found '../clean', expected the name"),
-        ("{clean: {experiment: patch}}", "the needs lead back to one another: patch → patch"),
+        (
+            "{clean: {experiment: patch}}",
+            "needs.clean (experiment patch): needs.clean: is experiment patch, which is not among the needs",
+        ),
         ("{clean: {experiment: clean_sweep}}", "hydra.mode: is a sweep, and a need is one run"),
         ("{clean: {experiment: clean, overides: []}}", "needs.clean.overides: unknown key"),
         ("{clean: {experiment: clean, overrides: ['seed=1,2']}}", "seed: '1,2' stands for several values"),
@@ -238,21 +241,30 @@ def test_a_resumed_run_finds_its_needs_in_the_folders_that_are_typed_again(
     assert (resumed.path / "samples.jsonl").read_bytes() == (whole.path / "samples.jsonl").read_bytes()
 
 
-def test_needs_of_needs_run_and_a_circle_is_refused(call: Call, cwd: Path, conf: Callable[..., str]) -> None:
-    twice = PATCH.replace("experiment: clean, overrides", "experiment: patch, overrides").replace(
-        "capture: seen", "capture: after"
-    )
+def test_a_need_uses_only_runs_that_are_named_before_it(
+    call: Call, cwd: Path, conf: Callable[..., str]
+) -> None:
     after = "  after: {select: layers.1, hook: forward, action: capture, priority: 1}\n"
-    conf(**{"experiment/patch": PATCH + after, "experiment/twice": twice})
-    code, said = call("experiment=twice")
-    assert code == 0 and len(made(cwd)) == 2
-    assert "needs: clean for clean = experiment clean seed=0" in said
-    longer = PATCH.replace('"seed=${seed}"', '"seed=${seed}", "vars.x=${vars.x}a"').replace(
-        "experiment: clean", "experiment: longer"
+    twice = PATCH.replace("experiment: clean", "experiment: patch").replace("capture: seen", "capture: after")
+    first = '  first: {experiment: clean, overrides: ["seed=${seed}"]}\n'
+    named = twice.replace("needs:\n", f"needs:\n{first}")
+    late = twice.replace("hooks:\n", f"{first}hooks:\n")
+    conf(**{"experiment/patch": PATCH + after, "experiment/named": named})
+    conf(**{"experiment/unnamed": twice, "experiment/late": late})
+    for wrong in ("unnamed", "late"):
+        code, said = call(f"experiment={wrong}")
+        assert code == 2 and "needs.clean (experiment patch seed=0): needs.clean: is experiment clean" in said
+        assert "run it first and name its directory" in said
+    assert list(cwd.iterdir()) == [], "refused before anything runs"
+    code, said = call("experiment=named")
+    assert code == 0 and len(made(cwd)) == 2, said
+    assert said.index("needs: first = experiment clean seed=0") < said.index(
+        "needs: clean = experiment patch"
     )
-    conf(**{"experiment/longer": longer + "vars: {x: a}\n"})
-    code, said = call("experiment=longer")
-    assert code == 2 and "there are more than needs of needs, 8 deep" in said
+    (run,) = (path for path in made(cwd) if hookrun.open_run(path).plan.get("runs"))
+    expected = hookrun.open_run("outputs/latest").predictions[:]
+    assert call("experiment=unnamed", "~needs", f"hooks.patch.value.run={run}")[0] == 0
+    assert_close(hookrun.open_run("outputs/latest").predictions[:], expected)
 
 
 def test_a_name_that_is_neither_a_need_nor_a_directory_is_refused(call: Call) -> None:

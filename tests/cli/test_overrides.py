@@ -1,4 +1,4 @@
-"""Typed overrides: trusted packages, and the quotes that an override needs."""
+"""Typed overrides: trusted packages, root keys of the command line alone, and the quotes that an override needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookrun.cli.hydra import parse_override
-from hookrun.cli.overrides import quoted, take_trust
+from hookrun.cli.overrides import Resume, quoted, take, take_flag, take_resume, take_trust
 from hookrun.errors import SpecError
 
 
@@ -64,3 +64,32 @@ def test_a_quoted_override_reaches_hydra_unchanged(value: str) -> None:
 @pytest.mark.parametrize("text", ["seed", "seed=", "seed='a", 'seed="a', "seed=a${b}"])
 def test_quotes_are_not_suggested_where_they_do_not_help(text: str) -> None:
     assert quoted(text) is None
+
+
+def test_a_key_is_removed_with_or_without_plus_signs() -> None:
+    for sign in ("", "+", "++"):
+        assert take("resume", ["seed=1", f"{sign}resume=a/b", "resumes=2"]) == (
+            "a/b",
+            ["seed=1", "resumes=2"],
+        )
+    assert take("resume", ["seed=1"]) == (None, ["seed=1"])
+    assert take("resume", ["resume=a b: {c"])[0] == "a b: {c", "a path that Hydra's grammar cannot read"
+    for typed in (["resume=a", "+resume=b"], ["resume=a,b"], ["resume={a: 1}"]):
+        with pytest.raises(SpecError):
+            take("resume", typed)
+
+
+def test_a_flag_is_true_or_false_and_nothing_else() -> None:
+    assert take_flag("fail_fast", ["fail_fast=true", "seed=1"]) == (True, ["seed=1"])
+    assert take_flag("fail_fast", ["fail_fast=false"]) == take_flag("fail_fast", []) == (False, [])
+    for wrong in ("1", "maybe", "'true'"):
+        with pytest.raises(SpecError, match="expected true or false"):
+            take_flag("fail_fast", [f"fail_fast={wrong}"])
+
+
+def test_resume_needs_a_name() -> None:
+    assert take_resume(["resume=2026", "resume_anyway=true"]) == (Resume("2026", anyway=True), [])
+    assert take_resume(["resume_anyway=false", "a=1"]) == (None, ["a=1"])
+    for wrong in (["resume_anyway=true"], ["resume="], ["resume=true"]):
+        with pytest.raises(SpecError):
+            take_resume(wrong)

@@ -13,8 +13,8 @@ import torch
 from warm_processes import WarmProcesses
 
 from hookrun.store.checkpoint import read
-from hookrun.store.indexes import read_index
 from hookrun.store.reader import Run, open_run
+from hookrun.store.shard import read_index
 
 STEPS = 3
 CALLS = ("fsync", "replace", "write")

@@ -231,19 +231,9 @@ def put(folder: Path, file: str, keys: tuple[Any, ...], value: Any) -> None:
     path.write_text("\n".join([json.dumps(record), *others]) + "\n")
 
 
-def without_manifest(folder: Path) -> None:
-    """As left by an earlier version: a mistake must be found in the record itself."""
-    (folder / "manifest.json").unlink()
-    status = json.loads((folder / "status.json").read_text())
-    del status["manifest"]
-    (folder / "status.json").write_text(json.dumps(status))
-
-
 @pytest.mark.parametrize("what", WRONG)
 def test_an_impossible_record_is_an_error_that_names_its_file(folder: Path, what: str) -> None:
     file, keys, value = WRONG[what]
-    if file != "status.json":
-        without_manifest(folder)
     put(folder, file, keys, value)
     outcome = read(folder)
     named = [error for error in outcome.refused.values() if Path(file).parts[0] in str(error)]
@@ -292,7 +282,6 @@ def test_text_that_is_not_a_record_is_an_error(folder: Path, file: str) -> None:
 ], ids=range(10))  # fmt: skip
 @pytest.mark.parametrize("file", ["captures/000000.safetensors", "checkpoints/last.safetensors"])
 def test_a_broken_header_of_tensors_is_an_error(folder: Path, file: str, data: bytes) -> None:
-    without_manifest(folder)
     put(folder, INDEX, ("bytes",), max(len(data), 10**6))
     (folder / file).write_bytes(data.ljust(10**6, b"\0") if file.startswith("captures") else data)
     read(folder)

@@ -39,8 +39,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for hook, kind in HOOK_TYPES.items()
             if kind in action.hook_types
         ]
-        cases = pytest.mark.parametrize("alone", hooks)
-        metafunc.parametrize("alone", [pytest.param(None, marks=cases)], ids=["every action"])
+        names = [f"{hook['action']}-{hook['hook']}" for hook in hooks]
+        metafunc.parametrize("alone", hooks, ids=names)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,7 +16,7 @@ from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup, NoSuchKey
 from hookrun.store.captures import StoredCapture, read_captures
 from hookrun.store.files import StoreError
-from hookrun.store.indexes import read_index
+from hookrun.store.shard import read_index
 from hookrun.store.tensor_file import DTYPES
 from hookrun.store.writer import CaptureWriter
 

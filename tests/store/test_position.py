@@ -14,6 +14,7 @@ import torch
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.store import position as cutting
 from hookrun.store.files import StoreError
+from hookrun.store.format import SAMPLES, STATS
 from hookrun.store.position import PositionRecord, shard_positions
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
@@ -29,8 +30,8 @@ def record(run: RunDir, number: int) -> None:
     run.captures.add("h", "fc", torch.full((2, 5), float(number)), split="val", **at)
     run.predictions.add("predictions", "output", torch.full((2, 3), -float(number)), split="val", **at)
     run.log_metrics(step=number, split="val", loss=number / 3)
-    run.log_stats({"hook": "h", "module": "fc", "step": number})
-    run.log_sample({"split": "val", "sample": number})
+    run.append(STATS, [{"hook": "h", "module": "fc", "step": number}])
+    run.append(SAMPLES, [{"split": "val", "sample": number}])
 
 
 def recorded(path: Path) -> dict[str, Any]:

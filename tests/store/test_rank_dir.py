@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.store.format import STATS
 from hookrun.store.rank_dir import RankDir, take_kept
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
@@ -37,9 +38,9 @@ def test_numbers_of_every_kind_reach_rank_0_as_it_would_write_them(tmp_path: Pat
     }
     main = RunDir.create(tmp_path)
     main.set_status("running")
-    main.log_stats(record)
+    main.append(STATS, [record])
     other = RankDir(tmp_path, Two([]))
-    other.log_stats(record)
+    other.append(STATS, [record])
     main.ranks = Two(json.loads(json.dumps(other.kept)))
     take_kept(main)
     main.close()

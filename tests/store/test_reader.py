@@ -42,7 +42,7 @@ def test_everything_that_was_written_is_read_back(tmp_path: Path) -> None:
     run.write_env({"python": "3.11"})
     run.log_metrics(step=0, loss=0.5)
     run.log_metrics(step=1, loss=math.inf)
-    run.log_stats({"hook": "s", "values": {"mean": [0.5, -math.inf]}})
+    run.append("stats.jsonl", [{"hook": "s", "values": {"mean": [0.5, -math.inf]}}])
     batch = torch.randn(4, 2)
     run.captures.add("features", "layer4", batch, sample_ids=[1, 0, 3, 2], **AT)
     run.predictions.add("predictions", "output", batch, sample_ids=[0, 1, 2, 3], **AT)

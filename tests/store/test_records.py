@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from hookrun.store.files import StoreError
 from hookrun.store.records import (
-    METRICS_LINE,
     MOST_METRICS,
-    EntryRecord,
+    MOST_TOP,
+    GenerationLine,
+    LensLine,
+    MetricsLine,
+    PictureLine,
     PlanRecord,
     Record,
     SampleLine,
-    ShardRecord,
     Status,
     checked,
+    read_record,
+    read_records,
 )
+from hookrun.store.shard import Entry, Shard
 
 ENTRY = {
     "key": "0", "hook": "h", "module": "m", "path": "", "dtype": "float32", "shape": [2], "rows": 3, "by": "sample",
@@ -41,16 +50,16 @@ def test_missing_and_unknown_keys_of_other_versions_are_accepted() -> None:
             "string should match pattern '^[0-9a-f]{64}$' (manifest)",
         ),
         ({"status": "done", "pid": 0}, Status, "input should be greater than or equal to 1 (pid)"),
-        (ENTRY | {"rows": "3"}, EntryRecord, "found a str: input should be a valid integer (rows)"),
-        (ENTRY | {"rows": True}, EntryRecord, "found a bool: input should be a valid integer (rows)"),
+        (ENTRY | {"rows": "3"}, Entry, "found a str: input should be a valid integer (rows)"),
+        (ENTRY | {"rows": True}, Entry, "found a bool: input should be a valid integer (rows)"),
         (
             ENTRY | {"rows": 2**53 + 1},
-            EntryRecord,
+            Entry,
             "input should be less than or equal to 9007199254740992 (rows)",
         ),
         (
             ENTRY | {"rows": None, "by": "row"},
-            EntryRecord,
+            Entry,
             "found nothing: input should be a valid integer (rows, and 1 more)",
         ),
         ({"hooks": [{"name": "a"}, {}, {}]}, PlanRecord, "it has no name (hooks.1.name)"),
@@ -70,7 +79,7 @@ def test_a_value_of_any_length_does_not_make_a_long_message() -> None:
 
 
 def test_metrics_are_scalars_under_short_names_and_not_too_many() -> None:
-    METRICS_LINE.validate_python(
+    MetricsLine.model_validate(
         {"split": "val", "of": "epoch", "loss": 0.5, "step": 3, "ok": True, "note": None}
     )
     for line in (
@@ -80,12 +89,12 @@ def test_metrics_are_scalars_under_short_names_and_not_too_many() -> None:
         {f"m{number}": 1 for number in range(MOST_METRICS + 1)},
     ):
         with pytest.raises(ValueError):
-            METRICS_LINE.validate_python(line)
+            MetricsLine.model_validate(line)
 
 
 def test_a_shard_s_hash_and_name_are_limited() -> None:
     line = {"version": 1, "shard": "a", "sha256": "0" * 64, "bytes": 1, "columns": [], "entries": [ENTRY]}
-    assert checked(line, ShardRecord).entries[0].rows == 3
+    assert checked(line, Shard).entries[0].rows == 3
     for change in (
         {"sha256": "0" * 63},
         {"shard": ""},
@@ -93,4 +102,94 @@ def test_a_shard_s_hash_and_name_are_limited() -> None:
         {"entries": [ENTRY | {"shape": [1] * 65}]},
     ):
         with pytest.raises(ValueError):
-            checked(line | change, ShardRecord)
+            checked(line | change, Shard)
+
+
+def test_a_record_is_read_as_the_mapping_that_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    path.write_text('{"status": "done", "later": [1]}')
+    assert read_record(path, Status) == {"status": "done", "later": [1]}
+    path.write_text('{"status": 3}')
+    with pytest.raises(StoreError, match=r"status\.json: found an int: .* \(status\)"):
+        read_record(path, Status)
+
+
+def test_a_wrong_line_is_named_and_an_incomplete_last_one_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    good = '{"split": "val", "sample": 0, "file": "a"}\n'
+    path.write_text(good + good[:20])
+    assert read_records(path, SampleLine) == [{"split": "val", "sample": 0, "file": "a"}]
+    path.write_text(good + good.replace('"a"', "0") + good)
+    with pytest.raises(StoreError, match=r"samples\.jsonl, line 2: .* \(file\)"):
+        read_records(path, SampleLine)
+
+
+GENERATION: dict[str, Any] = {
+    "sample": 0, "split": "val", "prompt": "a", "prompt_ids": [1], "text": None, "ids": [2, 3],
+    "reason": "length", "next": [[2, " b", 0.5], [3, None, 0.25]],
+}  # fmt: skip
+
+
+def test_a_generation_may_have_a_comparison() -> None:
+    assert GenerationLine.model_validate(GENERATION).next == [(2, " b", 0.5), (3, None, 0.25)]
+    compared = {"text_without": "b", "ids_without": [2], "reason_without": "end", "kl_first": 0.1}
+    assert GenerationLine.model_validate(GENERATION | compared).kl_first == 0.1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reason": "stop"},
+        {"ids": [-1]},
+        {"ids": "23"},
+        {"next": [[2, "b"]]},
+        {"next": [[0, None, 0.0]] * 101},
+        {"sample": True},
+        {"prompt": "a" * (2**20 + 1)},
+    ],
+)
+def test_an_invalid_generation_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        GenerationLine.model_validate(GENERATION | change)
+
+
+LENS: dict[str, Any] = {
+    "sample": 0, "split": "val", "part": "h.0", "kind": "residual", "layer": None, "position": 3, "token": -1,
+    "text": None, "top": [[5, " a", 0.5]],
+}  # fmt: skip
+
+
+def test_a_line_of_the_lens_has_part_position_and_tokens() -> None:
+    found = LensLine.model_validate(LENS | {"later": 1})
+    assert (found.part, found.position, found.top) == ("h.0", 3, [(5, " a", 0.5)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "neurons"},
+        {"position": -1},
+        {"token": -2},
+        {"top": [[0, None, 0.0]] * (MOST_TOP + 1)},
+        {"top": [["5", " a", 0.5]] * 2 + [[{}, "", ""]]},
+        {"part": "p" * 1_001},
+    ],
+)
+def test_an_invalid_line_of_the_lens_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        LensLine.model_validate(LENS | change)
+
+
+PNG = b64encode(b"\x89PNG\r\n\x1a\n" + bytes(12)).decode()
+
+
+def test_a_png_in_base64_is_accepted() -> None:
+    assert PictureLine.model_validate({"split": "val", "sample": 0, "png": PNG}).png == PNG
+
+
+@pytest.mark.parametrize(
+    "png", ["", b64encode(b"<svg onload=x>").decode(), PNG + '" onload="x', PNG + "\n<", PNG + "A" * 2**17]
+)
+def test_a_picture_that_is_not_a_png_is_refused(png: str) -> None:
+    with pytest.raises(ValidationError):
+        PictureLine.model_validate({"split": "val", "sample": 0, "png": png})

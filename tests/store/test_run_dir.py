@@ -116,7 +116,7 @@ def test_closing_waits_until_every_line_is_on_the_disk(
 ) -> None:
     run, flushed, fsync = RunDir.create(tmp_path / "run"), set[int](), os.fsync
     run.log_metrics(loss=0.5)
-    run.log_sample({"sample": 1})
+    run.append("samples.jsonl", [{"sample": 1}])
     monkeypatch.setattr(os, "fsync", lambda file: (flushed.add(os.fstat(file).st_ino), fsync(file)))
     run.close()
     assert flushed == {(run.path / name).stat().st_ino for name in ("metrics.jsonl", "samples.jsonl")}

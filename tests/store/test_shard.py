@@ -1,16 +1,31 @@
-"""The lines of a shard index: valid ones are read back, invalid ones are refused."""
+"""The indexes of a folder of shards: valid lines are read back, invalid ones are refused."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hookrun.store.files import StoreError
 from hookrun.store.format import VERSION, decode, encode
-from hookrun.store.shard import Entry, Shard, row_bytes
+from hookrun.store.shard import Entry, Shard, index_name, index_names, read_index, row_bytes, shard_name
 
-ENTRY = Entry("0", "features", "layer4\n\0", "[0].logits", "bfloat16", (4, 8), 32, "sample")
-SHARD = Shard("000000.safetensors", "ab" * 32, 4096, ("sample", "epoch", "step", "call"), (ENTRY,))
+COLUMNS = ("sample", "epoch", "step", "call")
+
+
+def entry(**changed: Any) -> Entry:
+    given = {"key": "0", "hook": "h", "module": "m", "path": "", "dtype": "float32", "shape": (2,), "rows": 1}
+    return Entry.model_validate({**given, "by": "sample", **changed})
+
+
+def shard(file: str, *entries: Entry) -> Shard:
+    return Shard(shard=file, sha256="ab" * 32, bytes=4096, columns=COLUMNS, entries=list(entries))
+
+
+ENTRY = entry(module="layer4\n\0", path="[0].logits", dtype="bfloat16", shape=(4, 8), rows=32)
+SHARD = shard("000000.safetensors", ENTRY)
 
 
 def test_a_shard_is_read_back_from_its_line() -> None:
@@ -51,3 +66,38 @@ def test_the_bytes_of_a_row_follow_its_dtype() -> None:
     found = [row_bytes(dtype, (2, 3)) for dtype in ("float32", "bfloat16", "bool", "complex128", "uint8")]
     assert found == [24, 12, 6, 96, 6]
     assert row_bytes("float64", ()) == 8
+
+
+def line(file: str) -> str:
+    return encode(shard(file, entry()).record()) + "\n"
+
+
+def test_each_rank_has_its_index_and_its_names_of_shards(tmp_path: Path) -> None:
+    assert [index_name(0), index_name(12)] == ["index.jsonl", "index_12.jsonl"]
+    assert [shard_name(0, 3), shard_name(12, 3)] == ["000003.safetensors", "12_000003.safetensors"]
+    for name in ("index_10.jsonl", "index_2.jsonl", "index_02.jsonl", "index_x.jsonl"):
+        (tmp_path / name).write_text("")
+    assert index_names(tmp_path) == ["index.jsonl", "index_2.jsonl", "index_10.jsonl"]
+    assert index_names(tmp_path / "none") == ["index.jsonl"]
+
+
+def test_shards_of_all_ranks_are_read_and_a_cut_line_is_noted(tmp_path: Path) -> None:
+    folder = tmp_path / "captures"
+    folder.mkdir()
+    (folder / "index.jsonl").write_text(line(shard_name(0, 0)) + line(shard_name(0, 1))[:40])
+    (folder / "index_1.jsonl").write_text(line(shard_name(1, 0)))
+    shards, note = read_index(folder)
+    assert [shard.file for shard in shards] == ["000000.safetensors", "1_000000.safetensors"]
+    assert "the last line is cut off" in note
+
+
+def test_a_shard_in_two_lines_and_a_line_of_no_shard_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "captures"
+    folder.mkdir()
+    (folder / "index.jsonl").write_text(line("a"))
+    (folder / "index_1.jsonl").write_text(line("b") + line("a"))
+    with pytest.raises(StoreError, match=r"index_1\.jsonl, line 2: the shard 'a' is in an earlier line"):
+        read_index(folder)
+    (folder / "index_1.jsonl").write_text(line("../b"))
+    with pytest.raises(StoreError, match=r"index_1\.jsonl, line 1: .*outside of its folder"):
+        read_index(folder)

@@ -14,7 +14,7 @@ from hookrun.cli import main
 from hookrun.spec.experiment import Compute
 from hookrun.store import checkpoint
 from hookrun.store.files import StoreError
-from hookrun.tasks.loop.execute import ending
+from hookrun.tasks.loop.endings import ending
 from hookrun.tasks.loop.session import session
 
 QUICK = ("train.epochs=1", "train.limit_batches=4")

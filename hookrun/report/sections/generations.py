@@ -11,7 +11,7 @@ from hookrun.report.facts import Facts
 from hookrun.report.lines import sampled
 from hookrun.report.section import ReportSection
 from hookrun.store.format import TOKENS
-from hookrun.store.records import TOKENS_LINE
+from hookrun.store.records import TokenLine
 
 MOST_OPEN = 8
 """Samples that are shown; more can be unfolded."""
@@ -117,7 +117,7 @@ def _is_compared(record: Mapping[str, Any]) -> bool:
 def _texts(facts: Facts, records: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """Token -> text, of the tokens that the records have."""
     met = {token for record in records for token in [*record["ids"], *(record.get("ids_without") or [])]}
-    lines = sampled(facts.path / TOKENS, line_of=TOKENS_LINE).records
+    lines = sampled(facts.path / TOKENS, line_of=TokenLine).records
     return {line["token"]: line["text"] for line in lines if line["token"] in met}
 
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookrun.errors import counted
-from hookrun.report.captures import CaptureView, view_capture
+from hookrun.report.captures import CaptureView, place, view_capture
 from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.text import shortened
 from hookrun.report.facts import MOST_HOOKS, Facts
 from hookrun.report.records import as_lines, over_steps, statistics
-from hookrun.report.sampling import Stream
 from hookrun.report.section import ReportSection
-from hookrun.store.format import CAPTURES, PREDICTIONS
+from hookrun.store.captures import StoredCapture
 
 MOST_VIEWS = 40
 """Captured tensors that are drawn, not counting predictions; the others are listed."""
@@ -53,7 +52,7 @@ class HookViews:
     order: int
     figures: list[Figure]
     views: list[CaptureView]
-    left: list[Stream]
+    left: list[StoredCapture]
     lines: list[tuple[str, str]]
     samples: SampleRows | None = None
 
@@ -75,19 +74,19 @@ def _hooks(facts: Facts) -> list[HookViews] | None:
     shares = dict.fromkeys(list(captured)[:MOST_VIEWS], share)
     found = [_of_hook(facts, name, records[name], captured[name], shares.get(name, 0)) for name in names]
     predicted = list(_by_hook(facts.predicted).values())[:MOST_VIEWS]
-    found += [_of_predictions(facts, streams, share) for streams in predicted]
+    found += [_of_predictions(facts, captures, share) for captures in predicted]
     return [each for each in found if not each.is_empty] or None
 
 
-def _by_hook(streams: Iterable[Stream]) -> defaultdict[str, list[Stream]]:
-    found = defaultdict[str, list[Stream]](list)
-    for stream in streams:
-        found[stream.hook].append(stream)
+def _by_hook(captures: Iterable[StoredCapture]) -> defaultdict[str, list[StoredCapture]]:
+    found = defaultdict[str, list[StoredCapture]](list)
+    for capture in captures:
+        found[capture.hook].append(capture)
     return found
 
 
 def _of_hook(
-    facts: Facts, name: str, records: Sequence[dict[str, Any]], streams: Sequence[Stream], share: int
+    facts: Facts, name: str, records: Sequence[dict[str, Any]], captures: Sequence[StoredCapture], share: int
 ) -> HookViews:
     title, order = "", -1
     if hook := facts.planned.get(name):
@@ -95,17 +94,17 @@ def _of_hook(
         title = f"{hook['hook']}, {hook['action']} on {matches}"
         order = facts.order[name]
     places = facts.places(name)
-    streams = sorted(streams, key=lambda stream: places.get(stream.module, len(places)))
-    views = _views(facts, CAPTURES, streams[:share])
+    captures = sorted(captures, key=lambda capture: places.get(capture.module, len(places)))
+    views = [view_capture(capture, facts) for capture in captures[:share]]
     figures = statistics(facts, name, records)
-    if norms := {view.stream.label: view.norms for view in views if view.norms is not None}:
+    if norms := {place(view.capture): view.norms for view in views if view.norms is not None}:
         figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
-    return HookViews(name, title, order, figures, views, list(streams[share:]), as_lines(records))
+    return HookViews(name, title, order, figures, views, list(captures[share:]), as_lines(records))
 
 
-def _of_predictions(facts: Facts, streams: Sequence[Stream], share: int) -> HookViews:
-    views = _views(facts, PREDICTIONS, streams[:share])
-    left = list(streams[share:])
+def _of_predictions(facts: Facts, captures: Sequence[StoredCapture], share: int) -> HookViews:
+    views = [view_capture(capture, facts, is_prediction=True) for capture in captures[:share]]
+    left = list(captures[share:])
     return HookViews("predictions", "what the model predicted", -1, [], views, left, [], _samples(facts))
 
 
@@ -127,10 +126,6 @@ def _said(line: dict[str, Any]) -> tuple[str, str, str]:
         shortened(str(line.get(key) or "")) for key in ("file", "class", "predicted_class")
     )
     return file, label, predicted
-
-
-def _views(facts: Facts, folder: str, streams: Iterable[Stream]) -> list[CaptureView]:
-    return [view_capture(facts.path / folder, stream, facts) for stream in streams]
 
 
 SECTION = ReportSection("hooks", "Hooks", _hooks, "hooks.html")

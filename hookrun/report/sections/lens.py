@@ -17,7 +17,7 @@ from hookrun.report.facts import Facts
 from hookrun.report.lines import beginning, is_number, is_place
 from hookrun.report.section import ReportSection
 from hookrun.store.format import LENS
-from hookrun.store.lens_lines import LENS_LINE
+from hookrun.store.records import LensLine
 
 MOST_SAMPLES = 8
 MOST_PARTS = 200
@@ -65,7 +65,7 @@ class LensResult:
 
 
 def _lens(facts: Facts) -> LensResult | None:
-    found = beginning(facts.path / LENS, LENS_LINE, most_bytes=_BYTES)
+    found = beginning(facts.path / LENS, LensLine, most_bytes=_BYTES)
     means = [line for line in facts.metrics.records if _is_mean(line)]
     if not found.records and not means:
         return None

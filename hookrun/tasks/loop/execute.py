@@ -2,7 +2,7 @@
 
 ready = prepare(experiment)            hookrun.tasks: model, data, and the plan of the hooks, proven on a copy
 execute(ready, path)                   this file: the run directory and its status
-    task.execute(ready, run_dir)       under_hooks.py: session, hooks on the model, loggers, resumable states
+    run_under_hooks(ready, ...)        session, hooks on the model, loggers, resumable states
         task.perform(context)          tasks/train.py, evaluate.py, predict.py, ...: batches through the model
             train(context)             training.py: epochs of steps, validation, checkpoints
                 train_step(training)   step.py: forward, backward, clip, check, step, log
@@ -13,23 +13,41 @@ hookrun.report                         report.html, made from the directory alon
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from torch.amp import GradScaler
 
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.interruptions import code_of, interruption_kept, shielded
+from hookrun.interruptions import listening, shielded
+from hookrun.models import RANDOM
+from hookrun.plan import table
 from hookrun.ranks.alone import ALONE, Ranks
-from hookrun.store.files import StoreError
-from hookrun.store.rank_dir import RankDir
+from hookrun.runtime import Installation
+from hookrun.runtime.reduced import ReducedGradients
+from hookrun.store.environment import environment
+from hookrun.store.rank_dir import RankDir, take_kept
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.scores import result
 from hookrun.store.states import named_state, newest_state, remove_states, remove_unfinished
 from hookrun.tasks.base import Ready
 from hookrun.tasks.goals import goal_of
-from hookrun.tasks.loop.resuming import require_same
+from hookrun.tasks.loop.context import RunContext
+from hookrun.tasks.loop.endings import ending, failure_recorded, print_failure
+from hookrun.tasks.loop.loggers import Loggers
+from hookrun.tasks.loop.loggers.base import LoggedRun
+from hookrun.tasks.loop.over_ranks import RANKS, bytes_of_all, counts_of_all, effects_of_all, left_out
+from hookrun.tasks.loop.prepared import Prepared
+from hookrun.tasks.loop.progress import Screen
+from hookrun.tasks.loop.rank_fit import under_ranks
+from hookrun.tasks.loop.resuming import Resuming, require_same
+from hookrun.tasks.loop.session import session
+from hookrun.tasks.loop.sharding import shard
+from hookrun.tasks.loop.sink import RunSink
+from hookrun.tasks.loop.summaries import hook_facts, hook_lines, inactive_lines, model_facts, summary
 
 STOPPED = 3
 
@@ -72,20 +90,75 @@ def execute(
     return 0
 
 
-def execute_as_rank(ready: Ready, ranks: Ranks) -> int:
-    """Run the task on a rank other than 0, in the directory that rank 0 sends. Returns what `execute` returns."""
-    with ranks.failures_told():
-        place, state = ranks.gathered(None)[0]
-        if place is None:  # another process has just finished the run
-            return 0
-        saved = None if state is None else named_state(Path(place), state)
-        position = None if saved is None else saved.part("files")
-        run_dir = RankDir(Path(place), ranks, ready.settings.compute.capture_buffer * 2**20, position)
-        run_dir.resumed = saved
-        with ending(run_dir.close):
-            stopped = ready.task.execute(ready, run_dir)
-        ranks.meet()
-    return 0 if stopped is None else STOPPED
+def run_under_hooks(
+    prepared: Prepared, run_dir: RunDir, perform: Callable[[RunContext], None], *, loggers: Sequence[str]
+) -> str | None:
+    """Run a task under its hooks; returns why a check stopped it, or None.
+
+    perform: the task itself, called with the hooks installed
+    loggers: the names of the loggers to open
+
+    Raises HookrunError under `strict` if a hook matched modules but did nothing.
+    """
+    run_dir.write_plan(prepared.plan.to_dict())
+    run_dir.write_env(environment(device=str(prepared.device)))
+    run_dir.write_model(model_facts(prepared.model, prepared.weights))
+    settings = prepared.settings
+    ranks = run_dir.ranks
+    screen = Screen(quiet=not ranks.is_main)
+    show_plan(prepared, screen, table.SHOWN)
+    sharded = ranks.several and settings.compute.strategy == "fsdp"
+    together, reduced = Loggers(), ReducedGradients(stands_in=sharded) if ranks.several else None
+    sink = RunSink(run_dir, screen.say, together)
+    hooked = [hook.spec for hook in prepared.plan.hooks]
+    sink.of_rows = {each.name for each in hooked if each.hook_type.of_rows or each.keys.when.rank is not None}
+    model = prepared.model.to(prepared.device)
+    scaler = GradScaler(prepared.device.type, enabled=settings.compute.precision == "fp16")
+    with (
+        together.open(loggers if ranks.is_main else (), LoggedRun(run_dir.path, _config(prepared))),
+        session(settings.compute, settings.seed),
+        Installation(
+            prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied, reduced=reduced
+        ) as hooks,
+    ):
+        _load_leftover(prepared, hooks)
+        resuming = Resuming(prepared, run_dir, model, hooks)
+        if sharded:
+            if prepared.trained is not None:
+                prepared.trained.freeze_rest(model)  # parameters that hooks have added
+            shard(model, settings.compute.fsdp, prepared.device, ranks.size)
+            hooks.follow_parameters()
+        if run_dir.resumed is not None:
+            screen.say(f"resumed from {run_dir.resumed.path.name}, step {hooks.clock.step}")
+            of_rank = {each.spec.name: each.spec.keys.when.rank for each in prepared.plan.hooks}
+            chosen = {name: of for name, of in of_rank.items() if of is not None}
+            screen.note(left_out(len(run_dir.resumed.part(RANKS)), ranks, chosen))
+        context = RunContext(
+            prepared, hooks, sink, run_dir, screen, scaler, resuming, reduced or ReducedGradients()
+        )
+        # Records are written after a failure too, since they may explain it.
+        last = (
+            resuming.writer.close,
+            sink.settle,
+            run_dir.flush,
+            lambda: run_dir.write_hooks(hook_facts(hooks)),
+        )
+        with ending(*last), listening():
+            perform(context)
+            sink.settle()
+            take_kept(run_dir)
+            effects_of_all(hooks, ranks)
+            bytes_of_all(sink.bytes, sink.of_rows, ranks)
+            if any(each.action.captures for each in hooked):
+                counts_of_all(run_dir.captures.counts, ranks, run_dir.reached)
+        stopped = hooks.stopped
+        if (inactive := inactive_lines(hooks)) and settings.strict and stopped is None:
+            for line in hook_lines(context):
+                screen.say(line)
+            raise HookrunError("\n".join(["strict: hooks matched and did nothing", *inactive]))
+        for line in summary(context):
+            screen.say(line)
+    return stopped
 
 
 def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
@@ -106,56 +179,55 @@ def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
     return run_dir
 
 
-@contextmanager
-def ending(*last: Callable[[], None]) -> Iterator[None]:
-    """Call all of these after the block, even if it raises. After a first error, StoreErrors are only printed."""
-    left = list(last)
-    try:
-        yield
-        while left:
-            left.pop(0)()
-    except BaseException:
-        for each in left:
-            print_failure(each)
-        raise
+def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
+    """Load the values of parameters that hooks add from the file of `model.weights`. SpecError for a wrong shape."""
+    added = dict(hooks.named_parameters())
+    for name, tensor in prepared.leftover.items():
+        if tensor.shape != added[name].shape:
+            shapes = f"{list(tensor.shape)} in the file, and its hook adds {list(added[name].shape)}"
+            hint = "use the hooks that the file was saved with"
+            raise SpecError([Problem("model.weights", f"{name} has shape {shapes}", hint)])
+        added[name].data.copy_(tensor)
 
 
-@contextmanager
-def failure_recorded(run_dir: RunDir) -> Iterator[None]:
-    """Write an exception of the block to status.json before it is raised, even if several signals arrive."""
-    try:
-        try:
-            with interruption_kept():
-                yield
-        except BaseException as error:
-            _record_failure(run_dir, error)
-            raise
-    except KeyboardInterrupt as interruption:
-        _record_failure(
-            run_dir, interruption
-        )  # in case a second signal arrived before the first was recorded
-        raise
+def execute_as_rank(ready: Ready, ranks: Ranks) -> int:
+    """Run the task on a rank other than 0, in the directory that rank 0 sends. Returns what `execute` returns."""
+    with ranks.failures_told():
+        place, state = ranks.gathered(None)[0]
+        if place is None:  # another process has just finished the run
+            return 0
+        saved = None if state is None else named_state(Path(place), state)
+        position = None if saved is None else saved.part("files")
+        run_dir = RankDir(Path(place), ranks, ready.settings.compute.capture_buffer * 2**20, position)
+        run_dir.resumed = saved
+        with ending(run_dir.close):
+            stopped = ready.task.execute(ready, run_dir)
+        ranks.meet()
+    return 0 if stopped is None else STOPPED
 
 
-def _record_failure(run_dir: RunDir, error: BaseException) -> None:
-    with shielded():
-        if not run_dir.ended:
-            print_failure(partial(set_failed, run_dir, error))
+def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:
+    """Print the plan with at most `limit` modules for each hook (None: all), the weights' source, lines and notes."""
+    several = prepared.settings.compute.strategy != "none"
+    table.show(prepared.plan, screen.console, limit, under_ranks(prepared.plan) if several else None)
+    screen.say(f"weights: {_weights(prepared)}")
+    for line in prepared.lines:
+        screen.say(line)
+    screen.note(prepared.notes)
 
 
-def print_failure(write: Callable[[], None]) -> None:
-    """Call `write`; a StoreError is printed and not raised."""
-    try:
-        write()
-    except StoreError as error:
-        print(error, file=sys.stderr, flush=True)
+def _weights(prepared: Prepared) -> str:
+    task = prepared.task
+    if prepared.weights != RANDOM or task.trains:
+        return prepared.weights
+    return (
+        f"{RANDOM}, and task={task.name} does not train them (model.weights takes a file or a published name)"
+    )
 
 
-def set_failed(run_dir: RunDir, error: BaseException) -> None:
-    """Set the status of the run to that of a failure or an interruption."""
-    if isinstance(error, KeyboardInterrupt):
-        run_dir.set_status("interrupted", str(error) or "interrupted from the keyboard", code_of(error))
-    elif isinstance(error, HookrunError):
-        run_dir.set_status("failed", str(error), error.exit_code)
-    else:
-        run_dir.set_status("failed", f"{type(error).__name__}: {error}")
+def _config(prepared: Prepared) -> dict[str, Any]:
+    """The experiment as plain values, for loggers."""
+    settings = prepared.settings.model_dump(mode="json", serialize_as_any=True)
+    settings["task"] = {"name": prepared.task.name, **settings["task"]}
+    hooks = {hook.pop("name"): hook for hook in prepared.plan.to_dict()["hooks"]}
+    return {**settings, "hooks": hooks}

@@ -47,9 +47,9 @@ class GenerationSettings:
 class Generation:
     """Continues the prompts of a run, one batch at a time."""
 
-    def __init__(self, settings: GenerationSettings, running: RunContext) -> None:
-        model, info = running.model, running.prepared.data
-        self._settings, self._running = settings, running
+    def __init__(self, settings: GenerationSettings, context: RunContext) -> None:
+        model, info = context.model, context.prepared.data
+        self._settings, self._context = settings, context
         self._texts = Texts(tokenizer_of(model, info.tokenizer).tokenizer)
         self._stop = stop_tokens(settings.stop, model, info)
         self._begins = _config_value(model, "forced_bos_token_id")
@@ -67,7 +67,7 @@ class Generation:
         if self._settings.compare:
             after = generator_states()
             set_generators(before)  # so that random numbers that the model itself draws are the same
-            with self._running.hooks.paused():
+            with self._context.hooks.paused():
                 without = self._continued(batch, prompts)
             set_generators(after)
         records = records_of(prompts, now, self._texts, without)
@@ -76,20 +76,20 @@ class Generation:
         return [{**sample, **record} for sample, record in zip(about, records, strict=True)]
 
     def _continued(self, batch: Batch, prompts: Sequence[list[int]]) -> NextTokens:
-        running, samples = self._running, batch.ids.tolist()
+        context, samples = self._context, batch.ids.tolist()
         parts = list(groups(prompts, together=self._continuer.together))
         found = list[NextTokens]()
         for part in parts:
             places = list(part.places)
-            running.set_batch(batch if len(parts) == 1 else replace(batch, ids=batch.ids[places]))
+            context.set_batch(batch if len(parts) == 1 else replace(batch, ids=batch.ids[places]))
             choosing = self._choosing(batch, [samples[place] for place in places])
-            with running.autocast():
-                self._continuer.run(part, choosing, running.prepared.device)
+            with context.autocast():
+                self._continuer.run(part, choosing, context.prepared.device)
             found.append(choosing)
         return found[0] if len(found) == 1 else NextTokens.joined(found, [part.places for part in parts])
 
     def _choosing(self, batch: Batch, samples: Sequence[int]) -> NextTokens:
-        seed = self._running.settings.seed
+        seed = self._context.settings.seed
         return NextTokens(
             self._settings.sampling,
             [derived_seed(seed, "generation", batch.split, sample) for sample in samples],
@@ -102,7 +102,7 @@ class Generation:
     def _log_texts(self, *found: NextTokens | None) -> None:
         """Record the text of each new token, for the report."""
         tokens = {token for each in found if each is not None for ids in each.tokens for token in ids}
-        self._running.sink.log_texts(self._texts.one, tokens)
+        self._context.sink.log_texts(self._texts.one, tokens)
 
 
 def stop_tokens(given: Sequence[int] | None, model: nn.Module, info: DataInfo) -> tuple[int, ...]:

@@ -91,23 +91,23 @@ def _refused(key: str, what: str, hint: str) -> SpecError:
     return SpecError([Problem(f"{_WHERE}.{key}" if key else _WHERE, what, hint)])
 
 
-def _reduce(running: RunContext) -> None:
+def _reduce(context: RunContext) -> None:
     """With several ranks: sum the gradients of hooked parameters over the ranks, and run their hooks."""
-    if not running.ranks.several:
+    if not context.ranks.several:
         return
-    if running.sharded:
-        running.reduced.run()
+    if context.sharded:
+        context.reduced.run()
         return
-    hooked = running.reduced.parameters
-    there = running.ranks.largest([parameter.grad is not None for parameter in hooked]) if hooked else []
+    hooked = context.reduced.parameters
+    there = context.ranks.largest([parameter.grad is not None for parameter in hooked]) if hooked else []
     with torch.no_grad():
         for parameter in (each for each, found in zip(hooked, there, strict=True) if found):
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            running.ranks.sum_([parameter.grad])
-    running.reduced.run()
+            context.ranks.sum_([parameter.grad])
+    context.reduced.run()
 
 
-def forward_and_backward(running: RunContext, score: Score, batch: Batch) -> Any:
+def forward_and_backward(context: RunContext, score: Score, batch: Batch) -> Any:
     """The model's output, detached, after a backward pass from the score; parameters have no `grad` afterwards.
 
     Floating-point inputs require a gradient too, so that a `backward` hook on the first module sees it.
@@ -115,19 +115,19 @@ def forward_and_backward(running: RunContext, score: Score, batch: Batch) -> Any
     Returns None if this rank has no row of the batch.
     """
     if not len(batch.ids):
-        if running.sharded and batch.pattern is not None:
-            with running.standing_in():
-                forward_and_backward(running, lambda *of: score(*of) * 0, batch.pattern)
+        if context.sharded and batch.pattern is not None:
+            with context.standing_in():
+                forward_and_backward(context, lambda *of: score(*of) * 0, batch.pattern)
         else:
-            _reduce(running)
+            _reduce(context)
         return None
-    inputs = rebuild(batch.inputs, partial(differentiable, leaf=running.settings.compute.compile))
+    inputs = rebuild(batch.inputs, partial(differentiable, leaf=context.settings.compute.compile))
     try:
         with torch.enable_grad():
-            output = running.forward(replace(batch, inputs=inputs))
+            output = context.forward(replace(batch, inputs=inputs))
             found = score(output, batch.target)
         found.backward()
-        _reduce(running)
+        _reduce(context)
     finally:
-        running.model.zero_grad(set_to_none=True)
+        context.model.zero_grad(set_to_none=True)
     return rebuild(output, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)

@@ -224,9 +224,6 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
             continue
         problems += _repeated(metric, found, where)
         found.append(metric)
-        if against is not None and metric.name != KL:
-            what = f"{metric.name!r} does not compare with another run: `against` is a key of {KL!r}"
-            problems.append(Problem(f"{where}.against", what, "leave it out"))
     if problems:
         raise SpecError(problems)
     return tuple(found)

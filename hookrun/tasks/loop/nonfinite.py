@@ -50,17 +50,17 @@ class FiniteSteps:
     skipped: the number of steps skipped so far
     """
 
-    def __init__(self, running: RunContext, optimizer: Optimizer) -> None:
-        prepared = running.prepared
-        own_code = running.settings.model.factory is not None or bool(prepared.plan.code)
+    def __init__(self, context: RunContext, optimizer: Optimizer) -> None:
+        prepared = context.prepared
+        own_code = context.settings.model.factory is not None or bool(prepared.plan.code)
         own_code |= any(hook.code for hook in prepared.plan.hooks)
         self.losses = list[Tensor]()
         self.skipped = 0
-        self._running = running
+        self._context = context
         self._optimizer = optimizer
         self._group: Sequence[Batch] = ()
         self._in_epoch = 0
-        self._before = BeforeStep(running.model, running.hooks, prepared.device, own_code=own_code)
+        self._before = BeforeStep(context.model, context.hooks, prepared.device, own_code=own_code)
         optimizer.register_step_pre_hook(self._before_step)  # torch runs it after the hooks of the experiment
 
     def state_dict(self) -> dict[str, int]:
@@ -82,7 +82,7 @@ class FiniteSteps:
 
         Raises HookrunError if the loss or a gradient is not finite and the policy is `error`.
         """
-        scaler = self._running.scaler
+        scaler = self._context.scaler
         if not scaler.is_enabled():
             try:
                 self._optimizer.step()
@@ -112,16 +112,16 @@ class FiniteSteps:
         groups = [group["params"] for group in optimizer.param_groups]
         gradients = [each.grad for group in groups for each in group if each.grad is not None]
         finite = all_finite([*self.losses, *gradients])
-        if self._running.sharded:  # each rank has only parts of the gradients
-            finite = not self._running.ranks.largest([not finite])[0]
+        if self._context.sharded:  # each rank has only parts of the gradients
+            finite = not self._context.ranks.largest([not finite])[0]
         if not finite:
             raise _NotFinite
 
     def _left_out(self) -> Outcome:
-        running = self._running
-        policy, clock = running.settings.train.on_nonfinite, running.hooks.clock
+        context = self._context
+        policy, clock = context.settings.train.on_nonfinite, context.hooks.clock
         # A check hook has found it already and ends the run. The ranks agree on it, since they communicate below.
-        if running.ranks.largest([running.stopped])[0]:
+        if context.ranks.largest([context.stopped])[0]:
             return SKIPPED
         self.skipped += 1
         self._in_epoch += 1
@@ -132,34 +132,34 @@ class FiniteSteps:
         what = "a gradient is not finite" if wrong is None else f"the loss is {float(self.losses[wrong])}"
         self._optimizer.zero_grad(set_to_none=True)  # frees memory to repeat the step
         source = f"{UNKNOWN}: parameters are sharded over the ranks"
-        if not running.sharded:
-            source = _of_ranks(source_of(running, self._before, self._group, wrong), running.ranks)
+        if not context.sharded:
+            source = _of_ranks(source_of(context, self._before, self._group, wrong), context.ranks)
         text = f"epoch {clock.epoch}, step {clock.step}: {what}: {source}"
         self._before.restore_buffers()
         if policy == "error":
             raise HookrunError(f"{WHERE}: {text}\n    {_HINT}")
         if policy == "stop":
-            running.sink.stop = f"{WHERE}: {text}"
+            context.sink.stop = f"{WHERE}: {text}"
             return SKIPPED
         more = " (later ones are only counted)" if self.skipped == MOST_REPORTED else ""
-        running.screen.note([f"{WHERE}: skipped a step: {text}{more}"])
+        context.screen.note([f"{WHERE}: skipped a step: {text}{more}"])
         return SKIPPED
 
     def end_epoch(self) -> dict[str, float]:
         """Print how many steps of the epoch were skipped; returns the entry for metrics.jsonl, empty without any."""
         count, self._in_epoch = self._in_epoch, 0
-        if not count or self._running.settings.train.on_nonfinite != "skip":
+        if not count or self._context.settings.train.on_nonfinite != "skip":
             return {}
-        running, epoch = self._running, self._running.hooks.clock.epoch
+        context, epoch = self._context, self._context.hooks.clock.epoch
         lines = [f"{WHERE}: steps skipped in epoch {epoch}: {count}, so far: {self.skipped}"]
-        parameters = dict(running.model.named_parameters())
+        parameters = dict(context.model.named_parameters())
         found = [bool(not_finite(parameter)) for parameter in parameters.values()]
-        if running.sharded:  # each rank has only its parts
-            found = [bool(each) for each in running.ranks.largest(found)]
+        if context.sharded:  # each rank has only its parts
+            found = [bool(each) for each in context.ranks.largest(found)]
         bad = [name for name, is_bad in zip(parameters, found, strict=True) if is_bad]
         if bad:
             lines.append(f"{WHERE}: {bad[0]} itself is not finite: skipping steps does not help")
-        running.screen.note(lines)
+        context.screen.note(lines)
         return {"skipped_steps": count}
 
 

@@ -346,7 +346,7 @@ class NonFiniteTracer:
 # ---- the repetition --------------------------------------------------------------------------------------------
 
 
-def source_of(running: RunContext, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
+def source_of(context: RunContext, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
     """A description of where the first non-finite value is computed.
 
     The micro-batches run again through a copy of the model, with the hooks that change values, from the state before
@@ -358,25 +358,25 @@ def source_of(running: RunContext, before: BeforeStep, group: Sequence[Batch], w
     """
     try:
         with before.generators():
-            return _repeat(running, before, group, wrong)
+            return _repeat(context, before, group, wrong)
     except Exception as error:  # of a module, or of copying the model
         return f"{UNKNOWN}, because the step could not be repeated: {reason(error)}"
 
 
-def _repeat(running: RunContext, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
-    model, loss_of = copy.deepcopy(running.model), running.prepared.loss
+def _repeat(context: RunContext, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
+    model, loss_of = copy.deepcopy(context.model), context.prepared.loss
     with suppress(Exception):  # a user's own loss that cannot be copied is used itself
         loss_of = copy.deepcopy(loss_of)
     tracer, sink = NonFiniteTracer(model), Memory()
     sink.wants_calls = True
-    plan = running.prepared.plan
+    plan = context.prepared.plan
     # hooks that act at installation are left out: the copy has their changes
     edits = [
         hook
         for hook in plan.hooks
         if not hook.spec.action.observes and hook.spec.hook_type.phase != "installation"
     ]
-    clock, scaler = running.hooks.clock, running.scaler
+    clock, scaler = context.hooks.clock, context.scaler
     samples = sum(len(batch.ids) for batch in group)
     plan = replace(plan, hooks=tracer.hooks(edits))
     with Installation(plan, model, sink=sink, scaler=scaler) as hooks:
@@ -388,24 +388,24 @@ def _repeat(running: RunContext, before: BeforeStep, group: Sequence[Batch], wro
             hooks.samples, hooks.population = batch.ids, batch.population
             args, kwargs = as_call(batch.inputs, model)
             already = _nonfinite_tensors(model) if number == wrong else {}
-            with tracer.pass_through_model(), running.autocast():
+            with tracer.pass_through_model(), context.autocast():
                 output = model(*args, **kwargs)
-            with running.autocast():
+            with context.autocast():
                 loss = loss_of(output, batch.target)
             if number == wrong:
-                return at + _of_loss(running, already, tracer.forward.found, batch, output, loss)
+                return at + _of_loss(context, already, tracer.forward.found, batch, output, loss)
             if wrong is None:
                 scaled = scaler.scale(loss * (len(batch.ids) / samples))
-                tracer.follow_backward(scaled, f"the loss {running.settings.train.loss.name}")
+                tracer.follow_backward(scaled, f"the loss {context.settings.train.loss.name}")
                 scaled.backward()
                 origin = tracer.backward.found
                 if origin is not None and not all_finite(_gradients(model).values()):
                     return at + origin.text
-        return _of_gradients(running, model, tracer, len(group))
+        return _of_gradients(context, model, tracer, len(group))
 
 
 def _of_loss(
-    running: RunContext,
+    context: RunContext,
     already: Mapping[str, str],
     origin: _Origin | None,
     batch: Batch,
@@ -421,10 +421,10 @@ def _of_loss(
     if origin is None or not not_finite(output):
         if bad := not_finite(batch.target):
             return f"the targets of the batch are not finite: {bad}{_samples(batch, batch.target)}"
-        return f"first made by the loss {running.settings.train.loss.name}, from a finite output and finite targets"
+        return f"first made by the loss {context.settings.train.loss.name}, from a finite output and finite targets"
     if origin.is_input:
         return f"the inputs of the batch are not finite: {origin.text}{_samples(batch, batch.inputs)}"
-    return _of_tensors(running, already, origin) or origin.text
+    return _of_tensors(context, already, origin) or origin.text
 
 
 def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
@@ -443,7 +443,7 @@ def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _of_tensors(running: RunContext, wrong: Mapping[str, str], origin: _Origin) -> str:
+def _of_tensors(context: RunContext, wrong: Mapping[str, str], origin: _Origin) -> str:
     """A description of the first non-finite parameter or buffer that the origin uses; empty if there is none."""
     prefix = f"{origin.path}." if origin.path else ""
     used = [name for name in wrong if name.startswith(prefix)]
@@ -453,7 +453,7 @@ def _of_tensors(running: RunContext, wrong: Mapping[str, str], origin: _Origin) 
         return ""
     writers = [
         f"hook {hook.spec.name!r} ({hook.spec.hook_type}, {hook.spec.action.action_name})"
-        for hook in running.prepared.plan.hooks
+        for hook in context.prepared.plan.hooks
         if _writes(hook, used[0])
     ]
     by = f"; {listed(writers, _SHOWN)} changes it" if writers else ""
@@ -481,7 +481,7 @@ def _samples(batch: Batch, value: Tensor | dict[str, Tensor]) -> str:
     return f" ({batch.split} samples {listed(map(str, sorted(rows)), 8)})" if rows else ""
 
 
-def _of_gradients(running: RunContext, model: nn.Module, tracer: NonFiniteTracer, count: int) -> str:
+def _of_gradients(context: RunContext, model: nn.Module, tracer: NonFiniteTracer, count: int) -> str:
     """Why gradients are not finite although every backward function returned finite ones."""
     gradients = _gradients(model)
     for name, gradient in gradients.items():
@@ -490,10 +490,10 @@ def _of_gradients(running: RunContext, model: nn.Module, tracer: NonFiniteTracer
     if not gradients:
         return _NOT_REPRODUCED
     optimizer = without_compiler(torch.optim.SGD)([model.get_parameter(name) for name in gradients], lr=0.0)
-    if (scale := running.scaler.get_scale()) != 1:
+    if (scale := context.scaler.get_scale()) != 1:
         for gradient in gradients.values():
             gradient.div_(scale)
-    clip(running.settings.train, optimizer)
+    clip(context.settings.train, optimizer)
     wrong = [name for name, gradient in gradients.items() if not_finite(gradient)]
     if wrong:
         return f"first made by clipping, from finite gradients: that of {wrong[0]}"

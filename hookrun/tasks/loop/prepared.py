@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hookrun import models
 from hookrun.actions.given import GivenFunction
+from hookrun.callables import Code
 from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError, listed
 from hookrun.plan.plan import PlannedHook
@@ -25,14 +26,16 @@ from hookrun.run_values import (
     other_runs,
     with_found_weights,
 )
-from hookrun.spec import Experiment, HookSpec, Spec
+from hookrun.spec import Experiment, HookSpec, Settings, Spec
 from hookrun.tasks.base import JobCache, Ready, metrics_of, model_key
 from hookrun.tasks.loop.built import EXAMPLE_BATCH, Components, Mistakes, as_call, components, model_for
+from hookrun.tasks.loop.losses import WHERE as LOSS
 from hookrun.tasks.loop.losses import TrainLoss, load_loss
+from hookrun.tasks.loop.metrics import WHERE as METRICS
 from hookrun.tasks.loop.metrics import Metric, load_metrics
-from hookrun.tasks.loop.own_code import own_code
 from hookrun.tasks.loop.parameter_groups import Trained
 from hookrun.tasks.loop.session import device_named, session
+from hookrun.trusted import DATA, MODELS, OPTIMIZERS, SCHEDULERS, Kind, load
 
 Score = Callable[[Any, Tensor], Tensor]
 """(output, targets) -> the score from which a backward pass without training starts."""
@@ -275,3 +278,31 @@ def added_names(plan: Plan) -> list[str]:
         if (name := hook.spec.action.adds(hook.spec.name)) is not None
         for match in hook.matches
     ]
+
+
+def own_code(
+    settings: Settings, loss: TrainLoss, metrics: Sequence[Metric], *, trains: bool
+) -> dict[str, Code]:
+    """Key path -> its code, for everything that is loaded by name from a trusted package.
+
+    trains: include the optimizer and its schedule
+    """
+    found = {where: load(text, kind, where).code for where, text, kind in _factories(settings)}
+    if loss.code is not None:
+        found[LOSS] = loss.code
+    found |= {f"{METRICS}.{each.name}": each.code for each in metrics if each.code is not None}
+    train = settings.train
+    for where, named, kind in (
+        ("train.optimizer.name", train.optimizer, OPTIMIZERS),
+        ("train.scheduler.name", train.scheduler, SCHEDULERS),
+    ):
+        if trains and named is not None and ":" in named.name:
+            found[where] = load(named.name, kind, where).code
+    return found
+
+
+def _factories(settings: Settings) -> Iterator[tuple[str, str, Kind]]:
+    if settings.model.factory is not None:
+        yield "model.factory", settings.model.factory, MODELS
+    if settings.data.factory is not None:
+        yield "data.factory", settings.data.factory, DATA

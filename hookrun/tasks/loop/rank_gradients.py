@@ -114,15 +114,15 @@ class _Rows(nn.Module):
         super().__init__()
         self.model = context.model
         self.anchor = nn.Parameter(torch.zeros((), device=context.prepared.device))
-        self._running = context
+        self._context = context
         self._passed = MicroBatchResult()
 
     def forward(self, batch: Batch) -> Tensor:
         """The mean loss of the rows, a tensor without dimensions."""
         if not len(batch.ids):
             return self.anchor * 0
-        output = self._running.forward(batch)
-        loss = self._running.loss(output, batch)
+        output = self._context.forward(batch)
+        loss = self._context.loss(output, batch)
         self._passed = MicroBatchResult(output, loss)
         return loss
 

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from hookrun.data import Split
 from hookrun.data.samples import IGNORED
 from hookrun.runtime.tokens.calls import EMBEDS, IDS, MASK
+from hookrun.store.format import SAMPLES
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.batches import Batch, Batches
 
@@ -74,7 +75,7 @@ class SampleNames:
                 line["loss"] = losses[row]
                 self._keep_worst((losses[row], batch.split, number))
             lines.append({**line, **tokens.get(row, {})})
-        self._run_dir.log_samples(lines)
+        self._run_dir.append(SAMPLES, lines)
 
     def _keep_worst(self, sample: tuple[float, str, int]) -> None:
         heapq.heappush(self._worst, sample)

@@ -18,6 +18,7 @@ from hookrun.ranks.alone import share
 from hookrun.runtime.records import Budget, RecordSink
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.snapshot import in_reach, opened
+from hookrun.store.format import STATS, TOKENS
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.loggers import Loggers
 
@@ -114,7 +115,7 @@ class RunSink(RecordSink):
         self._texts_known |= new
         for token in sorted(new):
             if (text := decode(token)) is not None:
-                self._run_dir.log_token(token, text)
+                self._run_dir.append(TOKENS, [{"token": token, "text": text}])
 
     def show(self, text: str) -> None:
         """Print the line of a `print` action above the progress bar."""
@@ -129,5 +130,5 @@ class RunSink(RecordSink):
             elif not ranks.is_main:
                 return
         self.bytes[record["hook"]] += record.get("bytes", 0)
-        self._run_dir.log_stats(record)
+        self._run_dir.append(STATS, [record])
         self.loggers.record(record)

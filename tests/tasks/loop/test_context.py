@@ -36,19 +36,19 @@ def test_a_pass_gives_the_mean_over_all_samples_and_the_clock_and_the_mode_as_th
 ) -> None:
     """Two batches of 300 samples and one of what is left of 359; hooks count batches as steps."""
 
-    def perform(running: RunContext) -> None:
-        batches = Batches(running.prepared, "val")
-        running.model.train()
-        running.hooks.clock.step = 40
-        found = running.evaluate(batches, "val", "validation")
-        assert (running.hooks.clock.step, running.model.training, torch.is_grad_enabled()) == (40, True, True)
-        with torch.no_grad(), running.hooks.paused():
-            scores = [(running.model.eval()(batch.inputs), batch.target) for batch in batches.epoch(0)]
+    def perform(context: RunContext) -> None:
+        batches = Batches(context.prepared, "val")
+        context.model.train()
+        context.hooks.clock.step = 40
+        found = context.evaluate(batches, "val", "validation")
+        assert (context.hooks.clock.step, context.model.training, torch.is_grad_enabled()) == (40, True, True)
+        with torch.no_grad(), context.hooks.paused():
+            scores = [(context.model.eval()(batch.inputs), batch.target) for batch in batches.epoch(0)]
         output, target = (torch.cat(each) for each in zip(*scores, strict=True))
         assert len(scores) == 2 and len(scores[1][1]) == 59
         assert found["loss"] == pytest.approx(float(F.cross_entropy(output, target)), rel=1e-6)
         assert found["accuracy"] == pytest.approx(float((output.argmax(1) == target).float().mean()))
-        running.conclude("val", found, "epoch")
+        context.conclude("val", found, "epoch")
 
     performed(perform, data={"batch_size": 300}, hooks={"h": STATS})
     assert [line["step"] for line in lines(tmp_path, "stats")] == [0, 1]
@@ -60,11 +60,11 @@ def test_new_memory_is_filled_with_nan_in_the_first_batch_only(performed: Perfor
     """So that a model that reads memory it has not written shows it; later batches do not pay for that."""
     found = list[bool]()
 
-    def perform(running: RunContext) -> None:
-        running.model.register_forward_pre_hook(
+    def perform(context: RunContext) -> None:
+        context.model.register_forward_pre_hook(
             lambda module, args: found.append(bool(torch.empty(100).isnan().all()))
         )
-        running.evaluate(Batches(running.prepared, "val"), "val", "validation")
+        context.evaluate(Batches(context.prepared, "val"), "val", "validation")
 
     performed(perform, data={"batch_size": 150})
     assert found == [True, False, False]
@@ -74,23 +74,23 @@ def test_new_memory_is_filled_with_nan_in_the_first_batch_only(performed: Perfor
 def test_a_pass_that_fails_leaves_clock_mode_and_gradients_as_they_were(
     performed: Performed, tmp_path: Path
 ) -> None:
-    def perform(running: RunContext) -> None:
-        clock, batches = running.hooks.clock, Batches(running.prepared, "val")
-        running.model.train()
+    def perform(context: RunContext) -> None:
+        clock, batches = context.hooks.clock, Batches(context.prepared, "val")
+        context.model.train()
         clock.step = 7
-        with pytest.raises(ZeroDivisionError), running.evaluating(batches, "pass", {}) as (passed, _):
+        with pytest.raises(ZeroDivisionError), context.evaluating(batches, "pass", {}) as (passed, _):
             for batch in passed:
-                assert not running.model.training and not torch.is_grad_enabled()
-                running.forward(batch)
+                assert not context.model.training and not torch.is_grad_enabled()
+                context.forward(batch)
                 clock.step += 1
                 if clock.step == 2:
                     assert lines(tmp_path, "stats") == [], "they wait to be read together"
                     raise ZeroDivisionError
-        assert (clock.step, running.model.training, torch.is_grad_enabled()) == (7, True, True)
+        assert (clock.step, context.model.training, torch.is_grad_enabled()) == (7, True, True)
         assert len(lines(tmp_path, "stats")) == 2
         empty = cast(Batches, [])
         with pytest.raises(HookrunError, match="the data has no samples in its val split"):
-            running.evaluate(empty, "val", "validation")
+            context.evaluate(empty, "val", "validation")
 
     performed(perform, hooks={"h": STATS})
 
@@ -106,13 +106,13 @@ def test_a_check_that_stops_ends_the_pass_after_its_batch(performed: Performed) 
     }
     seen = list[int]()
 
-    def perform(running: RunContext) -> None:
-        with running.evaluating(Batches(running.prepared, "val"), "pass") as (passed, _):
+    def perform(context: RunContext) -> None:
+        with context.evaluating(Batches(context.prepared, "val"), "pass") as (passed, _):
             for batch in passed:
-                running.forward(batch)
+                context.forward(batch)
                 seen.append(int(batch.ids[0]))
-                assert running.stopped == (len(seen) == 2)
-                running.hooks.step()
+                assert context.stopped == (len(seen) == 2)
+                context.hooks.step()
 
     assert "hook 'h' on fc" in str(performed(perform, hooks={"h": stops}))
     assert seen == [0, 4]
@@ -123,17 +123,17 @@ def test_the_output_without_hooks_changes_nothing_of_the_output_with_them(perfor
     noise = {"select": "fc", "hook": "forward", "action": "noise", "std": 1.0}
     found = list[Any]()
 
-    def perform(running: RunContext) -> None:
-        running.model.register_buffer("calls", torch.zeros(()))
+    def perform(context: RunContext) -> None:
+        context.model.register_buffer("calls", torch.zeros(()))
 
         def dropped(module: nn.Module, args: Any) -> Any:
-            running.model.calls.add_(1)
+            context.model.calls.add_(1)
             return F.dropout(args[0], 0.5)
 
-        running.model.fc.register_forward_pre_hook(dropped)
-        batch = next(Batches(running.prepared, "val").epoch(0))
+        context.model.fc.register_forward_pre_hook(dropped)
+        batch = next(Batches(context.prepared, "val").epoch(0))
         torch.manual_seed(0)
-        found.append((running.forward(batch), running.model.calls.item(), running._others))
+        found.append((context.forward(batch), context.model.calls.item(), context._others))
 
     for name in ("loss", "kl"):
         performed(perform, path=name, hooks={"h": noise}, task={"name": "evaluate", "metrics": [name]})
@@ -157,16 +157,16 @@ def test_a_step_is_logged_and_counted_on_every_so_many_also_after_one_that_faile
 def test_a_loss_that_is_a_sum_counts_on_a_rank_as_if_it_had_the_whole_batch() -> None:
     told = list[float]()
     for sums in (False, True):
-        running = object.__new__(RunContext)
-        running._others = "others"
-        running.ranks = cast(Ranks, SimpleNamespace(several=True))
-        running.prepared = cast(Any, SimpleNamespace(loss=SimpleNamespace(sums=sums)))
-        running.measuring = cast(
+        context = object.__new__(RunContext)
+        context._others = "others"
+        context.ranks = cast(Ranks, SimpleNamespace(several=True))
+        context.prepared = cast(Any, SimpleNamespace(loss=SimpleNamespace(sums=sums)))
+        context.measuring = cast(
             Any, SimpleNamespace(add=lambda average, loss, *rest: told.append(float(loss)))
         )
         batch = cast(Any, SimpleNamespace(whole=8, ids=range(2)))
-        running.measure(cast(Any, None), torch.tensor(3.0), None, batch)
-        assert running._others is None
+        context.measure(cast(Any, None), torch.tensor(3.0), None, batch)
+        assert context._others is None
     assert told == [3.0, 12.0]
 
 

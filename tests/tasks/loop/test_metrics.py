@@ -164,8 +164,9 @@ def test_impossible_metrics_are_refused_before_the_run(refused: Callable[..., st
     said = refused(*digits, "task.metrics=[{name: loss, by: position},logit_difference]", "task.tokens=-1")
     assert "task.metrics.0.by" in said and "have no positions" in said and "use by: sample" in said
     assert "a right and a wrong answer" in said and "task.tokens" in said
-    said = refused("task=evaluate", *NAMES, "task.metrics=[los,{name: rank, against: {run: x}},rank,rank]")
+    said = refused("task=evaluate", *NAMES, "task.metrics=[los,{name: rank, against: {run: x}}]")
     assert "did you mean 'loss'" in said and "`against` is a key of 'kl'" in said
+    said = refused("task=evaluate", *NAMES, "task.metrics=[rank,rank]")
     assert "two metrics have the name 'rank'" in said
     for clause, says in (
         ("{span: subjekt}", "did you mean 'subject'"),

@@ -61,7 +61,7 @@ def asked(
         spoil(model)
         before = BeforeStep(model, installed, CPU, own_code=True)
         before.take()
-        running: Any = SimpleNamespace(
+        context: Any = SimpleNamespace(
             model=model, hooks=installed, scaler=torch.amp.GradScaler("cpu", enabled=False), autocast=nullcontext,
             prepared=SimpleNamespace(plan=installed.plan, loss=loss),
             settings=SimpleNamespace(train=Train(loss="mse")),
@@ -70,7 +70,7 @@ def asked(
         state = [each.clone() for each in model.state_dict().values()], torch.get_rng_state()
         records, fired = list(installed.records), dict(installed.fired)
         with torch.enable_grad():
-            said = source_of(running, before, group, wrong)
+            said = source_of(context, before, group, wrong)
         for old, new in zip(state[0], model.state_dict().values(), strict=True):
             assert torch.equal(old.nan_to_num(), new.nan_to_num())
         assert torch.equal(torch.get_rng_state(), state[1])

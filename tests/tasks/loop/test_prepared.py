@@ -1,8 +1,9 @@
-"""What a run starts from: rows for every sample, no tensor that nobody takes, and a plan even where data is missing."""
+"""What a run starts from: rows for each sample, no tensor left over, a plan even without data, and the user's code."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,21 @@ from torch import Tensor
 from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.run_values import NotYetRun
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.prepared import Prepared, added_names, check_leftover, check_rows, without_data
+from hookrun.tasks.base import metrics_of
+from hookrun.tasks.loop.losses import load_loss
+from hookrun.tasks.loop.metrics import load_metrics
+from hookrun.tasks.loop.prepared import (
+    Prepared,
+    added_names,
+    check_leftover,
+    check_rows,
+    own_code,
+    without_data,
+)
 
 BIAS = {"select": "fc", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}
 MISSING = SpecError([Problem("data.root", "there is no folder /nowhere")])
+OWN_NAMES = ("model", "data", "loss", "right", "step", "halving")
 
 
 def sections(hooks: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -107,3 +119,51 @@ def test_without_the_data_the_plan_of_a_model_that_does_not_need_it_has_no_shape
         with pytest.raises(SpecError) as caught:
             compiled(error, model)
         assert caught.value is error
+
+
+@pytest.fixture
+def own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    lines = [f"def {name}(output, target): pass" for name in OWN_NAMES]
+    (tmp_path / "owncode.py").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOOKRUN_TRUST", "owncode")
+    yield
+    sys.modules.pop("owncode", None)
+
+
+def own_code_of(*, trains: bool = True, **sections: Any) -> dict[str, str]:
+    usual: dict[str, Any] = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
+    settings = parse_experiment(usual | sections).settings
+    loss, metrics = load_loss(settings.train.loss), load_metrics(metrics_of(settings.task))
+    return {where: code.name for where, code in own_code(settings, loss, metrics, trains=trains).items()}
+
+
+@pytest.mark.usefixtures("own_package")
+def test_everything_of_the_users_own_is_named_by_its_key_and_nothing_of_hookruns() -> None:
+    assert own_code_of(task={"name": "train", "metrics": ["loss", "accuracy"]}) == {}
+    own = own_code_of(
+        model={"name": "python", "factory": "owncode:model"},
+        data={"name": "python", "factory": "owncode:data"},
+        task={"name": "train", "metrics": ["owncode:right", "accuracy"]},
+        train={"loss": "owncode:loss"},
+    )
+    assert own == {
+        "model.factory": "owncode:model",
+        "data.factory": "owncode:data",
+        "train.loss": "owncode:loss",
+        "task.metrics.right": "owncode:right",
+    }
+
+
+@pytest.mark.usefixtures("own_package")
+def test_optimizer_and_schedule_count_where_they_are_used() -> None:
+    train = {"optimizer": {"name": "owncode:step"}, "scheduler": {"name": "owncode:halving"}}
+    assert own_code_of(train=train) == {
+        "train.optimizer.name": "owncode:step",
+        "train.scheduler.name": "owncode:halving",
+    }
+    assert own_code_of(train=train, trains=False) == {}
+    assert (
+        own_code_of(train={"optimizer": {"name": "SGD"}, "scheduler": {"name": "StepLR", "step_size": 1}})
+        == {}
+    )

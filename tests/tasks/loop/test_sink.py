@@ -50,11 +50,11 @@ class Directory:
             (hook, value.tolist(), None if sample_ids is None else sample_ids.tolist(), split, step)
         )
 
-    def log_stats(self, record: dict[str, Any]) -> None:
-        self.lines.append(record)
-
-    def log_token(self, token: int, text: str) -> None:
-        self.tokens.append((token, text))
+    def append(self, stream: str, records: list[dict[str, Any]]) -> None:
+        if stream == "stats.jsonl":
+            self.lines += records
+        else:
+            self.tokens += [(record["token"], record["text"]) for record in records]
 
 
 class Noted(Loggers):

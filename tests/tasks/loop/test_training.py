@@ -234,8 +234,8 @@ def scripted(
     """The weights at each validation of a training whose validations give these values."""
     seen, given = list[dict[str, torch.Tensor]](), iter(values)
 
-    def evaluate(running: RunContext, *_: Any, **__: Any) -> Values:
-        seen.append({name: each.clone() for name, each in running.model.state_dict().items()})
+    def evaluate(context: RunContext, *_: Any, **__: Any) -> Values:
+        seen.append({name: each.clone() for name, each in context.model.state_dict().items()})
         return next(given)
 
     monkeypatch.setattr(RunContext, "evaluate", evaluate)

@@ -19,6 +19,7 @@ from hookrun.runtime.tokens.calls import CallReader
 from hookrun.runtime.tokens.choice import Chosen, Rule, Texts
 from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.spec.tokens import Tokens
+from hookrun.store.format import LENS
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.batches import Batch, Batches
 from hookrun.tasks.loop.built import as_call
@@ -64,22 +65,22 @@ def checked_texts(prepared: Prepared, tokens: Tokens) -> Mapping[str, tuple[int,
     return texts
 
 
-def read_split(running: RunContext, setup: LensSetup, split: Any, label: str) -> PartMeans:
+def read_split(context: RunContext, setup: LensSetup, split: Any, label: str) -> PartMeans:
     """Read every batch of the split, write its lines to lens.jsonl, and return the means.
 
     Raises HookrunError for an empty split, or if the model does not run as the lens expects.
     """
-    batches = Batches(running.prepared, split)
+    batches = Batches(context.prepared, split)
     if not len(batches):
         raise HookrunError(f"the data has no samples in its {split} split")
     inside = setup.parts != "residual"
-    with Observer(running.model, setup.places, inside=inside) as observer:
-        reader = _Reader(running, setup, observer)
-        with running.evaluating(batches, label, {"means": reader.means}) as (passed, _):
+    with Observer(context.model, setup.places, inside=inside) as observer:
+        reader = _Reader(context, setup, observer)
+        with context.evaluating(batches, label, {"means": reader.means}) as (passed, _):
             for batch in passed:
-                with running.logged(running.hooks.clock.step):
+                with context.logged(context.hooks.clock.step):
                     reader.read(batch)
-                running.hooks.step()
+                context.hooks.step()
     return reader.means
 
 
@@ -89,48 +90,48 @@ class _Reader:
     means: the means over the batches so far
     """
 
-    def __init__(self, running: RunContext, setup: LensSetup, observer: Observer) -> None:
-        model, places, plan = running.model, setup.places, running.prepared.plan
+    def __init__(self, context: RunContext, setup: LensSetup, observer: Observer) -> None:
+        model, places, plan = context.model, setup.places, context.prepared.plan
         edited = any(_changes_logits(hook, places.unembed) for hook in plan.hooks)
         self.means = PartMeans()
-        self._running, self._setup, self._observer = running, setup, observer
+        self._context, self._setup, self._observer = context, setup, observer
         self._lens = Lens(model, places, setup.parts, setup.frozen, setup.top, edited)
         self._structure: Structure | None = None
         self._calls, self._sequences = CallReader(model), Sequences(model)
         self._rule = Rule(setup.tokens, once=False, texts=setup.texts)
         self._spans = any(True for each in setup.tokens.filters for _ in each.spans)
-        self._decode = decoder_of(tokenizer_of(model, running.prepared.data.tokenizer).tokenizer)
+        self._decode = decoder_of(tokenizer_of(model, context.prepared.data.tokenizer).tokenizer)
 
     def read(self, batch: Batch) -> None:
         """Run the batch, write its lines, and add it to the means."""
-        running, observer, lens = self._running, self._observer, self._lens
+        context, observer, lens = self._context, self._observer, self._lens
         chosen, shape = self._chosen(batch)
         if not len(chosen):  # none of the samples has such a token
-            running.forward(batch)
+            context.forward(batch)
             return
-        sequences, columns = chosen.on(running.prepared.device)
+        sequences, columns = chosen.on(context.prepared.device)
         rows = sequences, columns
         if lens.parts != "residual" and self._structure is None:
             observer.begin(rows, shape)
-            _forward_without_hooks(running, batch)
+            _forward_without_hooks(context, batch)
             places = self._setup.places
-            self._structure = find_structure(running.model, places, observer.end(), observer.embeddings)
+            self._structure = find_structure(context.model, places, observer.end(), observer.embeddings)
         observer.begin(rows, shape)
-        output = main_tensor(running.forward(batch))
+        output = main_tensor(context.forward(batch))
         seen = observer.end()
         wrong = batch.wrong if batch.data.of_tokens else None
         target = batch.target if batch.data.of_tokens else torch.empty(0)
         asked = ScoredPositions(rows, *answers_of(target, wrong, rows))
-        with running.autocast():
+        with context.autocast():
             parts = list(lens.read(seen, output, asked, self._structure))
             self.means.add_output(lens.read_output(output, asked), asked)
         for part in parts:
             self.means.add(part, asked)
-        write_lines(running.run_dir, batch.split, lens.parts, chosen.rows, asked, parts, self._text)
+        write_lines(context.run_dir, batch.split, lens.parts, chosen.rows, asked, parts, self._text)
 
     def _chosen(self, batch: Batch) -> tuple[Chosen, tuple[int, int]]:
         """The positions to read, and (batch, length)."""
-        call = self._calls.read(*as_call(batch.inputs, self._running.model))
+        call = self._calls.read(*as_call(batch.inputs, self._context.model))
         if call is None:
             raise HookrunError(
                 "task=lens reads sequences of tokens, and the samples of the data have no input_ids"
@@ -156,12 +157,12 @@ def _changes_logits(hook: PlannedHook, unembed: str) -> bool:
     return any(not match.path or unembed.startswith(f"{match.path}.") for match in hook.matches)
 
 
-def _forward_without_hooks(running: RunContext, batch: Batch) -> None:
+def _forward_without_hooks(context: RunContext, batch: Batch) -> None:
     """A forward without the experiment's hooks; buffers and random generators are restored."""
-    args, kwargs = as_call(batch.inputs, running.model)
+    args, kwargs = as_call(batch.inputs, context.model)
     states = generator_states()
-    with running.hooks.paused(), buffers_kept(running.model), running.autocast():
-        running.model(*args, **kwargs)
+    with context.hooks.paused(), buffers_kept(context.model), context.autocast():
+        context.model(*args, **kwargs)
     set_generators(states)
 
 
@@ -301,7 +302,7 @@ def write_lines(
                         line["logit_difference"] = answer[row] - wrong[row]
                 if kl is not None:
                     line["kl_to_output"] = kl[row]
-                run_dir.log_lens(line)
+                run_dir.append(LENS, [line])
 
 
 def _runs(samples: Sequence[int]) -> list[tuple[int, int]]:

@@ -69,8 +69,8 @@ class Lines:
     def __init__(self) -> None:
         self.lines = list[dict[str, Any]]()
 
-    def log_lens(self, line: dict[str, Any]) -> None:
-        self.lines.append(line)
+    def append(self, stream: str, lines: list[dict[str, Any]]) -> None:
+        self.lines += lines
 
 
 def test_lines_are_by_sample_then_part_then_position_and_leave_out_what_is_not_known() -> None:

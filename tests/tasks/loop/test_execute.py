@@ -16,17 +16,17 @@ from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.loop.batches import Batches
 from hookrun.tasks.loop.context import RunContext
+from hookrun.tasks.loop.execute import show_plan
 from hookrun.tasks.loop.loggers.base import LoggedRun, RunLogger
 from hookrun.tasks.loop.progress import Screen
-from hookrun.tasks.loop.under_hooks import show_plan
 
 STATS = {"select": "fc", "hook": "forward", "action": "stats", "of": ["mean"]}
 STOPS = {"select": "fc", "hook": "forward", "action": "check", "max": -1e9, "policy": "stop"}
 Performed = Callable[..., str | None]
 
 
-def one_batch(running: RunContext) -> None:
-    running.forward(next(Batches(running.prepared, "val").epoch(0)))
+def one_batch(context: RunContext) -> None:
+    context.forward(next(Batches(context.prepared, "val").epoch(0)))
 
 
 def stored(path: Path, name: str) -> Any:
@@ -36,11 +36,11 @@ def stored(path: Path, name: str) -> Any:
 def test_the_plan_is_on_disk_before_the_task_and_the_counts_of_the_hooks_after_it(
     performed: Performed, tmp_path: Path
 ) -> None:
-    def perform(running: RunContext) -> None:
+    def perform(context: RunContext) -> None:
         assert stored(tmp_path, "plan.json")["hooks"][0]["name"] == "h"
         assert stored(tmp_path, "model.json")["class"] == "MLP" and stored(tmp_path, "env.json")
         assert not (tmp_path / "run" / "hooks.json").exists()
-        one_batch(running)
+        one_batch(context)
 
     assert performed(perform, hooks={"h": STATS}) is None
     (site,) = stored(tmp_path, "hooks.json")["sites"]
@@ -54,9 +54,9 @@ def test_after_a_failure_the_records_are_written_and_the_model_has_no_hooks(
 ) -> None:
     models = list[nn.Module]()
 
-    def perform(running: RunContext) -> None:
-        models.append(running.model)
-        one_batch(running)
+    def perform(context: RunContext) -> None:
+        models.append(context.model)
+        one_batch(context)
         raise error
 
     with pytest.raises(error):
@@ -85,7 +85,7 @@ def test_loggers_get_the_experiment_as_plain_values_and_are_told_how_it_ended(
 
     monkeypatch.setattr("hookrun.tasks.loop.loggers.loggers", lambda: {"telling": Telling})
     performed(
-        lambda running: running.log("val", {"loss": 0.5}, "epoch", lr=0.1),
+        lambda context: context.log("val", {"loss": 0.5}, "epoch", lr=0.1),
         loggers=("telling",),
         hooks={"h": STATS},
     )
@@ -97,7 +97,7 @@ def test_loggers_get_the_experiment_as_plain_values_and_are_told_how_it_ended(
     )
     assert rest == [("val", {"loss": 0.5, "lr": 0.1}, 0, "epoch"), False]
     with pytest.raises(ZeroDivisionError):
-        performed(lambda running: 1 / 0, loggers=("telling",), path="failing")
+        performed(lambda context: 1 / 0, loggers=("telling",), path="failing")
     assert told[-1] is True
 
 
@@ -120,8 +120,8 @@ def test_values_of_added_parameters_come_from_the_file_and_a_wrong_shape_is_refu
     )
     found = list[float]()
 
-    def perform(running: RunContext) -> None:
-        found.extend(running.model.get_parameter("fc.b_bias").tolist())
+    def perform(context: RunContext) -> None:
+        found.extend(context.model.get_parameter("fc.b_bias").tolist())
 
     for size in (10, 3):
         file = tmp_path / f"{size}.safetensors"
