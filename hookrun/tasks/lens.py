@@ -84,7 +84,7 @@ class LensTask(TaskOfOneSplit):
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
     ) -> Prepared:
         """As for other tasks; also finds what the lens reads. Raises SpecError or CompileError."""
-        from hookrun.tasks.loop.spans import missing_spans
+        from hookrun.tasks.loop.prepared import missing_spans
 
         prepared = super().prepare(experiment, trust=trust, cache=cache)
         settings = prepared.settings

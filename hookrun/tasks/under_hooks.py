@@ -209,8 +209,7 @@ class TaskUnderHooks(Task):
         self, plan: Plan, experiment: Experiment, parts: Components, mistakes: Mistakes
     ) -> list[str]:
         """Check that samples, task and ranks have what the plan needs; returns notes on how ranks differ."""
-        from hookrun.tasks.loop.prepared import check_rows
-        from hookrun.tasks.loop.spans import check_spans
+        from hookrun.tasks.loop.prepared import check_rows, check_spans
 
         settings, model, loss = experiment.settings, parts.model, parts.loss
         reach = None if parts.data is None else self.samples_in_reach(settings, parts.data.sizes)

@@ -23,7 +23,7 @@ from hookrun.store.run_dir import RunDir
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.features import SHARE, Features, Projection
 from hookrun.tasks.loop.progress import Screen
-from hookrun.tasks.loop.results import Results
+from hookrun.tasks.loop.resuming import Results
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hookrun import models
+from hookrun import data, models
 from hookrun.actions.given import GivenFunction
 from hookrun.callables import Code
 from hookrun.data import DataInfo, Split
+from hookrun.data.samples import Samples
 from hookrun.errors import CompileError, Problem, SpecError, listed
 from hookrun.plan.plan import PlannedHook
 from hookrun.proving import Example, Plan, compile_plan
@@ -27,6 +28,7 @@ from hookrun.run_values import (
     with_found_weights,
 )
 from hookrun.spec import Experiment, HookSpec, Settings, Spec
+from hookrun.spec.tokens import Tokens
 from hookrun.tasks.base import JobCache, Ready, metrics_of, model_key
 from hookrun.tasks.loop.built import EXAMPLE_BATCH, Components, Mistakes, as_call, components, model_for
 from hookrun.tasks.loop.losses import WHERE as LOSS
@@ -36,6 +38,9 @@ from hookrun.tasks.loop.metrics import Metric, load_metrics
 from hookrun.tasks.loop.parameter_groups import Trained
 from hookrun.tasks.loop.session import device_named, session
 from hookrun.trusted import DATA, MODELS, OPTIMIZERS, SCHEDULERS, Kind, load
+
+MOST_CHECKED = 4_096
+"""The number of samples that are checked before the run; a later sample without a span makes the run fail there."""
 
 Score = Callable[[Any, Tensor], Tensor]
 """(output, targets) -> the score from which a backward pass without training starts."""
@@ -306,3 +311,54 @@ def _factories(settings: Settings) -> Iterator[tuple[str, str, Kind]]:
         yield "model.factory", settings.model.factory, MODELS
     if settings.data.factory is not None:
         yield "data.factory", settings.data.factory, DATA
+
+
+def check_spans(hooks: Iterable[HookSpec], settings: Settings, split: Split, samples: int | None) -> None:
+    """Raise CompileError if samples lack the spans of a hook. Hooks with a schedule may not see them, and are not
+    checked.
+
+    samples: the hooks see samples with ids below this; None: not known beforehand
+    """
+    asked = [(each.keys.tokens, each.where) for each in hooks if each.keys.enabled and each.keys.when.always]
+    problems = list(missing_spans(asked, settings, split, samples))
+    if problems:
+        raise CompileError(problems)
+
+
+def missing_spans(
+    clauses: Iterable[tuple[Tokens | None, str]], settings: Settings, split: Split, samples: int | None
+) -> Iterator[Problem]:
+    """A problem for each span that a sample lacks.
+
+    clauses: (clause, the key path of its owner)
+    samples: samples with ids below this are checked; None: nothing is checked
+    """
+    strict = [
+        (clause, owner) for clause, owner in clauses if clause is not None and clause.missing == "error"
+    ]
+    named = [
+        (each.span, owner) for clause, owner in strict for each in clause.filters if each.span is not None
+    ]
+    if not named or not samples:
+        return
+    found = data.load(settings.data, split, seed=settings.seed)
+    count = min(samples, len(found), MOST_CHECKED)
+    spans = found.spans(torch.arange(count))
+    for name, owner in dict.fromkeys(named):
+        if name in spans and (first := _without(spans[name])) is not None:
+            yield Problem(
+                f"{owner}.tokens.span",
+                f"{_called(found, first)} of the split '{split}' has no span {name!r}",
+                "give it one, or leave such samples out: tokens: {span: …, missing: skip}",
+            )
+
+
+def _without(bounds: torch.Tensor) -> int | None:
+    """The first sample without a span; None if every sample has one."""
+    lacks = ((bounds[:, 0] < 0) | (bounds[:, 1] <= bounds[:, 0])).nonzero()
+    return int(lacks[0]) if len(lacks) else None
+
+
+def _called(samples: Samples, number: int) -> str:
+    file = samples.file(number)
+    return f"sample {number} ({file})" if file else f"sample {number}"

@@ -27,15 +27,20 @@ from hookrun.store.format import differences, encode
 from hookrun.store.named_files import named_files
 from hookrun.store.rank_dir import take_kept
 from hookrun.store.run_dir import RunDir
-from hookrun.store.states import SavedState, write_state
+from hookrun.store.states import SECONDS, SavedState, write_state
 from hookrun.store.tree import Flat, NotPlain, flatten
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.over_ranks import RANKS, for_rank, gathered_trees, with_sums
 from hookrun.tasks.loop.prepared import Prepared
-from hookrun.tasks.loop.results import Results
 from hookrun.version import __version__
+
+SHARE = 10
+"""Saving takes at most 1/SHARE of the time, unless it is cheap."""
+
+CHEAP = 0.1
+"""A save that takes less than this many seconds is always made."""
 
 _MOST_LINES = 20
 """The largest number of differences in the error message."""
@@ -182,6 +187,41 @@ class Resuming:
     def _about(self) -> str:
         """The description of the run in each state, as JSON; see `about`."""
         return encode(about(self._ready, self._run_dir.path))
+
+
+class Results:
+    """The results of an analysis by part, saved as it goes, so that a resumed run does not compute a part again.
+
+    found: the parts of an earlier process of the run, whose lines are in metrics.jsonl already
+    save:  writes a resumable state with the parts; None: no state is written
+    """
+
+    def __init__(
+        self, found: Mapping[str, Any] | None = None, save: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
+        self._found = dict(found or {})
+        self._save = save
+        self._saved = time.monotonic()
+        self._cost = 0.0
+
+    def get(self, name: str) -> Any:
+        """The part; None if it has not been computed yet."""
+        return self._found.get(name)
+
+    def add(self, name: str, part: Any, *, is_whole: bool = True) -> None:
+        """Add a part, after its lines were written to metrics.jsonl, and save unless that would take too much time.
+
+        is_whole: False for an intermediate result, which is saved only at regular intervals
+        """
+        self._found[name] = part
+        start = time.monotonic()
+        seconds = start - self._saved
+        is_cheap = self._cost < CHEAP or seconds >= SHARE * self._cost
+        if self._save is None or not (seconds >= SECONDS or (is_whole and is_cheap)):
+            return
+        self._save(self._found)
+        self._saved = time.monotonic()
+        self._cost = self._saved - start
 
 
 def results_of(ready: Ready, run_dir: RunDir) -> Results:

@@ -1,4 +1,4 @@
-"""What a run starts from: rows for each sample, no tensor left over, a plan even without data, and the user's code."""
+"""What a run starts from: a row and the named spans for each sample, no tensor left over, and the code that it uses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from token_samples import prompts
 from torch import Tensor
 
+import hookrun
 from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.run_values import NotYetRun
+from hookrun.spec import Settings
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.base import metrics_of
+from hookrun.tasks.loop import prepared
 from hookrun.tasks.loop.losses import load_loss
 from hookrun.tasks.loop.metrics import load_metrics
 from hookrun.tasks.loop.prepared import (
@@ -24,12 +28,14 @@ from hookrun.tasks.loop.prepared import (
     added_names,
     check_leftover,
     check_rows,
+    check_spans,
     own_code,
     without_data,
 )
 
 BIAS = {"select": "fc", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}
 MISSING = SpecError([Problem("data.root", "there is no folder /nowhere")])
+ROME = {"prompt": "Rome is", "spans": {"town": "Rome", "verb": "is"}}
 OWN_NAMES = ("model", "data", "loss", "right", "step", "halving")
 
 
@@ -167,3 +173,57 @@ def test_optimizer_and_schedule_count_where_they_are_used() -> None:
         own_code_of(train={"optimizer": {"name": "SGD"}, "scheduler": {"name": "StepLR", "step_size": 1}})
         == {}
     )
+
+
+def settings_of(tmp_path: Path, *lines: object) -> Settings:
+    data = {"name": "prompts", "args": {"file": prompts(tmp_path, *lines)}}
+    return parse_experiment(
+        {"task": {"name": "predict"}, "model": {"name": "decoder"}, "data": data}
+    ).settings
+
+
+def missing_spans(of: Settings, samples: int | None, *clauses: Any, **keys: Any) -> list[str]:
+    hook = {"select": "blocks.0", "hook": "forward", "action": "capture", **keys}
+    made = {f"h{number}": {**hook, "tokens": clause} for number, clause in enumerate(clauses)}
+    try:
+        check_spans(hookrun.load_spec({"hooks": made}).hooks, of, "val", samples)
+    except CompileError as error:
+        return [f"{each.where}: {each.what}" for each in error.errors]
+    return []
+
+
+def test_each_hook_with_a_missing_span_is_told_with_the_first_sample_without_it(tmp_path: Path) -> None:
+    of = settings_of(tmp_path, ROME, {"prompt": "Oslo is", "spans": {"verb": "is"}}, {"prompt": "Paris"})
+    town, verb = {"span": "town"}, {"query": {"span": "verb"}, "key": 0}
+    assert missing_spans(of, 3, town, -1, verb, town) == [
+        "hooks.h0.tokens.span: sample 1 (prompts.jsonl:2) of the split 'val' has no span 'town'",
+        "hooks.h2.tokens.span: sample 2 (prompts.jsonl:3) of the split 'val' has no span 'verb'",
+        "hooks.h3.tokens.span: sample 1 (prompts.jsonl:2) of the split 'val' has no span 'town'",
+    ]
+
+
+def test_clauses_that_do_not_need_the_span_and_hooks_that_may_not_see_the_sample_are_not_checked(
+    tmp_path: Path,
+) -> None:
+    of, town = settings_of(tmp_path, ROME, {"prompt": "Oslo"}), {"span": "town"}
+    assert len(missing_spans(of, 2, town)) == 1
+    assert missing_spans(of, 2, {**town, "missing": "skip"}, {"position": 0, "exclude": town}, None) == []
+    assert missing_spans(of, 2, town, enabled=False) == missing_spans(of, 2, town, when={"step": [0]}) == []
+
+
+@pytest.mark.parametrize("samples, found", [(None, 0), (0, 0), (1, 0), (2, 1), (9, 1)])
+def test_only_samples_in_reach_are_checked_and_at_most_so_many(
+    samples: int | None, found: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = settings_of(tmp_path, ROME, {"prompt": "Oslo"})
+    assert len(missing_spans(of, samples, {"span": "town"})) == found
+    monkeypatch.setattr(prepared, "MOST_CHECKED", 1)
+    assert missing_spans(of, samples, {"span": "town"}) == []
+
+
+def test_nothing_is_read_where_no_clause_names_a_span(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = settings_of(tmp_path, ROME)
+    monkeypatch.setattr(prepared.data, "load", lambda *_, **__: pytest.fail("the data is read"))
+    assert missing_spans(of, 1, -1, {"id": 3}, {"span": "town", "missing": "skip"}) == []
