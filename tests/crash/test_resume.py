@@ -28,7 +28,7 @@ from hookrun.store import files
 from hookrun.tasks.loop import batches, resuming, training
 
 jobs.make_page = lambda folder: None  # which nobody reads here
-PLACES = {"step": (training, "train_step"), "line": (files.Lines, "append"), "fsync": (os, "fsync")}
+PLACES = {"step": (training, "train_step"), "line": (files.Lines, "extend"), "fsync": (os, "fsync")}
 PLACES |= {"rename": (os, "rename"), "replace": (os, "replace"), "batch": (batches.Batch, "__init__")}
 
 
