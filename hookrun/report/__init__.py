@@ -21,9 +21,9 @@ def write_report(path: str | os.PathLike[str]) -> Path:
 
     folder = Path(path).expanduser().resolve()
     if (folder / STATUS).is_file():
-        from hookrun.report.page import write_run_report
+        from hookrun.report.run import write_run_report
 
         return write_run_report(folder)
-    from hookrun.report.page import write_sweep_report
+    from hookrun.report.sweep import write_sweep_report
 
     return write_sweep_report(folder)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from hookrun.report import write_report
-from hookrun.report.facts import Facts, TokenSequence
+from hookrun.report.facts import Facts
 
 
 def test_a_decoder_after_an_encoder_has_other_tokens() -> None:
@@ -43,13 +43,3 @@ def test_records_of_another_shape_are_left_out_and_counted(observed: Path, tmp_p
     assert "stats.jsonl: 3 lines are not valid records" in text
     assert "the hooks' counts can't be read: " in text
     assert "hooks.json: found an int, expected a mapping" in text
-
-
-def test_padding_is_cut_off_and_unknown_tokens_are_numbers() -> None:
-    found = TokenSequence.of({"tokens": [5, 6], "padding": [3, 1], "targets": [6, None]}, {5: "a"})
-    assert (found.before, found.width, found.targets, found.names) == (3, 6, (6, None), ["a", "#6"])
-
-
-def test_targets_of_another_length_are_left_out() -> None:
-    assert TokenSequence.of({"tokens": [5, 6], "targets": [6]}, {}).targets == (None, None)
-    assert TokenSequence.of({"tokens": [5, 6]}, {}).width == 2
