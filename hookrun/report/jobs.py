@@ -15,7 +15,7 @@ from hookrun.report.yaml_files import read_yaml
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, METRICS, REPORT, STATUS
 from hookrun.store.inside import is_there
-from hookrun.store.records import EnvRecord, Record, Status, read_record
+from hookrun.store.records import EnvRecord, MetricsLine, Record, Status, read_record
 from hookrun.store.run_dir import cut_off
 from hookrun.store.scores import Result, is_batch, measures, result_of
 
@@ -84,7 +84,7 @@ def _job(folder: Path, path: Path) -> JobFacts:
     reason = cut_off(status)
     if reason:
         status = {**status, "status": "cut off", "reason": reason}
-    lines = sampled(path / METRICS, is_kept, limit=_ENOUGH).records
+    lines = sampled(path / METRICS, MetricsLine, limit=_ENOUGH, always=is_kept).records
     means, batches = dict[str, float](), dict[str, float]()
     for line in lines:
         (batches if is_batch(line) else means).update(measures(line))

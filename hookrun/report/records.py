@@ -20,11 +20,8 @@ from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number, one_line
-from hookrun.report.facts import Facts
+from hookrun.report.facts import NOTICES, Facts
 from hookrun.report.lines import is_number
-
-NOTICES = frozenset({"ok", "spent"})
-"""Keys of records that the page shows as notices: a check's result, a budget that is used up."""
 
 MOST_CHARTS = 16
 MOST_MODES = 4

@@ -19,7 +19,7 @@ def write_run_report(folder: Path) -> Path:
 
 def _title(facts: Facts) -> str:
     """The name of the experiment, else task and model."""
-    words = [str(word).lstrip("+") for word in facts.env.get("argv", [])]
+    words = [str(word).lstrip("+") for word in facts.env.argv]
     named = [word.partition("=")[2] for word in words if word.startswith("experiment=")]
     if named and "," not in named[-1]:
         return named[-1]

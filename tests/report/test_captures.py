@@ -14,8 +14,10 @@ import torch
 from hookrun.report.captures import BINS, view_capture
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import stored_captures
+from hookrun.store.records import ModelRecord, PlanRecord
 from hookrun.store.writer import CaptureWriter
 
+MODULE = {"path": "layer", "names": ["layer"], "class": "Tanh", "parameters": 0}
 VECTORS = ["distribution", "mean of 10 rows", "rows"]
 
 
@@ -35,8 +37,8 @@ def drawn(folder: Path, *batches: torch.Tensor, by_sample: bool = True, hook: st
     facts = Facts(
         folder,
         status={},
-        plan={"hooks": [{"name": "h", "hook": hook}]},
-        model={"modules": [{"path": "layer", "class": "Tanh"}]},
+        plan=PlanRecord.model_validate({"hooks": [{"name": "h", "hook": hook}]}),
+        model=ModelRecord.model_validate({"modules": [MODULE]}),
     )
     return view_capture(captured(folder, *batches, by_sample=by_sample), facts)
 

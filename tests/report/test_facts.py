@@ -7,14 +7,20 @@ from pathlib import Path
 
 from hookrun.report import write_report
 from hookrun.report.facts import Facts
+from hookrun.store.records import ModelRecord
 
 
 def test_a_decoder_after_an_encoder_has_other_tokens() -> None:
-    modules = [{"path": path, "class": "Stack"} for path in ("encoder", "decoder", "decoder.attn")]
-    facts = Facts(Path(), {}, model={"modules": modules})
+    modules = [
+        {"path": path, "names": [path], "class": "Stack", "parameters": 0}
+        for path in ("encoder", "decoder", "decoder.attn")
+    ]
+    facts = Facts(Path(), {}, model=ModelRecord.model_validate({"modules": modules}))
     assert facts.reads_inputs("encoder.attn") and not facts.reads_inputs("decoder.attn")
     assert not facts.reads_inputs("lm_head")
-    assert Facts(Path(), {}, model={"modules": modules[1:]}).reads_inputs("decoder.attn")
+    assert Facts(Path(), {}, model=ModelRecord.model_validate({"modules": modules[1:]})).reads_inputs(
+        "decoder.attn"
+    )
 
 
 def test_damaged_files_leave_a_page_with_notes(observed: Path, tmp_path: Path, page) -> None:

@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 from hookrun.report import lines
+from hookrun.store.records import MetricsLine
 
 
 def test_many_long_lines_that_are_not_json_take_the_memory_of_a_few(tmp_path: Path) -> None:
@@ -15,7 +16,7 @@ def test_many_long_lines_that_are_not_json_take_the_memory_of_a_few(tmp_path: Pa
             opened.write(b"x" * size + b"\n")
     tracemalloc.start()
     try:
-        found = lines.sampled(file, always=lines.is_kept, limit=4 * lines.MOST_LINE)
+        found = lines.sampled(file, MetricsLine, always=lines.is_kept, limit=4 * lines.MOST_LINE)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

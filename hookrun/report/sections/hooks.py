@@ -90,8 +90,8 @@ def _of_hook(
 ) -> HookViews:
     title, order = "", -1
     if hook := facts.planned.get(name):
-        matches = counted(len(hook["targets"]), "parameter" if facts.is_on_parameters(name) else "module")
-        title = f"{hook['hook']}, {hook['action']} on {matches}"
+        matches = counted(len(hook.targets), "parameter" if facts.is_on_parameters(name) else "module")
+        title = f"{hook.hook}, {hook.action} on {matches}"
         order = facts.order[name]
     places = facts.places(name)
     captures = sorted(captures, key=lambda capture: places.get(capture.module, len(places)))
