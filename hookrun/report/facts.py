@@ -14,7 +14,6 @@ from hookrun.report.draw.pictures import Room
 from hookrun.report.draw.text import shortened, token_name
 from hookrun.report.lines import SampledLines, beginning, is_kept, sampled
 from hookrun.report.sampling import stored_captures
-from hookrun.report.sequences import Sequence
 from hookrun.store.captures import StoredCapture
 from hookrun.store.files import StoreError, os_reason, read_json
 from hookrun.store.format import (
@@ -145,10 +144,10 @@ class Facts:
         }
 
     @cached_property
-    def sequences(self) -> dict[tuple[str, int], Sequence]:
+    def sequences(self) -> dict[tuple[str, int], TokenSequence]:
         """(split, sample) -> its tokens, if the run recorded them."""
         known = [line for line in self.samples.records if line.get("tokens")]
-        return {(line["split"], line["sample"]): Sequence.of(line, self.texts) for line in known}
+        return {(line["split"], line["sample"]): TokenSequence.of(line, self.texts) for line in known}
 
     @cached_property
     def texts(self) -> dict[int, str]:
@@ -349,3 +348,39 @@ def _records(path: Path) -> SampledLines:
         return True
 
     return sampled(path, HookLine, always=is_first_notice)
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """The tokens of one sample.
+
+    ids:     its tokens, without padding
+    before:  number of padding tokens before them
+    width:   length of the batch's sequences, including padding
+    targets: the target token at each position; None: no target
+    texts:   token -> its text
+    """
+
+    ids: tuple[int, ...]
+    before: int
+    width: int
+    targets: tuple[int | None, ...]
+    texts: Mapping[int, str]
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any], texts: Mapping[int, str]) -> TokenSequence:
+        """From a line of samples.jsonl that has tokens."""
+        ids = tuple(line["tokens"])
+        before, after = line.get("padding", (0, 0))
+        targets = tuple(line.get("targets") or ())
+        known = targets if len(targets) == len(ids) else (None,) * len(ids)
+        return cls(ids, before, before + len(ids) + after, known, texts)
+
+    def name(self, token: int) -> str:
+        """The text of a token, or its number if the text is not known."""
+        return self.texts.get(token) or f"#{token}"
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each of its tokens."""
+        return [self.name(each) for each in self.ids]

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import is_kept, sampled
-from hookrun.report.yaml_files import read_yaml
+from hookrun.store import stored_config
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, METRICS, REPORT, STATUS
 from hookrun.store.inside import is_there
@@ -135,3 +135,14 @@ def tags_of(config: Mapping[str, Any]) -> list[str]:
 
 def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split("/")]
+
+
+def read_yaml(path: Path, root: Path) -> Any:
+    """The content with unresolved interpolations; None if the file is missing or is not YAML.
+
+    root: the directory of the run or the sweep, below which no link is followed
+    """
+    try:
+        return stored_config.read_yaml(path, root)
+    except StoreError:
+        return None

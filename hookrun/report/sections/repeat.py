@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hookrun.report.facts import Facts
+from hookrun.report.jobs import read_yaml
 from hookrun.report.section import ReportSection
 from hookrun.report.sweep_facts import SweepFacts
-from hookrun.report.yaml_files import MULTIRUN, read_yaml
+from hookrun.store.format import MULTIRUN
 from hookrun.store.records import HydraRecord, UsedRunRecord, checked
 
 _SHIPPED = "conf"
