@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
@@ -21,7 +20,7 @@ from hookrun.actions.site import TokenRows
 from hookrun.containers import tensors
 from hookrun.errors import HookrunError, listed
 from hookrun.proving import Plan
-from hookrun.report import write_report
+from hookrun.report import try_report
 from hookrun.runtime import Installation
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
@@ -31,7 +30,7 @@ from hookrun.store.environment import environment
 from hookrun.store.files import StoreError
 from hookrun.store.format import LOCK, RECORDED
 from hookrun.store.lock import sole_writer
-from hookrun.store.log_values import counted, number, split_name
+from hookrun.store.outputs import outputs_folder
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir, update_latest
 from hookrun.tasks.loop.endings import ending, print_failure, set_failed
@@ -40,8 +39,8 @@ from hookrun.tasks.loop.summaries import hook_facts, model_facts
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
+from hookrun.store.records import MOST_COUNT, MOST_NAME
 
-OUTPUT = "HOOKRUN_OUTPUT"
 MOST_METRICS = 900
 """The largest number of metrics in one line of metrics.jsonl."""
 _SHOWN = 4
@@ -150,12 +149,12 @@ class Recording(Installation):
             "split": ("train" if self.clock.mode == "train" else "val")
             if split is None
             else split_name(split),
-            "epoch": self.clock.epoch if epoch is None else counted("epoch", epoch),
-            "step": self.clock.step if step is None else counted("step", step),
+            "epoch": self.clock.epoch if epoch is None else clock_value("epoch", epoch),
+            "step": self.clock.step if step is None else clock_value("step", step),
         }
         if not values or len(values) > MOST_METRICS:
             raise HookrunError(f"log: found {len(values)} metrics, expected 1 to {MOST_METRICS}")
-        self._run_dir.log_metrics(**at, **{name: number(name, value) for name, value in values.items()})
+        self._run_dir.log_metrics(**at, **{name: metric_value(name, value) for name, value in values.items()})
         self.sink.settle()
 
     @property
@@ -249,21 +248,10 @@ class Recording(Installation):
         finally:
             self._is_open = False
             self._lock.close()
-            self._write_report()
+            try_report(self.path)
 
     def _write_hooks(self) -> None:
         self._run_dir.write_hooks(hook_facts(self))
-
-    def _write_report(self) -> None:
-        """The report of the run; if that fails, the run is not affected."""
-        try:
-            write_report(self.path)
-        except Exception as error:  # an error in the report must not affect the run
-            what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
-            again = f"python -m hookrun.report {self.path}"
-            print(
-                f"report: not made: {what}\n  when that is fixed, run: {again}", file=sys.stderr, flush=True
-            )
 
     def _require_open(self, what: str) -> None:
         if not self._is_open:
@@ -353,10 +341,48 @@ def run_folder(path: str | os.PathLike[str] | None) -> Path:
     """The directory of a new run: `path`, or by default one named by the time, as on the command line."""
     if path is not None:
         return Path(path).expanduser().absolute()
-    outputs = Path(os.environ.get(OUTPUT) or ".") / "outputs"
-    return outputs.expanduser().absolute() / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+    return outputs_folder() / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
 
 
 def _device(model: nn.Module) -> str:
     found = next(chain(model.parameters(), model.buffers()), None)
     return str(found.device) if found is not None else "cpu"
+
+
+def metric_value(name: str, value: Any) -> int | float:
+    """The value of a metric as a Python number. HookrunError, naming the metric, for anything but one number."""
+    if len(name) > MOST_NAME:
+        raise HookrunError(f"log: a name of {len(name):,} characters, at most {MOST_NAME:,} are kept")
+    found = value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        try:
+            found = value.item()
+        except RuntimeError as error:  # a meta tensor
+            raise HookrunError(f"log: {name}: its value cannot be read: {error}") from error
+    if not isinstance(found, int | float):
+        shape = getattr(value, "shape", None)
+        what = f"a {type(value).__name__}" + (f" of shape {list(shape)}" if shape is not None else "")
+        hint = "log one number, for example its mean" if shape is not None else "log numbers only"
+        raise HookrunError(
+            f"log: {name}: found {what}, expected a number or a tensor of no dimensions: {hint}"
+        )
+    if isinstance(found, int) and abs(found) > MOST_COUNT:
+        raise HookrunError(f"log: {name}: a whole number beyond 2**53 is not kept exactly: log it as a float")
+    return found
+
+
+def clock_value(name: str, value: Any) -> int:
+    """A step or an epoch. HookrunError if it is not an integer of at least 0."""
+    found = metric_value(name, value)
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise HookrunError(f"log: {name}: found {value!r}, expected a whole number from 0")
+    return found
+
+
+def split_name(split: Any) -> str:
+    """The split. HookrunError if it is not a short text."""
+    if not isinstance(split, str) or len(split) > MOST_NAME:
+        raise HookrunError(
+            f"log: split: found {split!r:.100}, expected a short text such as 'train' or 'val'"
+        )
+    return split

@@ -44,13 +44,12 @@ from hookrun.cli.loader import HYDRAS_SOURCES, SOURCES, Loader
 from hookrun.cli.loader import conf_dir as conf_dir
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interpolations import guarded
+from hookrun.store.format import OUTPUT
 from hookrun.version import __version__
 
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
 BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__name__}"
 MAX_JOBS = 10_000
-OUTPUT = "HOOKRUN_OUTPUT"
-"""The environment variable that names the folder of all outputs."""
 
 
 class App(Hydra):

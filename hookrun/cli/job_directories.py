@@ -12,9 +12,8 @@ from hookrun.cli.composed_jobs import read_job
 from hookrun.cli.stored_sweep import KEY
 from hookrun.errors import Problem, SpecError
 from hookrun.report.jobs import HYDRA, job_folders
-from hookrun.report.yaml_files import MULTIRUN
 from hookrun.store.files import StoreError
-from hookrun.store.format import JOB, STATUS
+from hookrun.store.format import JOB, MULTIRUN, STATUS
 from hookrun.store.lock import LockedError, refuse_held
 from hookrun.store.records import Status, read_record
 

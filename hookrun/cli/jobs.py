@@ -25,10 +25,9 @@ from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
 from hookrun.interruptions import handled, interruption_kept, pending, shielded
 from hookrun.ranks.alone import ALONE, Ranks
-from hookrun.report.yaml_files import MULTIRUN
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
-from hookrun.store.format import CHECKPOINTS, JOB, REPORT, STATUS, State
+from hookrun.store.format import CHECKPOINTS, JOB, MULTIRUN, REPORT, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.trust import read_once
 
@@ -245,14 +244,10 @@ def _tell_how_to_go_on(run_dir: Path) -> None:
 
 def make_page(folder: Path) -> None:
     """Write the report of a run or of a sweep and print its path; if that fails, the run is not affected."""
-    from hookrun.report import write_report
+    from hookrun.report import try_report
 
-    try:
-        print(f"report: {write_report(folder)}", flush=True)
-    except Exception as error:  # an error in the report must not change the run's exit code
-        what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
-        again = f"python -m hookrun.report {folder}"
-        print(f"report: not made: {what}\n  to make it later: {again}", file=sys.stderr, flush=True)
+    if (page := try_report(folder)) is not None:
+        print(f"report: {page}", flush=True)
 
 
 def make_missing_page(run_dir: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.errors import Problem, SpecError
-from hookrun.report.yaml_files import MULTIRUN
 from hookrun.spec.objective import Direction, Goal
 from hookrun.store.files import replacing
+from hookrun.store.format import MULTIRUN
 
 _SWEEPER = "hydra.sweeper"
 _FAILURES = "max_failure_rate"

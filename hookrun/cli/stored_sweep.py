@@ -19,10 +19,9 @@ from hydra.errors import HydraException
 from hookrun.cli import hydra_section
 from hookrun.cli.hydra import parse_override
 from hookrun.errors import Problem, SpecError
-from hookrun.report.yaml_files import MULTIRUN
 from hookrun.store import stored_config
 from hookrun.store.files import StoreError
-from hookrun.store.format import STATUS
+from hookrun.store.format import MULTIRUN, STATUS
 from hookrun.store.lock import LockedError, refuse_held
 from hookrun.store.outputs import OUTPUTS, outputs_folder
 from hookrun.store.records import HydraRecord, checked

@@ -6,9 +6,12 @@ A page is a list of sections, in `sections/`. torch is imported when a page is m
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
-__all__ = ["write_report"]
+from hookrun.errors import HookrunError
+
+__all__ = ["try_report", "write_report"]
 
 
 def write_report(path: str | os.PathLike[str]) -> Path:
@@ -17,13 +20,19 @@ def write_report(path: str | os.PathLike[str]) -> Path:
     The run or sweep may still be running. Raises StoreError if the directory holds neither, or if the page can't be
     written.
     """
+    from hookrun.report.pages import write_run_report, write_sweep_report
     from hookrun.store.format import STATUS
 
     folder = Path(path).expanduser().resolve()
-    if (folder / STATUS).is_file():
-        from hookrun.report.run import write_run_report
+    return write_run_report(folder) if (folder / STATUS).is_file() else write_sweep_report(folder)
 
-        return write_run_report(folder)
-    from hookrun.report.sweep import write_sweep_report
 
-    return write_sweep_report(folder)
+def try_report(path: Path) -> Path | None:
+    """As `write_report`; if that fails, which must not affect the run, print why and how to make it later: None."""
+    try:
+        return write_report(path)
+    except Exception as error:
+        what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
+        again = f"python -m hookrun.report {path}"
+        print(f"report: not made: {what}\n  to make it later: {again}", file=sys.stderr, flush=True)
+        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,28 +14,51 @@ from hookrun.report.draw.pictures import Room
 from hookrun.report.draw.text import shortened, token_name
 from hookrun.report.lines import SampledLines, beginning, is_kept, sampled
 from hookrun.report.sampling import stored_captures
-from hookrun.report.sequences import Sequence
 from hookrun.store.captures import StoredCapture
 from hookrun.store.files import StoreError, os_reason, read_json
 from hookrun.store.format import (
     CAPTURES,
     CONFIG,
+    ENV,
     ERROR,
     GENERATIONS,
+    HOOKS,
     METRICS,
+    MODEL,
     PICTURES,
+    PLAN,
     PREDICTIONS,
     SAMPLES,
     STATS,
     STATUS,
     TOKENS,
 )
-from hookrun.store.inside import open_inside
+from hookrun.store.inside import is_there, open_inside
 from hookrun.store.reader import Run, open_run
-from hookrun.store.records import MOST_NAME, GenerationLine, PictureLine, SampleLine, StatsLine, TokenLine
+from hookrun.store.records import (
+    MOST_NAME,
+    Count,
+    EnvRecord,
+    GenerationLine,
+    HooksRecord,
+    MetricsLine,
+    ModelRecord,
+    Name,
+    PictureLine,
+    PlannedHookRecord,
+    PlanRecord,
+    Record,
+    SampleLine,
+    SiteRecord,
+    StatsLine,
+    TokenLine,
+    UsedRunRecord,
+    typed_record,
+)
 from hookrun.store.run_dir import cut_off
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 
 MOST_SITES = 10_000
 """Hooked modules whose first notice is kept even if stats.jsonl is sampled."""
@@ -57,6 +80,20 @@ MOST_TOKENS = 400_000
 """Lines read of tokens.jsonl: more tokens than a model has."""
 
 
+NOTICES = frozenset({"ok", "spent"})
+"""Keys of records that the page shows as notices: a check's result, a budget that is used up."""
+
+
+class HookLine(StatsLine):
+    """A line of stats.jsonl that says where and when it was recorded, as the page needs it."""
+
+    module: Name
+    action: Name
+    mode: Name
+    epoch: Count
+    step: Count
+
+
 @dataclass(frozen=True)
 class Facts:
     """The data of one run directory.
@@ -70,10 +107,10 @@ class Facts:
 
     path: Path
     status: dict[str, Any]
-    plan: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    hooks: dict[str, Any] = field(default_factory=dict)
-    env: dict[str, Any] = field(default_factory=dict)
+    plan: PlanRecord = field(default_factory=PlanRecord)
+    model: ModelRecord = field(default_factory=ModelRecord)
+    hooks: HooksRecord = field(default_factory=HooksRecord)
+    env: EnvRecord = field(default_factory=EnvRecord)
     config: dict[str, Any] = field(default_factory=dict)
     metrics: SampledLines = field(default_factory=SampledLines)
     stats: SampledLines = field(default_factory=SampledLines)
@@ -107,10 +144,10 @@ class Facts:
         }
 
     @cached_property
-    def sequences(self) -> dict[tuple[str, int], Sequence]:
+    def sequences(self) -> dict[tuple[str, int], TokenSequence]:
         """(split, sample) -> its tokens, if the run recorded them."""
         known = [line for line in self.samples.records if line.get("tokens")]
-        return {(line["split"], line["sample"]): Sequence.of(line, self.texts) for line in known}
+        return {(line["split"], line["sample"]): TokenSequence.of(line, self.texts) for line in known}
 
     @cached_property
     def texts(self) -> dict[int, str]:
@@ -118,9 +155,9 @@ class Facts:
         return {line["token"]: token_name(line["text"], line["token"]) for line in self.tokens.records}
 
     @cached_property
-    def planned(self) -> dict[str, dict[str, Any]]:
+    def planned(self) -> dict[str, PlannedHookRecord]:
         """Hook name -> the hook, in firing order."""
-        return {hook["name"]: hook for hook in self.plan.get("hooks", [])}
+        return {hook.name: hook for hook in self.plan.hooks}
 
     @cached_property
     def order(self) -> dict[str, int]:
@@ -129,7 +166,7 @@ class Facts:
 
     def hook_type(self, hook: str) -> HookType | None:
         """The type of a planned hook; None if the plan lacks the hook, or this version does not know the type."""
-        return HOOK_TYPES.get(str(self.planned.get(hook, {}).get("hook")))
+        return HOOK_TYPES.get(self.planned[hook].hook or "") if hook in self.planned else None
 
     def sees_gradients(self, hook: str) -> bool:
         """Whether the hook's values are gradients."""
@@ -143,7 +180,7 @@ class Facts:
 
     def picked_heads(self, hook: str) -> list[int]:
         """The numbers of the attention heads that the hook sees; empty if it sees all."""
-        clause = self.planned.get(hook, {}).get("heads")
+        clause = self.planned[hook].clauses.get("heads") if hook in self.planned else None
         picked = clause.get("pick") if isinstance(clause, dict) else None
         return [each for each in picked if isinstance(each, int)] if isinstance(picked, list) else []
 
@@ -164,18 +201,18 @@ class Facts:
 
     def places(self, hook: str) -> dict[str, int]:
         """Module or parameter -> its position among the hook's matches, in the model's order."""
-        matches = self.planned.get(hook, {}).get("targets", [])
-        return {match["path"]: place for place, match in enumerate(matches)}
+        matches = self.planned[hook].targets if hook in self.planned else []
+        return {match.path: place for place, match in enumerate(matches)}
 
     @cached_property
-    def sites(self) -> dict[tuple[str, str], dict[str, Any]]:
+    def sites(self) -> dict[tuple[str, str], SiteRecord]:
         """(hook, module) -> its counts."""
-        return {(site["hook"], site["module"]): site for site in self.hooks.get("sites", [])}
+        return {(site.hook, site.module): site for site in self.hooks.sites}
 
     @cached_property
     def classes(self) -> dict[str, str]:
         """Module path -> class."""
-        return {module["path"]: module["class"] for module in self.model.get("modules", [])}
+        return {module.path: module.type for module in self.model.modules}
 
     @property
     def task(self) -> str:
@@ -183,9 +220,9 @@ class Facts:
         return self.named("task") or "run"
 
     @property
-    def runs(self) -> list[dict[str, Any]]:
+    def runs(self) -> list[UsedRunRecord]:
         """The runs that it took values from."""
-        return [*self.plan.get("runs", []), *self.env.get("runs", [])]
+        return [*self.plan.runs, *self.env.runs]
 
     @property
     def source(self) -> str:
@@ -212,10 +249,16 @@ def read_facts(path: Path) -> Facts:
             notes.append(f"{what} can't be read: {error}")
             return otherwise
 
-    metrics = tried("the metrics", lambda: sampled(run.path / METRICS, is_kept), SampledLines())
+    metrics = tried(
+        "the metrics", lambda: sampled(run.path / METRICS, MetricsLine, always=is_kept), SampledLines()
+    )
     stats = tried("the records", lambda: _records(run.path / STATS), SampledLines())
-    samples = tried("the samples", lambda: sampled(run.path / SAMPLES, line_of=SampleLine), SampledLines())
-    generations = tried("the generations", lambda: _generations(run.path / GENERATIONS), SampledLines())
+    samples = tried("the samples", lambda: sampled(run.path / SAMPLES, SampleLine), SampledLines())
+    generations = tried(
+        "the generations",
+        lambda: sampled(run.path / GENERATIONS, GenerationLine, limit=MOST_GENERATED),
+        SampledLines(),
+    )
     tokens = tried(
         "the tokens", lambda: beginning(run.path / TOKENS, TokenLine, most=MOST_TOKENS), SampledLines()
     )
@@ -227,10 +270,10 @@ def read_facts(path: Path) -> Facts:
     facts = Facts(
         path=run.path,
         status=status,
-        plan=tried("the plan", lambda: _plan(run.plan), {}),
-        model=tried("the model's tree", lambda: _listing(run.model, "modules", _MODULE), {}),
-        hooks=tried("the hooks' counts", lambda: _listing(run.hooks, "sites", _SITE), {}),
-        env=tried("the environment", lambda: _entry(run.env), {}),
+        plan=tried("the plan", lambda: _record(run.path / PLAN, PlanRecord), PlanRecord()),
+        model=tried("the model's tree", lambda: _record(run.path / MODEL, ModelRecord), ModelRecord()),
+        hooks=tried("the hooks' counts", lambda: _record(run.path / HOOKS, HooksRecord), HooksRecord()),
+        env=tried("the environment", lambda: _record(run.path / ENV, EnvRecord), EnvRecord()),
         config=tried("the configuration", lambda: run.config, {}),
         metrics=metrics,
         stats=stats,
@@ -275,34 +318,9 @@ def _status(run: Run, notes: list[str]) -> dict[str, Any]:
         return {"status": status["status"][:MOST_NAME]}
 
 
-_MODULE = ("path", "names", "class", "parameters")
-_SITE = ("hook", "module", "fired", "changed", "total")
-_HOOK = ("name", "hook", "action", "params", "when")
-_MATCH = ("path", "class", "shape")
-_RECORD = {"hook": str, "module": str, "action": str, "mode": str, "epoch": int, "step": int}
-
-
-def _entry(value: Any, *keys: str) -> dict[str, Any]:
-    """The value, a mapping with these keys. Raises StoreError for anything else."""
-    if not isinstance(value, dict):
-        raise StoreError(f"found {type(value).__name__}, expected a mapping")
-    if missing := [key for key in keys if key not in value]:
-        raise StoreError(f"it has no {', '.join(missing)}")
-    return value
-
-
-def _listing(value: Any, name: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    """A mapping with a list of entries, each with these keys."""
-    for entry in _entry(value).get(name, []):
-        _entry(entry, *keys)
-    return _entry(value)
-
-
-def _plan(plan: Any) -> dict[str, Any]:
-    for hook in _listing(plan, "hooks", _HOOK).get("hooks", []):
-        _entry(hook, "targets")
-        _listing(hook, "targets", _MATCH)
-    return _entry(plan)
+def _record(path: Path, model: type[R]) -> R:
+    """The content of a file; an empty record if it does not exist."""
+    return typed_record(path, model) if is_there(path) else model()
 
 
 def _text(path: Path) -> str:
@@ -317,21 +335,52 @@ def _text(path: Path) -> str:
     return content if len(content) <= MOST_TEXT else content[:MOST_TEXT] + "\n… (cut off here)"
 
 
-def _generations(path: Path) -> SampledLines:
-    return sampled(path, limit=MOST_GENERATED, line_of=GenerationLine)
-
-
 def _records(path: Path) -> SampledLines:
     """The records of stats.jsonl; if it is sampled, with the first notice of each hook at each module."""
-    seen = set[bytes]()
+    seen = set[tuple[str, str]]()
 
-    def is_first_notice(line: bytes) -> bool:
-        if b'"ok": false' not in line and b'"spent": ' not in line:
-            return False
-        site, _, _ = line.partition(b'"action": ')
-        if site in seen or len(seen) >= MOST_SITES:
+    def is_first_notice(record: Mapping[str, Any]) -> bool:
+        site = str(record.get("hook")), f"{record.get('module')}{record.get('path')}"
+        is_notice = not NOTICES.isdisjoint(record) and record.get("ok") is not True
+        if not is_notice or site in seen or len(seen) >= MOST_SITES:
             return False
         seen.add(site)
         return True
 
-    return sampled(path, is_first_notice, keys=_RECORD, line_of=StatsLine)
+    return sampled(path, HookLine, always=is_first_notice)
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """The tokens of one sample.
+
+    ids:     its tokens, without padding
+    before:  number of padding tokens before them
+    width:   length of the batch's sequences, including padding
+    targets: the target token at each position; None: no target
+    texts:   token -> its text
+    """
+
+    ids: tuple[int, ...]
+    before: int
+    width: int
+    targets: tuple[int | None, ...]
+    texts: Mapping[int, str]
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any], texts: Mapping[int, str]) -> TokenSequence:
+        """From a line of samples.jsonl that has tokens."""
+        ids = tuple(line["tokens"])
+        before, after = line.get("padding", (0, 0))
+        targets = tuple(line.get("targets") or ())
+        known = targets if len(targets) == len(ids) else (None,) * len(ids)
+        return cls(ids, before, before + len(ids) + after, known, texts)
+
+    def name(self, token: int) -> str:
+        """The text of a token, or its number if the text is not known."""
+        return self.texts.get(token) or f"#{token}"
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each of its tokens."""
+        return [self.name(each) for each in self.ids]

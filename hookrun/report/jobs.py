@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import is_kept, sampled
-from hookrun.report.yaml_files import read_yaml
+from hookrun.store import stored_config
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, METRICS, REPORT, STATUS
 from hookrun.store.inside import is_there
-from hookrun.store.records import EnvRecord, Record, Status, read_record
+from hookrun.store.records import EnvRecord, MetricsLine, Record, Status, read_record
 from hookrun.store.run_dir import cut_off
 from hookrun.store.scores import Result, is_batch, measures, result_of
 
@@ -84,7 +84,7 @@ def _job(folder: Path, path: Path) -> JobFacts:
     reason = cut_off(status)
     if reason:
         status = {**status, "status": "cut off", "reason": reason}
-    lines = sampled(path / METRICS, is_kept, limit=_ENOUGH).records
+    lines = sampled(path / METRICS, MetricsLine, limit=_ENOUGH, always=is_kept).records
     means, batches = dict[str, float](), dict[str, float]()
     for line in lines:
         (batches if is_batch(line) else means).update(measures(line))
@@ -135,3 +135,14 @@ def tags_of(config: Mapping[str, Any]) -> list[str]:
 
 def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split("/")]
+
+
+def read_yaml(path: Path, root: Path) -> Any:
+    """The content with unresolved interpolations; None if the file is missing or is not YAML.
+
+    root: the directory of the run or the sweep, below which no link is followed
+    """
+    try:
+        return stored_config.read_yaml(path, root)
+    except StoreError:
+        return None

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
 from hookrun.store.files import os_reason
 from hookrun.store.format import decode
-from hookrun.store.inside import open_inside
-from hookrun.store.records import MetricsLine, Record
+from hookrun.store.inside import is_there, open_inside
+from hookrun.store.records import Record
+from hookrun.store.scores import is_batch, is_part
 
 MOST_BYTES = 24 * 2**20
 MOST_LINE = 2**20
@@ -42,119 +41,91 @@ class SampledLines:
 
 def sampled(
     path: Path,
-    always: Callable[[bytes], bool] = lambda line: False,
+    model: type[Record],
+    *,
     limit: int = MOST_BYTES,
-    keys: Mapping[str, type] = MappingProxyType({}),
-    line_of: type[Record] = MetricsLine,
+    always: Callable[[Mapping[str, Any]], bool] = lambda record: False,
 ) -> SampledLines:
     """All records of a file of up to `limit` bytes; of a longer file a random sample of that size, with a fixed seed.
 
-    always:  whether a line is kept even if the file is sampled
-    keys:    keys that each record must have, with their types; other records are left out
-    line_of: the model that validates each record
+    model:  of each record; others are left out
+    always: whether a record is kept even if the file is sampled
     """
-    found = SampledLines()
-    counts = Counter[str]()
-    try:
-        with open_inside(path) as file:
-            share = limit / max(os.fstat(file.fileno()).st_size, 1)
-            draw = random.Random(0)
-            together, size = list[bytes](), 0
-            for line in _lines(file, counts):
-                if share < 1 and draw.random() > share and not always(line):
-                    continue
-                together.append(line)
-                size += len(line)
-                if size >= _TOGETHER:
-                    _take_all(found, counts, together, keys, line_of)
-                    together, size = [], 0
-            _take_all(found, counts, together, keys, line_of)
-    except FileNotFoundError:
-        return found
-    except OSError as error:
-        found.notes.append(f"{path.name} can't be read: {os_reason(error)}")
-        return found
+    found, counts, draw = SampledLines(), Counter[str](), random.Random(0)
+    share = limit / max(path.lstat().st_size if is_there(path) else 0, 1)
     found.is_sample = share < 1
+    for _, record in _decoded(path, found, counts):
+        is_drawn = share >= 1 or draw.random() <= share
+        if is_drawn or (isinstance(record, dict) and always(record)):
+            _take(found, counts, record, model)
     found.notes += _notes(path.name, counts, len(found.records) if found.is_sample else None)
     return found
 
 
 def beginning(
-    path: Path, line_of: type[Record], *, most: int | None = None, most_bytes: int | None = None
+    path: Path, model: type[Record], *, most: int | None = None, most_bytes: int | None = None
 ) -> SampledLines:
     """The records of the first lines of a file: at most `most` lines and `most_bytes` bytes.
 
-    line_of: the model that validates each record
+    model: of each record; others are left out
     """
     found, counts, size = SampledLines(), Counter[str](), 0
-    try:
-        with open_inside(path) as file:
-            for line in _lines(file, counts):
-                size += len(line)
-                if (most is not None and counts["total"] > most) or (
-                    most_bytes is not None and size > most_bytes
-                ):
-                    found.is_sample = True
-                    break
-                _take(found, counts, line, {}, line_of)
-    except FileNotFoundError:
-        return found
-    except OSError as error:
-        found.notes.append(f"{path.name} can't be read: {os_reason(error)}")
-        return found
+    for number, (line, record) in enumerate(_decoded(path, found, counts), start=1):
+        size += len(line)
+        if (most is not None and number > most) or (most_bytes is not None and size > most_bytes):
+            found.is_sample = True
+            break
+        _take(found, counts, record, model)
     if found.is_sample and most is not None:
         found.notes.append(f"{path.name}: only its first {most:,} lines are read")
     found.notes += _notes(path.name, counts, None)
     return found
 
 
-def is_kept(line: bytes) -> bool:
-    """Whether a line of metrics.jsonl is kept if the file is sampled: all except single batches and single samples."""
-    if b'"of": "sample"' in line or b'"of": "position"' in line:
-        return False
-    return b'"split": "train"' not in line or b'"of": "epoch"' in line
+def is_kept(line: Mapping[str, Any]) -> bool:
+    """Whether a line of metrics.jsonl is kept if the file is sampled: all except single batches and parts of a pass."""
+    return not is_batch(line) and not is_part(line)
 
 
-def _take_all(
-    found: SampledLines,
-    counts: Counter[str],
-    lines: list[bytes],
-    keys: Mapping[str, type],
-    line_of: type[Record],
-) -> None:
-    """Append the records of lines, parsed in one go, which takes a third of the time."""
+def _take(found: SampledLines, counts: Counter[str], record: Any, model: type[Record]) -> None:
     try:
+        model.model_validate(record)
+        found.records.append(record)
+    except ValidationError:
+        counts["strange"] += 1
+
+
+def _decoded(path: Path, found: SampledLines, counts: Counter[str]) -> Iterator[tuple[bytes, Any]]:
+    """Each line and its value; a line that is not JSON or too long is counted and left out."""
+    lines, size = list[bytes](), 0
+    try:
+        with open_inside(path) as file:
+            for line in _lines(file, counts):
+                lines.append(line)
+                size += len(line)
+                if size >= _TOGETHER:
+                    yield from _values(lines, counts)
+                    lines, size = [], 0
+            yield from _values(lines, counts)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        found.notes.append(f"{path.name} can't be read: {os_reason(error)}")
+
+
+def _values(lines: list[bytes], counts: Counter[str]) -> Iterator[tuple[bytes, Any]]:
+    try:  # parsing all lines in one go takes a third of the time
         records = decode(b"[" + b",".join(lines) + b"]")
     except ValueError:
         records = ()
-    if len(records) != len(lines):  # the code below finds which line is broken
-        for line in lines:
-            _take(found, counts, line, keys, line_of)
+    if len(records) == len(lines):
+        yield from zip(lines, records, strict=True)
         return
-    for record in records:
-        if _is_record(record, keys, line_of):
-            found.records.append(record)
-        else:
-            counts["strange"] += 1
-
-
-def _take(
-    found: SampledLines,
-    counts: Counter[str],
-    line: bytes,
-    keys: Mapping[str, type],
-    line_of: type[Record],
-) -> None:
-    """Append the record of a line, or count why it is left out."""
-    try:
-        record = decode(line)
-    except ValueError:
-        counts["broken"] += line.endswith(b"\n")  # an unfinished last line is still being written
-        return
-    if _is_record(record, keys, line_of):
-        found.records.append(record)
-    else:
-        counts["strange"] += 1
+    for line in lines:
+        try:
+            yield line, decode(line)
+        except ValueError:
+            counts["broken"] += line.endswith(b"\n")  # an unfinished last line is still being written
 
 
 def _lines(file: BinaryIO, counts: Counter[str]) -> Iterator[bytes]:
@@ -168,14 +139,6 @@ def _lines(file: BinaryIO, counts: Counter[str]) -> Iterator[bytes]:
             yield piece
         counts["total"] += is_end
         is_rest = not is_end
-
-
-def _is_record(record: Any, keys: Mapping[str, type], line_of: type[Record]) -> bool:
-    try:
-        line_of.model_validate(record)
-    except ValidationError:
-        return False
-    return all(isinstance(record.get(key), kind) for key, kind in keys.items())
 
 
 def _notes(name: str, counts: Counter[str], drawn: int | None) -> Iterator[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from hookrun.actions.given import GivenFunction
+from hookrun.callables import tensor_digest
 from hookrun.errors import HookrunError
 from hookrun.index import Item
 from hookrun.store.captures import StoredCapture
@@ -64,11 +65,7 @@ Source = Found | GivenFunction
 
 def digest_of(source: Source) -> str:
     """The hash of the value."""
-    if not isinstance(source, Tensor):
-        return source.digest
-    flat = source.detach().cpu().contiguous().reshape(-1)
-    raw = f"{source.dtype}{list(source.shape)}".encode() + bytes(flat.view(torch.uint8).numpy())
-    return hashlib.sha256(raw).hexdigest()
+    return tensor_digest(source) if isinstance(source, Tensor) else source.digest
 
 
 def computable(tensor: Tensor) -> Tensor:

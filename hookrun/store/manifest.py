@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookrun.errors import listed
-from hookrun.store.files import StoreError, blocks_of_lines, os_reason, read_json, write_json
+from hookrun.store.files import StoreError, blocks_of_lines, os_reason, write_json
 from hookrun.store.format import CAPTURES, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
 from hookrun.store.inside import kind_of, listed_inside, open_inside
 from hookrun.store.shard import index_names
@@ -50,16 +50,13 @@ def write_manifest(folder: Path) -> str:
 
 def read_manifest(folder: Path, sha256: str) -> dict[str, tuple[int, str]]:
     """Path -> bytes and SHA-256 of each file. StoreError if the manifest has another SHA-256."""
-    from hookrun.store.records import ManifestRecord, checked
+    from hookrun.store.records import ManifestRecord, typed_record
 
     path = folder / MANIFEST
     found = hashed(path)[1]
     if found != sha256:
         raise StoreError(f"{path} was changed: its SHA-256 is {found[:12]}…, status.json says {sha256[:12]}…")
-    try:
-        record = checked(read_json(path), ManifestRecord)
-    except ValueError as error:
-        raise StoreError(f"{path}: {error}") from error
+    record = typed_record(path, ManifestRecord)
     return {name: (file.bytes, file.sha256) for name, file in record.files.items()}
 
 

@@ -7,20 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hookrun.store.files import StoreError
-from hookrun.store.format import STATUS
+from hookrun.store.format import OUTPUT, STATUS
 from hookrun.store.inside import is_there
 from hookrun.store.manifest import manifest_faults, read_manifest
 from hookrun.store.records import Status, read_record
-
-VARIABLE = "HOOKRUN_OUTPUT"
-"""The environment variable with the folder of all outputs."""
 
 OUTPUTS = "outputs"
 
 
 def outputs_folder() -> Path:
     """The folder of single runs, as an absolute path: `outputs` in HOOKRUN_OUTPUT, else in the current directory."""
-    return Path(os.path.abspath(Path(os.path.expanduser(os.environ.get(VARIABLE, "")), OUTPUTS)))
+    return Path(os.path.abspath(Path(os.path.expanduser(os.environ.get(OUTPUT, "")), OUTPUTS)))
 
 
 def newest_unchanged(folder: Path) -> Path | None:

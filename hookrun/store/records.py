@@ -114,6 +114,11 @@ class PlannedHookRecord(Record):
     when: dict[Name, Any] | None = None
     targets: Listing[PlannedMatch] = []
 
+    @property
+    def clauses(self) -> dict[str, Any]:
+        """Its other keys, such as `tokens` and `heads`."""
+        return self.model_extra or {}
+
 
 class UsedRunRecord(Record):
     """A run from which another run takes values."""
@@ -184,6 +189,7 @@ class EnvRecord(Record):
     device: Name | None = None
     device_name: Name | None = None
     threads: Count | None = None
+    recorded: bool | None = None
     argv: Listing[Text] = []
     runs: Listing[UsedRunRecord] = []
 
@@ -402,11 +408,13 @@ def checked(value: Any, model: type[R]) -> R:
 def read_record(path: Path, model: type[Record]) -> dict[str, Any]:
     """The content of a JSON file directly in a run directory. StoreError if it does not fit the model."""
     content: dict[str, Any] = read_json(path)
-    try:
-        checked(content, model)
-    except ValueError as error:
-        raise StoreError(f"{path}: {error}") from error
+    _fitting(path, content, model)
     return content
+
+
+def typed_record(path: Path, model: type[R]) -> R:
+    """The content of a JSON file directly in a run directory, as a record. StoreError if it does not fit the model."""
+    return _fitting(path, read_json(path), model)
 
 
 def read_records(path: Path, model: type[Record]) -> list[dict[str, Any]]:
@@ -417,12 +425,16 @@ def read_records(path: Path, model: type[Record]) -> list[dict[str, Any]]:
     lines = list[dict[str, Any]]()
     for block in blocks_of_lines(path):
         for number, record in enumerate(block.records, start=block.first):
-            try:
-                checked(record, model)
-            except ValueError as error:
-                raise StoreError(f"{path}, line {number}: {error}") from error
+            _fitting(f"{path}, line {number}", record, model)
         lines += block.records
     return lines
+
+
+def _fitting(place: Path | str, content: Any, model: type[R]) -> R:
+    try:
+        return checked(content, model)
+    except ValueError as error:
+        raise StoreError(f"{place}: {error}") from error
 
 
 def first_problem(error: ValidationError) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hookrun.cli import main
-from hookrun.report.baselines import baseline_of
-from hookrun.report.sweep_facts import read_sweep
+from hookrun.report.sweep_facts import baseline_of, read_sweep
 
 CLIP = ("-m", "experiment=clip_fc", "baseline=true")
 

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from hookrun.report.captures import BINS, view_capture
+from hookrun.report.captures import BINS, idle_units, view_capture
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import stored_captures
+from hookrun.store.records import ModelRecord, PlanRecord
 from hookrun.store.writer import CaptureWriter
 
+MODULE = {"path": "layer", "names": ["layer"], "class": "Tanh", "parameters": 0}
 VECTORS = ["distribution", "mean of 10 rows", "rows"]
 
 
@@ -35,8 +37,8 @@ def drawn(folder: Path, *batches: torch.Tensor, by_sample: bool = True, hook: st
     facts = Facts(
         folder,
         status={},
-        plan={"hooks": [{"name": "h", "hook": hook}]},
-        model={"modules": [{"path": "layer", "class": "Tanh"}]},
+        plan=PlanRecord.model_validate({"hooks": [{"name": "h", "hook": hook}]}),
+        model=ModelRecord.model_validate({"modules": [MODULE]}),
     )
     return view_capture(captured(folder, *batches, by_sample=by_sample), facts)
 
@@ -131,3 +133,23 @@ def test_the_figures_of_a_histogram_are_of_all_rows(tmp_path: Path) -> None:
     assert f"mean {finite.mean():.4g}, std {finite.std():.4g}, min " in figure.note
     assert "max 1,000,000" in figure.note or "max 1e+06" in figure.note
     assert "12,000 values" in figure.note and "1 of 12,000 values are not finite" in figure.note
+
+
+def test_dead_saturated_and_constant_units_are_named() -> None:
+    rows = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).tanh()
+    rows[:, 1], rows[:, 3], rows[:, 5] = 0, 0.25, 1
+    rows[:39, 2] = 1
+    found = {units.what: units.which for units in idle_units(rows, "Tanh")}
+    assert found == {"dead": (1,), "saturated": (2, 5), "constant": (3, 5)}
+    assert "saturated" not in {units.what for units in idle_units(rows, "Linear")}
+
+
+def test_the_units_of_pictures_are_channels() -> None:
+    rows = torch.randn(10, 4, 3, 3, generator=torch.Generator().manual_seed(0)).relu()
+    rows[:, 2] = 0
+    [units] = idle_units(rows, "ReLU")
+    assert (units.what, units.kind, units.which, units.total) == ("dead", "channel", (2,), 4)
+
+
+def test_a_few_rows_are_not_enough() -> None:
+    assert idle_units(torch.zeros(3, 5), "ReLU") == []

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 from report_pages import SHORT, table
@@ -10,6 +14,8 @@ from report_pages import SHORT, table
 import hookrun
 from hookrun.cli import main
 from hookrun.report import write_report
+from hookrun.report.jobs import find_jobs, read_yaml
+from hookrun.report.sweep_facts import swept_keys
 
 
 def test_it_is_made_at_the_end_of_a_multirun(sweep: Path, page) -> None:
@@ -69,3 +75,179 @@ def test_the_page_of_an_interrupted_sweep(folder: Path, page, monkeypatch) -> No
     monkeypatch.setattr(tasks, "run", interrupted)
     assert main([*SHORT, "hydra.sweep.dir=cut", "seed=1,2,3"]) == 130
     assert "done 1" in page(folder / "cut").text
+
+
+def test_keys_with_one_value_were_not_swept(sweep: Path) -> None:
+    assert swept_keys(find_jobs(sweep)) == ["train.optimizer.lr", "seed"]
+
+
+def test_a_sweep_that_has_just_begun_has_its_keys_and_its_number_of_jobs(copied: Path, page) -> None:
+    for job in range(1, 6):
+        shutil.rmtree(copied / str(job))
+    write_report(copied)
+    text = page(copied).text
+    assert "not started 5" in text and "5 jobs not finished" in text
+    assert [(row["train.optimizer.lr"], row["seed"]) for row in table(copied)] == [("0.001", "0")]
+    (copied / "sweep.json").unlink()  # as written by an earlier version
+    write_report(copied)
+    assert "not started 5" in page(copied).text
+    (copied / "multirun.yaml").write_text("hydra: [half")
+    write_report(copied)
+    assert "not finished" not in page(copied).text
+
+
+def test_baselines_come_first_and_each_job_is_compared_with_its_own(folder: Path, page) -> None:
+    """One sweep: its title, its order, its differences, and its progress while it runs."""
+    keys = (*SHORT, "+hooks.loud={select: fc, hook: forward, action: scale, factor: -1}")
+    assert main([*keys, "baseline=true", "seed=0,1", "hydra.sweep.dir=compared"]) == 0
+    path = folder / "compared"
+    rows = {row["job"]: row for row in table(path)}
+    assert list(rows) == ["0", "1", "2", "3"]
+    for job, baseline in (("2", "0"), ("3", "1")):
+        expected = float(rows[job]["objective"]) - float(rows[baseline]["objective"])
+        assert float(rows[job]["val/accuracy - baseline"]) == expected
+        assert rows[baseline]["val/accuracy - baseline"] == ""
+    found = page(path)
+    assert "<h1>train mlp over seed</h1>" in found.source
+    first = [link for link in found.links if link.startswith("./")][:2]
+    assert first == ["./0/report.html", "./1/report.html"] and found.text.count(" baseline ") >= 2
+    assert 'id="best"' in found.source and "without hooks: " in found.text
+    shutil.rmtree(path / "3")
+    write_report(path)
+    assert "3 of 4 jobs finished" in page(path).text
+
+
+def test_metrics_that_only_the_baselines_have_are_not_drawn(folder: Path, page) -> None:
+    hook = "+hooks.c={select: fc, hook: forward, action: check, max: 1e-4}"
+    keys = ["-m", "task=evaluate", *SHORT[1:4], hook, "seed=0,1", "baseline=true", "hydra.sweep.dir=ends"]
+    assert main(keys) == 3
+    assert "failed 2" in page(folder / "ends").text or "stopped 2" in page(folder / "ends").text
+
+
+def test_directories_of_other_machines_and_depths_are_found(copied: Path) -> None:
+    (copied / "lr=0.1").mkdir()
+    (copied / "5").rename(copied / "lr=0.1" / "seed=1")
+    write_report(copied)
+    names = [job.name for job in find_jobs(copied)]
+    assert set(names) == {"0", "1", "2", "3", "4", "lr=0.1/seed=1"}
+
+
+def test_a_job_that_continues_or_is_edited_after_a_page_is_read_again(copied: Path) -> None:
+    before = find_jobs(copied)
+    assert all(job.status == "done" for job in before)
+    path = copied / before[0].name / "status.json"
+    path.write_text(path.read_text().replace('"done"', '"failed"'))
+    metrics = copied / before[1].name / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"loss": ', '"loss": 1'))  # another number
+    shutil.rmtree(copied / before[2].name)
+    after = find_jobs(copied)
+    assert [job.name for job in after] == [job.name for job in before if job.name != before[2].name]
+    assert after[0].status == "failed"
+    assert after[1].metrics["val/loss"] != before[1].metrics["val/loss"]
+    assert after[2:] == before[3:]
+
+
+def test_numbers_are_in_order(copied: Path) -> None:
+    (copied / "5").rename(copied / "10")
+    assert [job.name for job in find_jobs(copied)] == ["0", "1", "2", "3", "4", "10"]
+
+
+def test_a_killed_job_is_not_shown_as_running(copied: Path, page) -> None:
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    status = json.loads((copied / "5/status.json").read_text())
+    status |= {"status": "running", "ended": None, "exit_code": None, "pid": int(gone.stdout)}
+    (copied / "5/status.json").write_text(json.dumps(status))
+    write_report(copied)
+    text = page(copied).text
+    assert "cut off 1" in text and "1 job did not end well" in text and "not finished" not in text
+    assert table(copied)[5]["status"] == "cut off"
+
+
+def test_the_page_is_written_despite_a_partly_written_file_of_one_job(copied: Path, page) -> None:
+    (copied / "3/.hydra/overrides.yaml").write_text('- "train.optimizer.lr=0.0')
+    (copied / "4/status.json").write_text("[1, 2]")
+    (copied / "5/metrics.jsonl").write_text("[1, 2]\n3\n")
+    write_report(copied)
+    rows = table(copied)
+    assert (len(rows), rows[3]["train.optimizer.lr"], rows[5]["val/loss"]) == (6, "", "")
+
+
+def test_an_unreadable_file_counts_as_missing(tmp_path: Path) -> None:
+    path = tmp_path / "multirun.yaml"
+    assert read_yaml(path, tmp_path) is None
+    path.write_text("a: ${b}")
+    assert read_yaml(path, tmp_path) == {"a": "${b}"}
+    path.write_text("a: [")
+    assert read_yaml(path, tmp_path) is None
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+    assert read_yaml(path, tmp_path) is None
+
+
+def test_the_page_links_to_the_page_of_each_job(sweep: Path, page) -> None:
+    links = [link for link in page(sweep).links if link.startswith("./")]
+    best_first = sorted(table(sweep), key=lambda row: -float(row["objective"]))
+    assert links == [f"./{row['job']}/report.html" for row in best_first]
+    assert all((sweep / link).is_file() for link in links)
+
+
+def test_jobs_that_failed_are_listed_with_their_reasons(folder: Path, page) -> None:
+    assert main([*SHORT, "hydra.sweep.dir=unlucky", "train.optimizer.name=SGD,SparseAdam"]) == 1
+    found, rows = page(folder / "unlucky"), table(folder / "unlucky")
+    assert "done 1" in found.text and "failed 1" in found.text
+    assert "1 job did not end well" in found.text
+    assert "SparseAdam does not support dense gradients" in found.text
+    assert [(row["status"], row["exit_code"]) for row in rows] == [("done", "0"), ("failed", "1")]
+    assert "SparseAdam" in rows[1]["reason"]
+
+
+def test_a_failed_job_is_listed_with_the_keys_that_it_was_given(copied: Path, page) -> None:
+    status = json.loads((copied / "0/status.json").read_text()) | {"status": "failed", "exit_code": 1}
+    (copied / "0/status.json").write_text(json.dumps(status))
+    (copied / "0/.hydra/overrides.yaml").write_text(json.dumps(["seed=7"]))
+    write_report(copied)
+    rows = re.findall('<td class="mono long">(.*?)</td>', page(copied).source)
+    assert [row.strip() for row in rows] == ["seed=7"]
+
+
+def test_it_can_be_made_while_jobs_run(copied: Path, page) -> None:
+    status = json.loads((copied / "5/status.json").read_text())
+    (copied / "5/status.json").write_text(
+        json.dumps({**status, "status": "running", "ended": None, "exit_code": None})
+    )
+    (copied / "4/status.json").unlink()  # Hydra has created its directory, and nothing more
+    (copied / "4/metrics.jsonl").unlink()
+    with (copied / "5/metrics.jsonl").open("a") as file:
+        file.write('{"split": "val", "accu')
+    write_report(copied)
+    found = page(copied)
+    assert "2 jobs not finished" in found.text and "running 1" in found.text and "not started 1" in found.text
+    assert [row["status"] for row in table(copied)][4:] == ["not started", "running"]
+
+
+def test_the_page_states_the_objective_and_marks_the_best_job(sweep: Path, copied: Path, page) -> None:
+    best = max(table(sweep), key=lambda row: float(row["objective"]))
+    found = page(sweep)
+    assert f"maximize val/accuracy (best epoch of a run). Best: job {best['job']} with" in found.text
+    assert found.source.count('<tr id="best">') == 1 and "Single batches" not in found.text
+    for job in range(6):  # as written by an earlier version: no means of training, no result in the status
+        path = copied / str(job)
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        kept = [line for line in lines if line.pop("of") == "batch" or line["split"] == "val"]
+        (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+        status = json.loads((path / "status.json").read_text())
+        del status["objective"]
+        (path / "status.json").write_text(json.dumps(status))
+    write_report(copied)
+    old = page(copied)
+    assert "Single batches, not means train/accuracy, train/loss" in old.text
+    assert f"Best: job {best['job']} with" in old.text
+
+
+def test_the_best_job_is_named_with_the_keys_that_it_was_given(sweep: Path, copied: Path, page) -> None:
+    best = max(table(sweep), key=lambda row: float(row["objective"]))
+    (copied / best["job"] / ".hydra/overrides.yaml").write_text(json.dumps(["seed=7"]))
+    write_report(copied)
+    assert ': <span class="mono">seed=7 </span>' in page(copied).source

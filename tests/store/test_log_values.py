@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from hookrun.errors import HookrunError
-from hookrun.store.log_values import counted, number, split_name
+from hookrun.recording import clock_value, metric_value, split_name
 
 
 def test_a_number_of_any_library_becomes_a_python_number() -> None:
     for value in (0.5, torch.tensor(0.5), np.float64(0.5), torch.tensor(0.5, requires_grad=True)):
-        found = number("loss", value)
+        found = metric_value("loss", value)
         assert found == 0.5 and type(found).__mro__[-2] is float
-    assert number("n", torch.tensor(3)) == 3
-    assert math.isnan(number("loss", math.nan))
+    assert metric_value("n", torch.tensor(3)) == 3
+    assert math.isnan(metric_value("loss", math.nan))
 
 
 @pytest.mark.parametrize(
@@ -33,20 +33,20 @@ def test_a_number_of_any_library_becomes_a_python_number() -> None:
 )
 def test_other_values_are_refused_with_their_name(value: Any, said: str) -> None:
     with pytest.raises(HookrunError) as refusal:
-        number("my_loss", value)
+        metric_value("my_loss", value)
     assert said in str(refusal.value) and "my_loss" in str(refusal.value)
 
 
 def test_a_name_that_is_too_long_is_refused() -> None:
     with pytest.raises(HookrunError, match="a name of 1,001 characters"):
-        number("a" * 1001, 1)
+        metric_value("a" * 1001, 1)
 
 
 def test_steps_are_whole_numbers_from_0_and_splits_are_short_texts() -> None:
-    assert counted("step", torch.tensor(3)) == 3 and split_name("val") == "val"
+    assert clock_value("step", torch.tensor(3)) == 3 and split_name("val") == "val"
     for value in (-1, 1.0, True):
         with pytest.raises(HookrunError, match="expected a whole number from 0"):
-            counted("step", value)
+            clock_value("step", value)
     for split in (None, "v" * 1001):
         with pytest.raises(HookrunError, match="expected a short text"):
             split_name(split)

@@ -117,7 +117,7 @@ def _is_compared(record: Mapping[str, Any]) -> bool:
 def _texts(facts: Facts, records: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """Token -> text, of the tokens that the records have."""
     met = {token for record in records for token in [*record["ids"], *(record.get("ids_without") or [])]}
-    lines = sampled(facts.path / TOKENS, line_of=TokenLine).records
+    lines = sampled(facts.path / TOKENS, TokenLine).records
     return {line["token"]: line["text"] for line in lines if line["token"] in met}
 
 

@@ -1,20 +1,211 @@
-"""Pictures of what each hook recorded and captured."""
+"""Pictures of what each hook recorded and captured: numbers over steps as charts, everything else as lines.
+
+The keys of a record decide how it is shown, so records of new actions are shown too.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
-from hookrun.errors import counted
+import numpy as np
+
+from hookrun.actions.base import ABOUT
+from hookrun.errors import counted, listed
 from hookrun.report.captures import CaptureView, place, view_capture
-from hookrun.report.draw.charts import Figure
-from hookrun.report.draw.text import shortened
-from hookrun.report.facts import MOST_HOOKS, Facts
-from hookrun.report.records import as_lines, over_steps, statistics
+from hookrun.report.draw.axes import spans_magnitudes
+from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
+from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.text import module_name, number, one_line, shortened
+from hookrun.report.facts import MOST_HOOKS, NOTICES, Facts
+from hookrun.report.lines import is_number
 from hookrun.report.section import ReportSection
 from hookrun.store.captures import StoredCapture
+
+MOST_CHARTS = 16
+MOST_MODES = 4
+MOST_ROWS = 400
+"""Rows of a map; with more layers, neighbours share a row, which shows their maximum."""
+MOST_COLUMNS = 200
+MOST_NAMED = 5
+MOST_LINES = 60
+MOST_CHARACTERS = 400
+
+Record = Mapping[str, Any]
+Points = dict[str, tuple[list[float], list[float]]]  # name -> steps, values
+
+
+def recorded(record: Record) -> dict[str, Any]:
+    """What the action recorded; empty for a notice."""
+    if not NOTICES.isdisjoint(record):
+        return {}
+    return {key: value for key, value in record.items() if key not in ABOUT}
+
+
+def is_measured(record: Record) -> bool:
+    """Whether everything recorded is a number, which can be drawn over steps."""
+    values = recorded(record).values()
+    return bool(values) and all(map(is_number, values))
+
+
+def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
+    """(place, text) of the first records that contain more than numbers."""
+    found = []
+    for record in records:
+        if (values := recorded(record)) and not is_measured(record):
+            words = "  ".join(f"{key}={_short(value)}" for key, value in values.items())
+            at = f"{module_name(str(record['module']))} {one_line(str(record.get('path') or ''))}".strip()
+            found.append((f"step {record['step']}  {at}", words[:MOST_CHARACTERS]))
+            if len(found) == MOST_LINES:
+                break
+    return found
+
+
+def statistics(facts: Facts, hook: str, records: Sequence[Record]) -> list[Figure]:
+    """A chart for each number that a hook recorded; gradient norms come first, also as a map of layers."""
+    measured = [record for record in records if is_measured(record)]
+    modes = list(dict.fromkeys(str(record["mode"]) for record in measured))[:MOST_MODES]
+    places = facts.places(hook)
+    figures = list[Figure]()
+    for mode in modes:
+        of_mode = [record for record in measured if record["mode"] == mode]
+        every = dict.fromkeys(key for record in of_mode for key in recorded(record))
+        names = list(every)[:MOST_CHARTS]
+        where = f", {mode} mode" if len(modes) > 1 else ""
+        for name in sorted(names, key=lambda name: name != "norm"):
+            is_gradient_norm = name == "norm" and facts.sees_gradients(hook)
+            title = f"{'gradient norm' if is_gradient_norm else name}{where}"
+            points, unit = _points(of_mode, name, places)
+            figures += over_steps(title, points, unit, name, by_layer=is_gradient_norm)
+    return figures[:MOST_CHARTS]
+
+
+def over_steps(title: str, points: Points, unit: str, name: str, *, by_layer: bool = False) -> list[Figure]:
+    """A few layers as curves, many as a map of layers and steps; both with `by_layer`."""
+    values = [value for _, ys in points.values() for value in ys]
+    log = spans_magnitudes(values)
+    figures = []
+    longest = max(len(xs) for xs, _ in points.values())
+    if len(points) <= COLOURS:
+        series = [Series(module_name(path), xs, ys) for path, (xs, ys) in points.items()]
+        figures.append(lines(title, series, x=unit, y=name, log=log))
+    if len(points) > COLOURS or (by_layer and len(points) > 1 and longest > 2):
+        figures.append(_map(title, points, unit))
+    return figures
+
+
+def _map(title: str, points: Points, unit: str) -> Figure:
+    """A map of layers over steps; coloured by magnitude if no value is negative and they differ by much."""
+    values = [value for _, ys in points.values() for value in ys]
+    log = not any(value < 0 for value in values) and spans_magnitudes(value for value in values if value > 0)
+    places = sorted({x for xs, _ in points.values() for x in xs})
+    block = -(-len(places) // MOST_COLUMNS)
+    column = {x: n // block for n, x in enumerate(places)}
+    total = np.zeros((len(points), max(column.values()) + 1))
+    count = np.zeros(total.shape)
+    for row, (xs, ys) in enumerate(points.values()):
+        for x, y in zip(xs, ys, strict=True):
+            total[row, column[x]] += y
+            count[row, column[x]] += 1
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean, there = total / count, count > 0
+    names = [module_name(path) for path in points]
+    notes = [f"a column is the mean of {block} {unit}s"] if block > 1 else []
+    share = -(-len(names) // MOST_ROWS)
+    if share > 1:
+        notes.append(f"a row is the largest of {share} layers")
+        mean, there = (_largest(mean, there, share), np.logical_or.reduceat(there, _starts(names, share)))
+        names = [_span(names[start : start + share]) for start in _starts(names, share)]
+    notes += ["colours by magnitude"] if log else []
+    heads = [number(places[n * block]) for n in range(total.shape[1])]
+    return heat(
+        f"{title} by layer",
+        mean,
+        rows=names,
+        columns=heads,
+        x=unit,
+        note="; ".join(notes),
+        log=log,
+        there=there,
+        facts=_of_single_layers(points, unit),
+    )
+
+
+def _starts(names: Sequence[str], share: int) -> list[int]:
+    return list(range(0, len(names), share))
+
+
+def _largest(values: Any, there: Any, share: int) -> Any:
+    """The maximum of each `share` rows, NaN if one of them is NaN; cells without a value do not count."""
+    filled = np.where(there, values, -np.inf)
+    return np.maximum.reduceat(filled, _starts(values, share))
+
+
+def _span(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+
+
+def _of_single_layers(points: Points, unit: str) -> list[str]:
+    """Texts that name the layers with the largest and smallest values, and those with zeros, NaN and infinities."""
+    largest, smallest = dict[str, tuple[float, float]](), dict[str, tuple[float, float]]()
+    zero, nan, infinite = dict[str, float](), dict[str, float](), dict[str, float]()
+    for path, (xs, ys) in points.items():
+        name = module_name(path)
+        finite = [(abs(y), x) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
+        if above := [each for each in finite if each[0] > 0]:
+            largest[name] = max(above, key=itemgetter(0))  # the first of equal ones
+            smallest[name] = min(above, key=itemgetter(0))
+        elif finite:
+            zero[name] = finite[0][1]
+        for found, is_one in ((nan, math.isnan), (infinite, math.isinf)):
+            if (first := next((x for x, y in zip(xs, ys, strict=True) if is_one(y)), None)) is not None:
+                found[name] = first
+
+    def extremes(of: Mapping[str, tuple[float, float]], most: bool) -> str:
+        ordered = sorted(of.items(), key=lambda item: item[1][0], reverse=most)[:MOST_NAMED]
+        return ", ".join(f"{name} {number(value)} ({unit} {number(x)})" for name, (value, x) in ordered)
+
+    facts = [f"largest: {extremes(largest, True)}", f"smallest above 0: {extremes(smallest, False)}"]
+    facts = facts if len(largest) > 1 else []
+    if zero:
+        facts.append(f"exactly 0 throughout, {counted(len(zero), 'layer')}: {listed(zero, MOST_NAMED)}")
+    for what, found in (("NaN", nan), ("infinite", infinite)):
+        if found:
+            since = number(min(found.values()))
+            shown = listed(sorted(found, key=found.__getitem__), MOST_NAMED)
+            facts.append(f"{what} from {unit} {since}, {counted(len(found), 'layer')}: {shown}")
+    return facts
+
+
+def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> tuple[Points, str]:
+    """Module -> its values over steps, or over the order of recording if steps restart; and the name of that axis."""
+    by_module = defaultdict[tuple[str, str], list[tuple[int, float]]](list)
+    for record in records:
+        if name in record:
+            by_module[record["module"], record.get("path") or ""].append(
+                (record["step"], float(record[name]))
+            )
+    rising = all(all(a[0] < b[0] for a, b in pairwise(some)) for some in by_module.values())
+    points: Points = {
+        f"{module}{path}": (
+            [float(step if rising else n) for n, (step, _) in enumerate(some)],
+            [value for _, value in some],
+        )
+        for (module, path), some in sorted(
+            by_module.items(), key=lambda item: places.get(item[0][0], len(places))
+        )
+    }
+    return points, "step" if rising else "firing"
+
+
+def _short(value: Any) -> str:
+    return one_line(f"{value:.6g}" if isinstance(value, float) else str(value))
+
 
 MOST_VIEWS = 40
 """Captured tensors that are drawn, not counting predictions; the others are listed."""
@@ -90,8 +281,8 @@ def _of_hook(
 ) -> HookViews:
     title, order = "", -1
     if hook := facts.planned.get(name):
-        matches = counted(len(hook["targets"]), "parameter" if facts.is_on_parameters(name) else "module")
-        title = f"{hook['hook']}, {hook['action']} on {matches}"
+        matches = counted(len(hook.targets), "parameter" if facts.is_on_parameters(name) else "module")
+        title = f"{hook.hook}, {hook.action} on {matches}"
         order = facts.order[name]
     places = facts.places(name)
     captures = sorted(captures, key=lambda capture: places.get(capture.module, len(places)))

@@ -21,8 +21,8 @@ class InactiveModules:
 def _inactive(facts: Facts) -> list[InactiveModules] | None:
     found = defaultdict[tuple[str, str], list[str]](list)
     for (hook, module), site in facts.sites.items():
-        if site.get("silent"):
-            found[hook, site["silent"]].append(module)
+        if site.silent:
+            found[hook, site.silent].append(module)
     every = [InactiveModules(hook, why, tuple(modules)) for (hook, why), modules in found.items()]
     return every[:MOST_HOOKS] or None
 

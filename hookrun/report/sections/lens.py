@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from hookrun.report.draw.charts import Figure, bars
-from hookrun.report.draw.palettes import LEVELS, palette
-from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.pictures import LEVELS, heat, palette
 from hookrun.report.draw.text import number, one_line, shortened
 from hookrun.report.facts import Facts
 from hookrun.report.lines import beginning, is_number, is_place

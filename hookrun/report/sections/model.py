@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from hookrun.report.facts import Facts
 from hookrun.report.section import ReportSection
@@ -74,15 +73,15 @@ class ShownModel:
 
 def _model(facts: Facts) -> ShownModel | None:
     """The tree; None if the run has no file of the model."""
-    modules = {module["path"]: module for module in facts.model.get("modules", [])}
+    modules = {module.path: module for module in facts.model.modules}
     if "" not in modules:
         return None
     marks = _marks(facts, modules)
     shapes = {
-        match["path"]: match["shape"]
+        match.path: match.shape
         for name, hook in facts.planned.items()
         if not facts.is_on_parameters(name)
-        for match in hook["targets"]
+        for match in hook.targets
     }
     loud = {"", *(ancestor for path in marks for ancestor in _with_ancestors(path))}
     is_large = len(modules) > SHORT
@@ -93,9 +92,9 @@ def _model(facts: Facts) -> ShownModel | None:
     nodes = {
         path: ModuleNode(
             name=path.rpartition(".")[2],
-            others=tuple(name for name in modules[path]["names"] if name != path),
-            type=modules[path]["class"],
-            parameters=modules[path]["parameters"],
+            others=tuple(name for name in modules[path].names if name != path),
+            type=modules[path].type,
+            parameters=modules[path].parameters,
             shape=shapes.get(path),
             marks=tuple(marks.get(path, ())),
             quiet=hides and path not in loud,
@@ -107,7 +106,7 @@ def _model(facts: Facts) -> ShownModel | None:
         if path:
             nodes[_holder(path, nodes)].children.append(node)
     return ShownModel(
-        nodes[""], len(modules), modules[""]["parameters"], is_large, left_out=len(modules) - len(nodes)
+        nodes[""], len(modules), modules[""].parameters, is_large, left_out=len(modules) - len(nodes)
     )
 
 
@@ -130,7 +129,7 @@ def _opened(paths: list[str]) -> set[str]:
     return opened
 
 
-def _kept(modules: Mapping[str, Any], loud: Collection[str]) -> list[str]:
+def _kept(modules: Mapping[str, object], loud: Collection[str]) -> list[str]:
     """At most `MOST` modules in the model's order: hooked ones and their parents, then the first others."""
     if len(modules) <= MOST:
         return list(modules)
@@ -157,14 +156,14 @@ def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[HookMa
     found = defaultdict[str, list[HookMark]](list)
     for name, hook in facts.planned.items():
         counts, silent = defaultdict[str, list[FiredCount]](list), dict[str, str]()
-        for match in hook["targets"]:
-            path, parameter = match["path"], ""
+        for match in hook.targets:
+            path, parameter = match.path, ""
             if facts.is_on_parameters(name):
                 path, _, parameter = path.rpartition(".")
-            site = facts.sites.get((name, match["path"]), {})
-            counts[path].append(FiredCount(parameter, site.get("fired")))
-            if site.get("silent"):
-                silent[path] = site["silent"]
+            site = facts.sites.get((name, match.path))
+            counts[path].append(FiredCount(parameter, None if site is None else site.fired))
+            if site is not None and site.silent:
+                silent[path] = site.silent
         for path, each in counts.items():
             if path in modules:
                 found[path].append(HookMark(name, tuple(each), silent.get(path)))

@@ -8,6 +8,7 @@ from typing import Any
 
 from hookrun.report.facts import MOST_HOOKS, Facts
 from hookrun.report.section import ReportSection
+from hookrun.store.records import PlannedHookRecord
 
 SHOWN_MODULES = 4
 
@@ -40,30 +41,32 @@ def _rows(facts: Facts) -> list[PlanRow] | None:
     return [_row(order, hook, facts) for order, hook in enumerate(hooks)] or None
 
 
-def _row(order: int, hook: Mapping[str, Any], facts: Facts) -> PlanRow:
-    matches = hook["targets"]
+def _row(order: int, hook: PlannedHookRecord, facts: Facts) -> PlanRow:
+    matches = hook.targets
     shown = matches[:SHOWN_MODULES]
-    keys = ((hook["name"], each["path"]) for each in matches)
+    keys = ((hook.name, each.path) for each in matches)
     sites = [facts.sites[key] for key in keys if key in facts.sites]
-    total = sum(site["total"] for site in sites)
-    own = {key: hook[key] for key in ("target", "index", "tokens", "heads") if key in hook}
-    settings = {key: value for key, value in {**own, **(hook["params"] or {})}.items() if value is not None}
+    total = sum(site.total for site in sites)
+    clauses = {key: value for key, value in hook.clauses.items() if key in _CLAUSES}
+    given = {**clauses, **(hook.params or {})}
+    settings = {key: value for key, value in given.items() if value is not None}
     return PlanRow(
         order=order,
-        name=hook["name"],
-        modules=[each["path"] for each in shown],
+        name=hook.name,
+        modules=[each.path for each in shown],
         more_modules=len(matches) - len(shown),
-        classes=[each["class"] or "" for each in shown],
-        type=hook["hook"] or "",
-        action=hook["action"] or "",
+        classes=[each.type or "" for each in shown],
+        type=hook.hook or "",
+        action=hook.action or "",
         settings=" ".join(f"{key}={_text(value)}" for key, value in settings.items()),
-        when=_when(hook["when"] or {}),
-        shapes=[each["shape"] for each in shown],
-        fired=sum(site["fired"] for site in sites) if sites else None,
-        changed=sum(site["changed"] for site in sites) / total if total else None,
+        when=_when(hook.when or {}),
+        shapes=[each.shape for each in shown],
+        fired=sum(site.fired for site in sites) if sites else None,
+        changed=sum(site.changed for site in sites) / total if total else None,
     )
 
 
+_CLAUSES = ("target", "index", "tokens", "heads")
 _LAST = ("index", "minus", "factor", "at")
 """Keys of a value that are shown after the run or the file."""
 

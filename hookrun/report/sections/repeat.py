@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hookrun.report.facts import Facts
+from hookrun.report.jobs import read_yaml
 from hookrun.report.section import ReportSection
 from hookrun.report.sweep_facts import SweepFacts
-from hookrun.report.yaml_files import MULTIRUN, read_yaml
-from hookrun.store.format import RECORDED
-from hookrun.store.records import HydraRecord, checked
+from hookrun.store.format import MULTIRUN
+from hookrun.store.records import HydraRecord, UsedRunRecord, checked
 
 _SHIPPED = "conf"
 WEIGHTS = "model.weights"
@@ -36,22 +36,20 @@ class RunAgain:
 
 def _of_a_run(facts: Facts) -> RunAgain | None:
     """The command of a run or a job of a sweep; None if it was a loop of the user's own."""
-    if facts.env.get(RECORDED) is True:
+    if facts.env.recorded:
         return None
     hydra = _hydra(facts.path / ".hydra/hydra.yaml", facts.path)
     runs = [*facts.runs, *_weights(facts)]
-    again = _again(hydra, facts.env.get("argv", []), is_job=True, runs=runs)
+    again = _again(hydra, facts.env.argv, is_job=True, runs=runs)
     return replace(again, composed=facts.composed)
 
 
-def _weights(facts: Facts) -> list[Mapping[str, Any]]:
+def _weights(facts: Facts) -> list[UsedRunRecord]:
     """The file of the model's weights, in the form of an entry of `Facts.runs`."""
-    found = facts.model.get("weights")
-    if any(run.get("where") == f"{WEIGHTS}.run" for run in facts.runs):
+    weights = facts.model.weights or ""
+    if any(run.where == f"{WEIGHTS}.run" for run in facts.runs):
         return []  # the run that trained them is named
-    if not isinstance(found, str) or not os.path.isabs(found):
-        return []
-    return [{"where": WEIGHTS, "run": "", "path": found}]
+    return [UsedRunRecord(where=WEIGHTS, run="", path=weights)] if os.path.isabs(weights) else []
 
 
 def _of_a_sweep(facts: SweepFacts) -> RunAgain:
@@ -70,7 +68,7 @@ def _hydra(path: Path, root: Path) -> HydraRecord | None:
 
 
 def _again(
-    hydra: HydraRecord | None, argv: list[Any], *, is_job: bool, runs: Sequence[Mapping[str, Any]] = ()
+    hydra: HydraRecord | None, argv: list[Any], *, is_job: bool, runs: Sequence[UsedRunRecord] = ()
 ) -> RunAgain:
     """The command, from what Hydra wrote into the directory.
 
@@ -99,12 +97,12 @@ def _again(
     return RunAgain(command, hydra.runtime.cwd)
 
 
-def _with_places(overrides: list[str], runs: Sequence[Mapping[str, Any]], cwd: str) -> list[str]:
+def _with_places(overrides: list[str], runs: Sequence[UsedRunRecord], cwd: str) -> list[str]:
     """The overrides, with the directory of each run whose name may now mean a different run."""
     places = {
-        run["where"]: run["path"]
+        run.where: run.path
         for run in runs
-        if not run.get("need") and os.path.normpath(os.path.join(cwd, run["run"])) != run["path"]
+        if not run.need and os.path.normpath(os.path.join(cwd, run.run)) != run.path
     }
     words = [text for text in overrides if text.lstrip("+").partition("=")[0] not in places]
     for where, path in places.items():

@@ -19,16 +19,16 @@ def _summary(facts: Facts) -> list[tuple[str, str]]:
         "task": facts.task,
         "of the run": facts.source,
         "model": _model(facts),
-        "weights": facts.model.get("weights"),
+        "weights": facts.model.weights,
         "data": facts.named("data") if not facts.source else "",
         "tags": ", ".join(tags_of(config)),
         "started": moment(status.get("started")),
         "duration": (duration(seconds) if seconds is not None else None),
         "seed": number(config["seed"]) if isinstance(config.get("seed"), int) else None,
         "device": _device(facts),
-        "versions": ", ".join(f"{name} {env[name]}" for name in _VERSIONS if env.get(name)),
-        "platform": env.get("platform"),
-        "plan": str(facts.plan.get("hash", ""))[:12],
+        "versions": ", ".join(f"{name} {found}" for name in _VERSIONS if (found := getattr(env, name))),
+        "platform": env.platform,
+        "plan": (facts.plan.hash or "")[:12],
         "exit code": status.get("exit_code"),
         "directory": str(facts.path),
     }
@@ -38,7 +38,7 @@ def _summary(facts: Facts) -> list[tuple[str, str]]:
 def _model(facts: Facts) -> str:
     """``resnet18 (ResNet)``: its name in the configuration, and its class if that differs by more than case."""
     name = facts.named("model") if not facts.source else ""
-    cls = str(facts.model.get("class") or facts.plan.get("model") or "")
+    cls = facts.model.type or facts.plan.model or ""
     if name.lower() == cls.lower():
         return name
     return f"{name} ({cls})" if name and cls else name or cls
@@ -47,10 +47,9 @@ def _model(facts: Facts) -> str:
 def _device(facts: Facts) -> str:
     """``cpu, 1 thread of 2 cores``."""
     env = facts.env
-    device = " ".join(str(env[key]) for key in ("device", "device_name") if env.get(key))
-    threads, cores = env.get("threads"), env.get("cpu_count")
-    if isinstance(threads, int) and isinstance(cores, int):
-        device += f", {counted(threads, 'thread')} of {counted(cores, 'core')}"
+    device = " ".join(filter(None, [env.device, env.device_name]))
+    if env.threads is not None and env.cpu_count is not None:
+        device += f", {counted(env.threads, 'thread')} of {counted(env.cpu_count, 'core')}"
     return device
 
 

@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
-from hookrun.report.draw.pictures import mosaic
+from hookrun.report.draw.pictures import mosaic, palette
 
 
 def test_maps_have_a_pixel_for_each_element_and_one_scale(tmp_path: Path) -> None:
@@ -32,3 +33,16 @@ def test_large_maps_are_averaged() -> None:
     encoded = re.search(r"base64,([\w+/=]+)", figure.picture)
     assert encoded
     assert Image.open(io.BytesIO(base64.b64decode(encoded[1]))).size == (29, 44)
+
+
+@pytest.mark.cases(
+    ("diverging", "colours"),
+    [
+        (False, [(68, 1, 84), (59, 81, 139), (33, 145, 140), (115, 208, 86), (253, 231, 37)]),
+        (True, [(5, 48, 97), (104, 171, 208), (247, 246, 246), (218, 104, 83), (103, 0, 31)]),
+    ],
+)
+def test_colours_are_those_of_matplotlib(diverging: bool, colours: list[tuple[int, int, int]]) -> None:
+    """Its colours at 0, 63, 127, 200 and 254 of 254."""
+    found = palette(diverging=diverging)[[0, 63, 127, 200, 254]].astype(int)
+    assert np.abs(found - np.array(colours)).max() <= 1

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import math
+import re
 import shutil
 from pathlib import Path
 
+import numpy as np
+import pytest
+from PIL import Image
+
 from hookrun.report import write_report
+from hookrun.report.sections.hooks import over_steps
 
 
 def test_every_kind_of_picture(observed: Path, page) -> None:
@@ -45,3 +54,55 @@ def test_the_records_of_an_unknown_action_are_shown(observed: Path, tmp_path: Pa
     found = page(path)
     assert "<span>rank</span>" in found.source and "largest=fc.weight" in found.text
     assert "of_the_future, stats on 6 modules" in found.text
+
+
+def test_the_map_of_a_deep_net_shows_every_layer_zeros_apart_and_names_the_outliers() -> None:
+    points = {f"layers.{n}": ([0.0, 1.0], [10.0 ** (n - 205), 10.0 ** (n - 205)]) for n in range(206)}
+    points["layers.3"] = ([0.0, 1.0], [0.0, 0.0])
+    points["layers.4"] = ([0.0, 1.0], [1e-3, math.nan])
+    points["layers.5"] = ([0.0, 1.0], [math.inf, 1e-3])
+    [figure] = over_steps("gradient norm", points, "step", "norm", by_layer=True)
+    encoded = re.search(r"base64,([\w+/=]+)", figure.picture)
+    assert encoded
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded[1]))).convert("RGB")).astype(int)
+    assert picture.shape[:2] == (206, 2)
+    greys = len({tuple(pixel) for pixel in picture[6:, 0]})
+    assert greys > 100, "a colour for each magnitude"
+    assert len({tuple(picture[row, column]) for row, column in ((3, 0), (4, 1), (5, 0))}) == 3
+    assert figure.scale and all(name in figure.scale for name in ("exactly 0", "NaN", "infinite"))
+    said = "\n".join(figure.facts)
+    assert "largest: layers.205 1 (step 0), layers.204 0.1 (step 0)" in said
+    assert "exactly 0 throughout, 1 layer: layers.3" in said
+    assert "NaN from step 1, 1 layer: layers.4" in said and "infinite from step 0, 1 layer: layers.5" in said
+    many = {f"m{n}": ([0.0, 1.0], [1.0, float(n == 998)]) for n in range(999)}
+    [figure] = over_steps("gradient norm", many, "step", "norm", by_layer=True)
+    assert "a row is the largest of 3 layers" in figure.note and "--rows:333;" in figure.picture
+    assert "m0 … m2" in figure.picture and "m990 … m992" in figure.picture, "names where there is room"
+
+
+def test_a_hook_that_never_fired_is_shown_first(observed: Path, page) -> None:
+    found = page(observed)
+    assert "1 hook matched but did nothing late never fired on fc" in found.text
+    assert found.source.index("matched but did nothing") < found.source.index('id="summary"')
+
+
+def test_a_budget_that_was_used_up_is_noted(run, page) -> None:
+    path = run("task=predict", h="{select: fc, hook: forward, action: capture, max_bytes: 6000}")
+    assert (
+        "h captured nothing after epoch 0, step 2 (eval mode): its max_bytes of 6,000 were used up"
+        in page(path).text
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "ends"), [("error", 3, "failed"), ("stop", 3, "stopped"), ("warn", 0, "done")]
+)
+def test_a_failed_check_is_shown_first_with_module_and_step(
+    run, page, policy: str, code: int, ends: str
+) -> None:
+    entry = "{select: [layers.0, fc], hook: forward, action: check, max: 0.1, when: {step: {start: 3}}}"
+    short = ("train.epochs=1", "train.limit_batches=8")
+    path = run(*short, f"+hooks.bound.policy={policy}", code=code, bound=entry)
+    found = page(path)
+    assert f'class="stamp s-{ends}">{ends}<' in found.source
+    assert "Failed checks: first bound at layers.0 (Linear), epoch 0, step 3" in found.text

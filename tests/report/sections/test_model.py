@@ -8,6 +8,7 @@ from typing import Any
 
 from hookrun.report.facts import Facts
 from hookrun.report.sections import model
+from hookrun.store.records import ModelRecord
 
 
 def test_the_tree_marks_hooked_modules_with_their_counts(observed: Path, page) -> None:
@@ -40,7 +41,7 @@ def test_a_tree_as_deep_as_it_may_be_and_with_gaps() -> None:
     """Modules below the deepest level are shown on it; one whose parent is missing is shown under the next ancestor."""
     paths = ["", *(".".join(["m"] * level) for level in range(1, 301)), "gone.child"]
     modules = [{"path": path, "names": [path], "class": "M", "parameters": 0} for path in paths]
-    shown = model.SECTION.build(Facts(Path(), {}, model={"modules": modules}))
+    shown = model.SECTION.build(Facts(Path(), {}, model=ModelRecord.model_validate({"modules": modules})))
     assert [child.name for child in shown.root.children] == ["m", "child"]
     depth, count, level = 0, 0, [shown.root]
     while level:
@@ -56,5 +57,5 @@ def test_a_large_tree_is_folded_to_forty_rows() -> None:
     def rows(node: Any) -> int:
         return 1 + (sum(map(rows, node.children)) if node.opened else 0)
 
-    shown = model.SECTION.build(Facts(Path(), {}, model={"modules": modules}))
+    shown = model.SECTION.build(Facts(Path(), {}, model=ModelRecord.model_validate({"modules": modules})))
     assert shown.folds and rows(shown.root) <= 40 < shown.modules

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hookrun.report.facts import Facts
 from hookrun.report.sections.summary import SECTION
+from hookrun.store.records import EnvRecord, PlanRecord
 
 STATUS = {
     "status": "done",
@@ -19,8 +20,8 @@ def test_the_facts_of_a_run() -> None:
     facts = Facts(
         Path("/runs/a"),
         STATUS,
-        plan={"hash": "0123456789abcdef", "model": "ResNet"},
-        env={"torch": "2.9", "python": "3.12", "device": "cpu", "threads": 1, "cpu_count": 2},
+        plan=PlanRecord(hash="0123456789abcdef", model="ResNet"),
+        env=EnvRecord(torch="2.9", python="3.12", device="cpu", threads=1, cpu_count=2),
         config={
             "task": {"name": "train"},
             "model": {"name": "resnet18"},

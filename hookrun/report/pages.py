@@ -1,4 +1,4 @@
-"""The page and the table of a sweep."""
+"""The page of a run, and the page and the table of a sweep."""
 
 from __future__ import annotations
 
@@ -7,12 +7,32 @@ import io
 from pathlib import Path
 
 from hookrun.errors import listed
-from hookrun.report.jobs import CONFIG
+from hookrun.report.facts import Facts, read_facts
+from hookrun.report.jobs import CONFIG, read_yaml
 from hookrun.report.page import write_page
-from hookrun.report.sections import OF_A_SWEEP
+from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP
+from hookrun.report.sections.metrics import latest
 from hookrun.report.sweep_facts import SweepFacts, read_sweep
-from hookrun.report.yaml_files import read_yaml
 from hookrun.store.files import replacing
+
+
+def write_run_report(folder: Path) -> Path:
+    """Write the page of the run in `folder`."""
+    facts = read_facts(folder)
+    values = {"title": _title(facts), "latest": latest(facts)}
+    return write_page(folder, "run.html", OF_A_RUN, facts, values)
+
+
+def _title(facts: Facts) -> str:
+    """The name of the experiment, else task and model."""
+    words = [str(word).lstrip("+") for word in facts.env.argv]
+    named = [word.partition("=")[2] for word in words if word.startswith("experiment=")]
+    if named and "," not in named[-1]:
+        return named[-1]
+    if facts.source:
+        return f"{facts.task} of {Path(facts.source).name}"
+    return f"{facts.task} {facts.named('model')}".rstrip()
+
 
 CSV = "sweep.csv"
 MOST_KEYS = 4
@@ -24,11 +44,11 @@ def write_sweep_report(folder: Path) -> Path:
     facts = read_sweep(folder)
     with replacing(folder / CSV) as file:
         file.write(_csv(facts).encode())
-    values = {"title": _title(facts), "csv": CSV}
+    values = {"title": _sweep_title(facts), "csv": CSV}
     return write_page(folder, "sweep.html", OF_A_SWEEP, facts, values)
 
 
-def _title(facts: SweepFacts) -> str:
+def _sweep_title(facts: SweepFacts) -> str:
     """``clip_fc over hooks.clip_fc.max``: the experiment, or task and model, and the swept keys."""
     named = {job.overrides.get("experiment") for job in facts.compared} - {None}
     what = str(named.pop()) if len(named) == 1 else ""
