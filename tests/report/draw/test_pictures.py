@@ -35,7 +35,7 @@ def test_large_maps_are_averaged() -> None:
     assert Image.open(io.BytesIO(base64.b64decode(encoded[1]))).size == (29, 44)
 
 
-@pytest.mark.cases(
+@pytest.mark.parametrize(
     ("diverging", "colours"),
     [
         (False, [(68, 1, 84), (59, 81, 139), (33, 145, 140), (115, 208, 86), (253, 231, 37)]),
