@@ -44,8 +44,10 @@ from hookrun.cli.loader import HYDRAS_SOURCES, SOURCES, Loader
 from hookrun.cli.loader import conf_dir as conf_dir
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interpolations import guarded
-from hookrun.store.format import OUTPUT
 from hookrun.version import __version__
+
+OUTPUT = "HOOKRUN_OUTPUT"
+"""As in store/format.py, which help and completion do not import."""
 
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
 BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__name__}"
