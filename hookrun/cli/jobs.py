@@ -82,7 +82,7 @@ class SingleRun:
         with unguarded():
             return _attempt(
                 run_dir,
-                lambda: tasks.run(self.prepared, run_dir, go_on=go_on, anyway=anyway, ranks=self.ranks),
+                lambda: tasks.execute(self.prepared, run_dir, go_on=go_on, anyway=anyway, ranks=self.ranks),
             )
 
 
@@ -180,7 +180,7 @@ class SweepJob:
             with shielded():
                 run.set_status(status, str(error) or type(error).__name__, exit_code(error))
             raise
-        return tasks.run(prepared, run_dir, go_on=go_on, anyway=self.anyway)
+        return tasks.execute(prepared, run_dir, go_on=go_on, anyway=self.anyway)
 
 
 def require_goal(experiment: Experiment, goal: Goal) -> None:

@@ -30,13 +30,13 @@ __all__ = [
     "Ready",
     "Task",
     "check_jobs",
+    "execute",
     "goal_of",
     "in_order_of",
     "objective",
     "parse_experiment",
     "prepare",
     "required_goal",
-    "run",
     "show",
     "task_of",
     "tasks",
@@ -155,7 +155,7 @@ def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset
     task.show(without_data(experiment, experiment.hooks, task.only_split(), error, trust))
 
 
-def run(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, ranks: Ranks = ALONE) -> int:
+def execute(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, ranks: Ranks = ALONE) -> int:
     """Run the task in the directory `path`.
 
     go_on:  resume an unfinished run in its directory, from the newest saved state

@@ -57,7 +57,7 @@ class TestFailedRun:
         def leave(prepared: object, run_dir: Path) -> int:
             raise SystemExit(0)
 
-        monkeypatch.setattr("hookrun.tasks.run", leave)
+        monkeypatch.setattr("hookrun.tasks.execute", leave)
         assert main(["-m", "seed=5,6"]) == 1
         assert capsys.readouterr().out.count("exit code 1") == 2
 
@@ -92,7 +92,7 @@ def test_the_memory_of_a_job_is_freed_before_the_next(notes, monkeypatch) -> Non
         raise RuntimeError("with the model in its traceback")
 
     monkeypatch.setattr("hookrun.tasks.prepare", prepare)
-    monkeypatch.setattr("hookrun.tasks.run", fail)
+    monkeypatch.setattr("hookrun.tasks.execute", fail)
     gc.disable()
     try:
         assert main(["-m", "seed=5,6,7"]) == 1

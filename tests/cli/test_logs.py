@@ -30,7 +30,7 @@ def test_neither_a_run_nor_a_library_logs_anything(notes, monkeypatch, capsys) -
         logging.getLogger("some.library").info("heard by nobody")
         return run(prepared, run_dir, **options)
 
-    monkeypatch.setattr("hookrun.tasks.run", talkative)
+    monkeypatch.setattr("hookrun.tasks.execute", talkative)
     assert main(["seed=5"]) == 0
     assert main(["-m", "seed=5"]) == 0
     assert "heard by nobody" not in "".join(capsys.readouterr())

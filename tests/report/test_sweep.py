@@ -63,7 +63,7 @@ def test_names_in_a_sweep_are_escaped(copied: Path, page) -> None:
 def test_the_page_of_an_interrupted_sweep(folder: Path, page, monkeypatch) -> None:
     from hookrun import tasks
 
-    ran = tasks.run
+    ran = tasks.execute
     seen = []
 
     def interrupted(prepared, path, **options):
