@@ -238,7 +238,7 @@ def test_a_job_that_is_resumed_alone_stays_a_job_of_its_sweep(
         write_json(state / "state.json", {})
         return notes.run(prepared, run_dir, **options)
 
-    monkeypatch.setattr(tasks, "run", leave_a_state)
+    monkeypatch.setattr(tasks, "execute", leave_a_state)
     assert swept("seed=130,5") == 130
     assert main(["resume=mine/0"]) == 130
     assert capsys.readouterr().err.count("to go on: hookrun -m resume=mine\n") == 2

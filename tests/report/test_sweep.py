@@ -72,7 +72,7 @@ def test_the_page_of_an_interrupted_sweep(folder: Path, page, monkeypatch) -> No
             raise KeyboardInterrupt
         return ran(prepared, path, **options)
 
-    monkeypatch.setattr(tasks, "run", interrupted)
+    monkeypatch.setattr(tasks, "execute", interrupted)
     assert main([*SHORT, "hydra.sweep.dir=cut", "seed=1,2,3"]) == 130
     assert "done 1" in page(folder / "cut").text
 
