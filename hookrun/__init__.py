@@ -18,12 +18,12 @@ from hookrun.version import __version__
 
 if TYPE_CHECKING:
     from hookrun.api import build, compile, hooked, load_spec, open_run, record
-    from hookrun.proving import Plan
-    from hookrun.recording import Recording
+    from hookrun.integrations.recording import Recording
+    from hookrun.prove.trial import Plan
     from hookrun.runtime.install import Installation
     from hookrun.spec import Spec
     from hookrun.store.reader import Run
-    from hookrun.tasks.loop.own_loop import ExperimentData
+    from hookrun.tasks.run.own_loop import ExperimentData
 
 __all__ = [
     "CheckFailed",
@@ -49,10 +49,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ExperimentData": "hookrun.tasks.loop.own_loop",
+    "ExperimentData": "hookrun.tasks.run.own_loop",
     "Installation": "hookrun.runtime.install",
-    "Plan": "hookrun.proving",
-    "Recording": "hookrun.recording",
+    "Plan": "hookrun.prove.trial",
+    "Recording": "hookrun.integrations.recording",
     "Run": "hookrun.store.reader",
     "Spec": "hookrun.spec",
     "build": "hookrun.api",

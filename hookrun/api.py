@@ -7,22 +7,22 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookrun.config.interpolations import guarded, resolved
+from hookrun.config.yaml_files import reading
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.interpolations import guarded, resolved
-from hookrun.proving import Example, Plan, compile_plan
-from hookrun.recording import Recording, run_folder
+from hookrun.integrations.recording import Recording, run_folder
+from hookrun.prove.trial import Example, Plan, compile_plan
 from hookrun.runtime import Installation
 from hookrun.spec import Spec, parse_spec
 from hookrun.store.reader import Run
 from hookrun.store.reader import open_run as _open_run
 from hookrun.tasks import parse_experiment
-from hookrun.yaml_files import reading
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
     from torch.nn import Module
 
-    from hookrun.tasks.loop.own_loop import ExperimentData
+    from hookrun.tasks.run.own_loop import ExperimentData
 
 
 def load_spec(
@@ -45,7 +45,7 @@ def load_spec(
     if (source is None) == (experiment is None):
         raise SpecError([Problem("load_spec", "takes a file or a dict, or else `experiment=NAME`")])
     if experiment is not None:
-        from hookrun.cli.compose import compose_dict
+        from hookrun.compose.compose import compose_dict
 
         return parse_experiment(compose_dict([f"experiment={experiment}", *overrides], config_dir)).hooks
     if isinstance(source, Mapping):
@@ -142,12 +142,12 @@ def build(
     The model has no hooks; `load_spec` with the same arguments returns them. Raises SpecError, also if its weights come
     from a run of `needs` that does not exist.
     """
-    from hookrun.cli.compose import compose_dict
-    from hookrun.cli.flags import existing_folder
-    from hookrun.cli.needs import with_made_needs
-    from hookrun.cli.overrides import take_trust
-    from hookrun.tasks.loop.own_loop import parts
-    from hookrun.trust import of_environment
+    from hookrun.compose.compose import compose_dict
+    from hookrun.compose.flags import existing_folder
+    from hookrun.compose.overrides import take_trust
+    from hookrun.sweeps.needs import with_made_needs
+    from hookrun.tasks.run.own_loop import parts
+    from hookrun.trust.packages import of_environment
 
     typed, others = take_trust(overrides)
     chosen = [] if experiment is None else [f"experiment={experiment}"]

@@ -19,14 +19,14 @@ import atheris
 
 with atheris.instrument_imports(include=["hookrun"]):
     from hookrun import api
-    from hookrun.cli.hydra_section import wrong_choices, wrong_settings
+    from hookrun.compose.hydra_section import wrong_choices, wrong_settings
+    from hookrun.config.yaml_limits import check_text
     from hookrun.errors import HookrunError
     from hookrun.spec import parse_spec
     from hookrun.spec.selector import parse_selector
-    from hookrun.spec.target import parse_index, parse_target
     from hookrun.spec.when import When, parse_expect
     from hookrun.store.reader import open_run
-    from hookrun.yaml_limits import check_text
+    from hookrun.values.target import parse_index, parse_target
 
 FOLDER = Path(tempfile.mkdtemp(prefix="hookrun-fuzz-"))
 

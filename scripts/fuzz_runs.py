@@ -31,7 +31,7 @@ from hookrun.errors import HookrunError
 from hookrun.report import write_report
 from hookrun.run_values import read_value
 from hookrun.run_values.other_run import UsedBy
-from hookrun.store.captures import Leaf, StoredCapture
+from hookrun.store.captures.read import Leaf, StoredCapture
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.verify import verify

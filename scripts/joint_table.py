@@ -22,9 +22,9 @@ from hookrun.plan.graph_support import uncompilable
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Compute, Train
-from hookrun.tasks.loop.losses import load_loss
-from hookrun.tasks.loop.rank_fit import differences, hook_misfits, settings_misfits
-from hookrun.tasks.loop.sharding import shard_problems
+from hookrun.tasks.metrics.losses import load_loss
+from hookrun.tasks.sharded.rank_fit import differences, hook_misfits, settings_misfits
+from hookrun.tasks.sharded.sharding import shard_problems
 
 EQUAL, DIFFERS, REFUSED = "equal", "differs", "refused"
 

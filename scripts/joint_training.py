@@ -13,7 +13,6 @@ from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import hookrun
-from hookrun.containers import tensors
 from hookrun.ranks.alone import share
 from hookrun.runtime import Installation
 from hookrun.runtime.clock import RowsOfRank
@@ -21,8 +20,9 @@ from hookrun.runtime.reduced import ReducedGradients
 from hookrun.runtime.sharded import whole
 from hookrun.spec.experiment import Fsdp
 from hookrun.spec.selector import parse_selector
-from hookrun.tasks.loop.rank_gradients import _summed
-from hookrun.tasks.loop.sharding import shard
+from hookrun.tasks.sharded.rank_gradients import _summed
+from hookrun.tasks.sharded.sharding import shard
+from hookrun.values.containers import tensors
 
 STEPS, BATCH = 2, 5
 

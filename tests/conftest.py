@@ -91,10 +91,7 @@ def no_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Runs and sweeps draw no page, which takes a fifth of a small run's time, unless the test asks for `pages`."""
     if "pages" in request.fixturenames:
         return
-    from hookrun.cli import (  # both before either is changed: one takes the function from the other
-        jobs,
-        sweep,
-    )
+    from hookrun.sweeps import jobs, sweep
 
     for module in (jobs, sweep):
         monkeypatch.setattr(module, "make_page", lambda folder: None)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hookrun.arguments import Args, missing_arguments, parameters, parse, paths_to, unknown_arguments
+from hookrun.config.validation import Args, missing_arguments, parameters, parse, paths_to, unknown_arguments
 from hookrun.errors import Problem
 
 

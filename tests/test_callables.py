@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hookrun.callables import Code, code_of_given, code_of_name, qualified_name
+from hookrun.trust.callables import Code, code_of_given, code_of_name, qualified_name
 
 
 def times(x: Any, factor: float = 2.0) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookrun.containers import (
+from hookrun.values.containers import (
     Placed,
     TargetError,
     arguments,

@@ -21,40 +21,31 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 # The stages of the pipeline: each may import the ones above it, and itself. Names on one line are siblings that may
 # not import each other, except in the last line, the surface.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("interruptions",),
-    (
-        "errors",
-        "version",
-        "root_keys",
-        "hook_types",
-        "discovery",
-        "yaml_limits",
-        "trust",
-        "callables",
-    ),
-    ("arguments", "lookup", "yaml_files", "interpolations", "index"),
-    ("trusted",),
+    ("signals",),
+    ("errors", "version", "hook_types", "discovery"),
+    ("lookup", "values"),
+    ("config", "trust"),
     ("actions",),
     ("spec", "examples"),
-    ("containers",),
     ("models", "data"),
     ("ranks",),
     ("store",),
     ("run_values",),
     ("plan",),
     ("runtime",),
-    ("proving",),
+    ("prove",),
     ("tasks",),
     ("report",),
-    ("recording",),
     ("integrations",),
+    ("compose",),
+    ("sweeps",),
     ("__init__", "__main__", "api", "cli", "schema", "testing", "verify"),
 )
 SURFACE = LAYERS[-1]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # Earlier in the order, and still not allowed to be imported: a report is made from the run directory alone.
-APART = {"report": {"runtime", "plan", "proving", "tasks"}}
+APART = {"report": {"runtime", "plan", "prove", "tasks"}}
 
 HEAVY = {"torch", "torchvision"}
 PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
@@ -142,9 +133,9 @@ def wrong_directions(tree: ast.Module, file: str) -> list[str]:
 
 
 def is_read_before_torch(file: str) -> bool:
-    """Whether a configuration cannot be validated without this file; code that only runs need is in tasks/loop."""
-    is_task = room_of(file) == "tasks" and not file.startswith("tasks/loop/")
-    return is_task or room_of(file) in ("actions", "spec", "hook_types", "arguments", "discovery")
+    """Whether a configuration cannot be validated without this file; what only runs need is in folders of tasks/."""
+    is_task = re.fullmatch(r"tasks/\w+(/__init__)?\.py", file) is not None
+    return is_task or room_of(file) in ("actions", "spec", "hook_types", "config", "discovery")
 
 
 def early_torch(tree: ast.Module, file: str) -> list[str]:
@@ -332,9 +323,9 @@ def test_no_file_asks_for_a_hook_type_by_its_name() -> None:
         ("spec/when.py", "from hookrun import SpecError"),
         ("actions/scale.py", "from hookrun.store import writer"),
         ("plan/plan.py", "if TYPE_CHECKING:\n    from hookrun.runtime.install import Installation"),
-        ("runtime/install.py", "from hookrun.proving import Plan"),
+        ("runtime/install.py", "from hookrun.prove.trial import Plan"),
         ("report/captures.py", "from hookrun.runtime.site import HookSite"),
-        ("store/writer.py", "from hookrun.tasks import train"),
+        ("store/captures/write.py", "from hookrun.tasks import train"),
         ("report/captures.py", "from hookrun.runtime.site import Site"),
         ("models/names.py", "from hookrun.data import names"),
         ("errors.py", "from .spec import hook"),
@@ -368,7 +359,7 @@ def test_a_violation_is_found(file: str, source: str) -> None:
         ("tasks/train.py", "def f():\n    import torch"),
         ("actions/scale.py", "if TYPE_CHECKING:\n    import torch"),
         (
-            "tasks/loop/training.py",
+            "tasks/training/loop.py",
             "import torch\nfrom hookrun.store import writer\nfrom hookrun.runtime import install",
         ),
         ("cli/__init__.py", "from hookrun import api, __main__"),

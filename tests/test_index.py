@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hookrun.index import MAX_LENGTH, parse_index
+from hookrun.values.index import MAX_LENGTH, parse_index
 
 ARRAY = np.arange(2 * 3 * 4).reshape(2, 3, 4)
 

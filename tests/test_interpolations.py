@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hookrun.interpolations import MAX_NESTED, RefusedInterpolation, guarded, resolved, unguarded
+from hookrun.config.interpolations import MAX_NESTED, RefusedInterpolation, guarded, resolved, unguarded
 
 
 def test_the_environment_and_resolvers_of_an_application_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

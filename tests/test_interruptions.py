@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hookrun import interruptions
-from hookrun.interruptions import (
+from hookrun import signals as interruptions
+from hookrun.signals import (
     SIGNALS,
     Interrupted,
     code_of,
@@ -198,7 +198,7 @@ def test_a_forked_child_does_not_handle_signals_of_its_parent() -> None:
 WORKER = """
 import os, signal, sys
 from multiprocessing import get_context
-from hookrun.interruptions import left_to_main
+from hookrun.signals import left_to_main
 
 def work(reader, writer):
     left_to_main(0)

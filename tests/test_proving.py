@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 
 import hookrun
-from hookrun import proving
 from hookrun.errors import CompileError, HookError, HookrunError
 from hookrun.models.networks import CNN
-from hookrun.proving import TrialSink, quick_copy
+from hookrun.prove import trial as proving
+from hookrun.prove.trial import TrialSink, quick_copy
 
 
 class Branching(nn.Module):

@@ -12,8 +12,8 @@ import pytest
 from hookrun import examples
 from hookrun.errors import Problem, SpecError
 from hookrun.store.files import read_json
-from hookrun.trust import of_environment, read_once
-from hookrun.trusted import ACTIONS, LOSSES, METRICS, OPTIMIZERS, Kind, load, load_class
+from hookrun.trust.load import ACTIONS, LOSSES, METRICS, OPTIMIZERS, Kind, load, load_class
+from hookrun.trust.packages import of_environment, read_once
 
 PACKAGE = "hookrun_test_own"
 SOURCE = """
@@ -131,7 +131,7 @@ def test_of_hookrun_s_modules_only_the_examples_need_no_trust(
     monkeypatch.delenv("HOOKRUN_TRUST")
     assert load("hookrun.examples:soften", ACTIONS, "").target is examples.soften
     for text in (
-        "hookrun.store.files:write_json", "hookrun.trusted:load", "hookrun.api:build", "hookrun:compile",
+        "hookrun.store.files:write_json", "hookrun.trust.load:load", "hookrun.api:build", "hookrun:compile",
         "hookrun.examples.inner:soften", "hookrun.examples2:soften", "hookrun_examples:soften",
     ):  # fmt: skip
         assert "is not trusted" in problem(text).what, text

@@ -32,7 +32,7 @@ def test_an_error_is_printed_and_the_exit_code_is_1(warm: WarmProcesses) -> None
 def test_torch_and_hookrun_are_imported_and_can_train(warm: WarmProcesses, tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "before = {'torch', 'hookrun.cli', 'hookrun.tasks.loop.training'} <= set(sys.modules)\n"
+        "before = {'torch', 'hookrun.cli', 'hookrun.tasks.training.loop'} <= set(sys.modules)\n"
         "from hookrun.cli import main\n"
         "code = main(['compute.device=cpu', 'train.epochs=1', 'train.limit_batches=1', 'hydra.run.dir=run'])\n"
         "print(before, code)"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hookrun.config.yaml_files import load, reading
+from hookrun.config.yaml_limits import MAX_DEPTH, MAX_DIGITS, MAX_VALUES, OutOfBounds, check_text
 from hookrun.errors import SpecError
-from hookrun.yaml_files import load, reading
-from hookrun.yaml_limits import MAX_DEPTH, MAX_DIGITS, MAX_VALUES, OutOfBounds, check_text
 
 
 @pytest.mark.parametrize("text", [b"a: \xe9\n", b"a: \x01\n", b"a: *b\n", b"a: " + b"[" * 99])

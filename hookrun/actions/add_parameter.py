@@ -11,9 +11,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from hookrun.actions.base import Action, Edit, HookSite, add_parameter, was_added
 from hookrun.actions.fields import Meaning
-from hookrun.actions.tensors import broadcasts, misfit
 from hookrun.actions.values import Value, fixed_shape
 from hookrun.hook_types import APPLY, HookType
+from hookrun.values.tensors import broadcasts, misfit
 
 if TYPE_CHECKING:
     from torch import Tensor

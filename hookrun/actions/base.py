@@ -13,8 +13,8 @@ from hookrun.actions.given import GivenFunction, GivenTensor
 from hookrun.actions.site import HookSite as HookSite
 from hookrun.actions.site import Keeper as Keeper
 from hookrun.actions.values import FileValue, RunValue
-from hookrun.callables import is_tensor
 from hookrun.hook_types import FORWARD, FORWARD_PRE, ON_VALUES, HookType
+from hookrun.trust.callables import is_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import ByteLimit, Count, Keep, OneOf
-from hookrun.actions.tensors import holds_data
 from hookrun.errors import HookrunError
+from hookrun.values.tensors import holds_data
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import Number, Policy, check_order
-from hookrun.actions.tensors import nearest_finite
 from hookrun.errors import listed
+from hookrun.values.tensors import nearest_finite
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import OneOrMore, OwnName
-from hookrun.actions.tensors import broadcasts, misfit
 from hookrun.actions.values import Value, fixed_shape
 from hookrun.errors import nearest
 from hookrun.hook_types import APPLY, HookType
+from hookrun.values.tensors import broadcasts, misfit
 
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from hookrun.callables import Code, code_of_given, is_tensor, tensor_digest
+from hookrun.trust.callables import Code, code_of_given, is_tensor, tensor_digest
 
 if TYPE_CHECKING:
     from torch import Tensor

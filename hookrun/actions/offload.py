@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hookrun.actions.base import Action, Edit, HookSite, Packed
-from hookrun.actions.tensors import holds_data
 from hookrun.errors import HookrunError, reason
 from hookrun.hook_types import SAVED_TENSORS
+from hookrun.values.tensors import holds_data
 
 if TYPE_CHECKING:
     from torch import Tensor

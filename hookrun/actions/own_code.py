@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hookrun.actions.tensors import holds_data
-from hookrun.arguments import join, takes, wrong_call
-from hookrun.callables import Code, place_of
+from hookrun.config.validation import join, takes, wrong_call
 from hookrun.errors import HookrunError, Problem, reason
+from hookrun.trust.callables import Code, place_of
+from hookrun.values.tensors import holds_data
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hookrun.actions.given import GivenFunction
-    from hookrun.trusted import Trusted
+    from hookrun.trust.load import Trusted
 
 CONTEXT = "context"
 """The name of the parameter by which a function asks for the `HookContext`."""

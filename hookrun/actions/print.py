@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.stats import measuring
-from hookrun.actions.tensors import holds_data
+from hookrun.values.tensors import holds_data
 
 if TYPE_CHECKING:
     from torch import Tensor

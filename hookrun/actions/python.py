@@ -13,10 +13,10 @@ from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import Meaning
 from hookrun.actions.given import GivenFunction, given, kept, plain
 from hookrun.actions.own_code import CONTEXT, called, made, on_tensor
-from hookrun.arguments import takes
-from hookrun.callables import Code
+from hookrun.config.validation import takes
 from hookrun.errors import HookrunError
 from hookrun.hook_types import APPLY, ON_VALUES
+from hookrun.trust.callables import Code
 
 if TYPE_CHECKING:
     from torch import Tensor

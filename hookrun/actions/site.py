@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hookrun.actions.fields import Keep
     from hookrun.actions.given import GivenFunction
-    from hookrun.trusted import Trusted
+    from hookrun.trust.load import Trusted
 
 
 class Keeper(Protocol):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import OneOrMore
-from hookrun.actions.tensors import holds_data, require_whole
+from hookrun.values.tensors import holds_data, require_whole
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from hookrun.actions.given import GivenFunction, GivenTensor, given
-from hookrun.index import Index
+from hookrun.values.index import Index
 
 _MINUS = {
     "type": ["object", "null"],

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from hookrun.cli.waiting import waiting, waiting_for
-from hookrun.interruptions import code_of, handled
 from hookrun.ranks.alone import size_of_world
-from hookrun.trust import read_once
+from hookrun.signals import code_of, handled
+from hookrun.sweeps.waiting import waiting, waiting_for
+from hookrun.trust.packages import read_once
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,9 +49,9 @@ def _main(arguments: list[str]) -> int:
     except KeyboardInterrupt as interruption:
         return code_of(interruption)
     except Exception as error:
-        from hookrun.cli.exit_codes import exit_code, report
         from hookrun.errors import Refusal
         from hookrun.ranks.alone import is_main
+        from hookrun.sweeps.exit_codes import exit_code, report
 
         if is_main() or not isinstance(error, Refusal):  # rank 0 reports a wrong configuration
             report(error)

@@ -17,17 +17,17 @@ from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
-from hookrun.cli.check import Composition
-from hookrun.cli.errors import explained
-from hookrun.cli.exit_codes import DONE, REFUSED
-from hookrun.cli.flags import existing_folder, read_flags
-from hookrun.cli.hydra import argument_parser, conf_dir, opened, parse_override
-from hookrun.cli.overrides import Resume, take_flag, take_resume, take_trust
+from hookrun.compose.check import Composition
+from hookrun.compose.errors import explained
+from hookrun.compose.flags import existing_folder, read_flags
+from hookrun.compose.hydra import argument_parser, conf_dir, opened, parse_override
+from hookrun.compose.overrides import Resume, take_flag, take_resume, take_trust
 from hookrun.errors import Problem, SpecError
-from hookrun.trust import of_environment, read_once
+from hookrun.sweeps.exit_codes import DONE, REFUSED
+from hookrun.trust.packages import of_environment, read_once
 
 if TYPE_CHECKING:
-    from hookrun.cli.stored_sweep import StoredSweep
+    from hookrun.sweeps.stored_sweep import StoredSweep
 
 CONFIG_NAME = "config"
 
@@ -53,7 +53,7 @@ def execute(arguments: Sequence[str]) -> int:
         if stored is not None:
             overrides = [*stored.overrides(app.config_loader.list_groups(""), overrides), *overrides]
         if sweep_dir is not None:
-            from hookrun.cli.stored_sweep import in_folder
+            from hookrun.sweeps.stored_sweep import in_folder
 
             overrides = [*overrides, in_folder(sweep_dir, overrides)]
         asked = Composition(app, name, overrides)
@@ -72,7 +72,7 @@ def execute(arguments: Sequence[str]) -> int:
             mode = RunMode.MULTIRUN if sweep_dir is not None else _typed_mode(args)
             asked, cfg = _composed(replace(asked, overrides=_over_shown_task(overrides)), mode)
             if asked.mode is RunMode.RUN:
-                from hookrun.cli.compose import parsed_run
+                from hookrun.compose.compose import parsed_run
 
                 if fail_fast:
                     raise _one_run()
@@ -94,7 +94,7 @@ def _stored_sweep(
     """
     if resume is None:
         return None, None
-    from hookrun.cli.stored_sweep import is_sweep, stored_sweep, sweep_folder
+    from hookrun.sweeps.stored_sweep import is_sweep, stored_sweep, sweep_folder
 
     if not args.multirun and not is_sweep(resume.name):
         return None, None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from hookrun.cli.hydra import App, argument_parser
+from hookrun.compose.hydra import App, argument_parser
 from hookrun.discovery import names_in
 
 LINE = 110

@@ -14,17 +14,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
 from hookrun import tasks
-from hookrun.cli.check import Composition
-from hookrun.cli.compose import claimed, parsed_run, plain_run, planned, unused_run_dir
-from hookrun.cli.errors import explained, origins_told
-from hookrun.cli.exit_codes import DONE, exit_code
-from hookrun.cli.gc_control import import_torch
-from hookrun.cli.hydra import conf_dir, opened
-from hookrun.cli.jobs import SingleRun, make_missing_page
 from hookrun.cli.logs import sweep_lines
-from hookrun.cli.needs import NeededRuns, previous_run
-from hookrun.cli.overrides import LATEST, RESUME, Resume
-from hookrun.cli.waiting import wait_is_over, waiting_for
+from hookrun.compose.check import Composition
+from hookrun.compose.compose import claimed, parsed_run, plain_run, planned, unused_run_dir
+from hookrun.compose.errors import explained, origins_told
+from hookrun.compose.hydra import conf_dir, opened
+from hookrun.compose.overrides import LATEST, RESUME, Resume
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.ranks.alone import ALONE, Ranks, is_main, started
 from hookrun.spec import Experiment
@@ -32,6 +27,11 @@ from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, State, differ
 from hookrun.store.outputs import outputs_folder
 from hookrun.store.records import Status, read_record
 from hookrun.store.stored_config import read_yaml
+from hookrun.sweeps.exit_codes import DONE, exit_code
+from hookrun.sweeps.gc_control import import_torch
+from hookrun.sweeps.jobs import SingleRun, make_missing_page
+from hookrun.sweeps.needs import NeededRuns, previous_run
+from hookrun.sweeps.waiting import wait_is_over, waiting_for
 from hookrun.tasks import Ready, refuse_ranks, task_of
 
 DONE_STATE: State = "done"
@@ -57,7 +57,7 @@ class SweepMode:
 
 def run_sweep(asked: Composition, cfg: DictConfig, trust: frozenset[str], of_sweep: SweepMode) -> int:
     """Check what was composed, then run the sweep."""
-    from hookrun.cli.sweep import sweep
+    from hookrun.sweeps.sweep import sweep
 
     waiting_for("checking the jobs of the sweep")
     with sweep_lines(cfg):
@@ -204,7 +204,7 @@ def remove_left_states(folder: Path) -> None:
     for key in ("train", "checkpoint", "keep_done"):
         keeps = keeps.get(key) if isinstance(keeps, Mapping) else None
     if keeps is not True and any((folder / CHECKPOINTS).glob("state_*")):
-        from hookrun.store.states import remove_states
+        from hookrun.store.states.files import remove_states
 
         with claimed(folder, RESUME, go_on=True):
             remove_states(folder)
@@ -278,7 +278,7 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
         what = f"found {me.size} processes, and task={task.name} is one for a single process"
         raise SpecError([Problem("task", what, "start it without torchrun")])
     from hookrun.ranks.group import joined
-    from hookrun.tasks.loop.session import device_named
+    from hookrun.tasks.run.session import device_named
 
     device = device_named(compute.device)
     with joined(me, device.type, compute.timeout) as ranks, ranks.failures_told():
@@ -332,7 +332,7 @@ def refuse_needs(*, missing: bool) -> None:
 
 def follow(prepared: Ready, ranks: Ranks) -> int:
     """Do the work of a rank other than 0 in a run; returns its exit code."""
-    from hookrun.tasks.loop.execute import execute_as_rank
+    from hookrun.tasks.run.execute import execute_as_rank
 
     try:
         return execute_as_rank(prepared, ranks)

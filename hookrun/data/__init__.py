@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.arguments import Args, parse
+from hookrun.config.validation import Args, parse
 from hookrun.data.info import DataInfo, InputsInfo, Split, TensorInfo
 from hookrun.data.transforms import RANDOM, Pipeline, parse_transforms
 from hookrun.errors import Problem, SpecError, nearest

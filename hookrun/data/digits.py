@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hookrun.arguments import Args
+from hookrun.config.validation import Args
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import Samples, TensorSamples
 from hookrun.data.source import Source, stratified_indices

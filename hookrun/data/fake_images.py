@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from hookrun.arguments import Args
+from hookrun.config.validation import Args
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source, generator_of

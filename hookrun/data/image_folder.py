@@ -14,7 +14,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS, is_image_file
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from hookrun.arguments import Args
+from hookrun.config.validation import Args
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples, unit_float
 from hookrun.data.source import A, Source, require_root, stratified_indices

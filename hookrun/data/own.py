@@ -11,12 +11,12 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
-from hookrun.arguments import Args, takes, wrong_call
+from hookrun.config.validation import Args, takes, wrong_call
 from hookrun.data.info import SPLITS, DataInfo, InputsInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source
 from hookrun.errors import HookrunError, Problem, SpecError, reason
-from hookrun.trusted import DATA, Trusted, load
+from hookrun.trust.load import DATA, Trusted, load
 
 _WHERE = "data.factory"
 _ARGS = "data.args"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from hookrun.arguments import Args
+from hookrun.config.validation import Args
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import Samples
 from hookrun.data.tokens import PaddingArgs

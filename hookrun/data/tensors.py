@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hookrun.arguments import Args
+from hookrun.config.validation import Args
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source, split_indices, val_count

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hookrun.arguments import Args
+from hookrun.config.validation import Args
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import IGNORED, Sample, Samples
 from hookrun.data.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from torchvision import datasets
 from torchvision.datasets import mnist
 from torchvision.datasets.utils import check_integrity
 
-from hookrun.arguments import Args
+from hookrun.config.validation import Args
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Samples, TensorSamples, Transformed, unit_float
 from hookrun.data.source import Source, require_root

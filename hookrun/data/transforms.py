@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 from pydantic import AfterValidator, Field, create_model
 
-from hookrun.arguments import Args, parameters, parse
+from hookrun.config.validation import Args, parameters, parse
 from hookrun.data.info import InputsInfo, TensorInfo
 from hookrun.errors import Problem, SpecError, nearest
 

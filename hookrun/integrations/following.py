@@ -13,10 +13,10 @@ from weakref import ReferenceType, ref
 from torch import Tensor, distributed, nn
 
 from hookrun.errors import HookrunError
-from hookrun.proving import compile_plan
-from hookrun.recording import Recording, batch_size, run_folder
+from hookrun.integrations.recording import Recording, batch_size, run_folder
+from hookrun.prove.trial import compile_plan
 from hookrun.spec import Spec, parse_spec
-from hookrun.tasks.loop.batches import Batch
+from hookrun.tasks.run.batches import Batch
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hookrun.arguments import missing_arguments, parameters, unknown_arguments, wrong_call
+from hookrun.config.validation import missing_arguments, parameters, unknown_arguments, wrong_call
 from hookrun.errors import Problem, SpecError, nearest, shown
 from hookrun.models import language, vision
 from hookrun.models.arguments import DataDefaults, ModelCall, checked, construct, given, too_large
 from hookrun.models.weights import RANDOM, applied_hooks, load_weights, misplaced, origin
-from hookrun.trusted import MODELS, load
+from hookrun.trust.load import MODELS, load
 
 if TYPE_CHECKING:
     from torch import nn

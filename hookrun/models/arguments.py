@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from pydantic import ConfigDict, Field, create_model
 
-from hookrun.arguments import parse
+from hookrun.config.validation import parse
 from hookrun.errors import Problem, SpecError, reason
 
 if TYPE_CHECKING:

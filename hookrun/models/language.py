@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hookrun.arguments import Args, parse
+from hookrun.config.validation import Args, parse
 from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest
 from hookrun.models.arguments import DataDefaults, ModelCall, too_large
 

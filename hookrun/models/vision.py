@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
 
-from hookrun.arguments import unknown_arguments
+from hookrun.config.validation import unknown_arguments
 from hookrun.errors import Problem, SpecError, nearest, reason
 from hookrun.models.arguments import DataDefaults, ModelCall, given
 from hookrun.models.weights import is_path

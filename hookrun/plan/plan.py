@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import Any
 
 from hookrun.actions.given import GivenFunction
-from hookrun.callables import Code
 from hookrun.plan.heads import HeadCount
 from hookrun.run_values import Source, UsedRun
 from hookrun.run_values.sources import digest_of
 from hookrun.spec.hook import HookSpec
-from hookrun.trusted import Trusted
+from hookrun.trust.callables import Code
+from hookrun.trust.load import Trusted
 
 
 @dataclass(frozen=True)

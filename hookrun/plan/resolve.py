@@ -18,7 +18,7 @@ from hookrun.plan.texts import Tokenizer, texts_of, tokenizer_of, unknown_spans
 from hookrun.run_values import Source, UsedBy, padded_otherwise, read_value, used_runs
 from hookrun.spec.hook import HookSpec, Spec
 from hookrun.spec.selector import Unmatched
-from hookrun.trusted import ACTIONS, Trusted, load
+from hookrun.trust.load import ACTIONS, Trusted, load
 
 _SHOWN = 4
 _LAZY = "it has no shape yet: a lazy module gets it at its first call; run one batch through the model first"

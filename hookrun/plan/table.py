@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hookrun.actions.given import GivenFunction
-from hookrun.callables import Code
 from hookrun.errors import listed
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.run_values import Source
 from hookrun.run_values.sources import form
 from hookrun.spec.hook import HookSpec
+from hookrun.trust.callables import Code
 
 if TYPE_CHECKING:
     from rich.console import Console

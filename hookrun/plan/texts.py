@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from hookrun.arguments import parameters
+from hookrun.config.validation import parameters
 from hookrun.data.info import DataInfo
 from hookrun.errors import Problem, nearest, reason, shown
 from hookrun.spec.tokens import Tokens

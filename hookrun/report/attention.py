@@ -17,7 +17,7 @@ from hookrun.report.draw.pictures import Array, cells_png, worded
 from hookrun.report.draw.text import number, one_line
 from hookrun.report.facts import Facts, TokenSequence
 from hookrun.report.sampling import CapturedRows, rows_of_samples
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
 
 MOST_PICTURES = 480
 """The largest number of heads on a page."""

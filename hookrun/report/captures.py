@@ -20,7 +20,7 @@ from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import CapturedRows, Summary, draw, summary
 from hookrun.report.token_strips import strips_of_capture, strips_of_predictions
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
 
 BINS = 48
 MOST_BARS = 64

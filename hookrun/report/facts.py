@@ -14,7 +14,7 @@ from hookrun.report.draw.pictures import Room
 from hookrun.report.draw.text import shortened, token_name
 from hookrun.report.lines import SampledLines, beginning, is_kept, sampled
 from hookrun.report.sampling import stored_captures
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
 from hookrun.store.files import StoreError, os_reason, read_json
 from hookrun.store.format import (
     CAPTURES,

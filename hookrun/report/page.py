@@ -17,9 +17,9 @@ from hookrun.errors import counted
 from hookrun.report.captures import place
 from hookrun.report.draw import text
 from hookrun.report.section import ReportSection
+from hookrun.store.captures.tensor_file import dtype_name
 from hookrun.store.files import replacing
 from hookrun.store.format import REPORT
-from hookrun.store.tensor_file import dtype_name
 from hookrun.version import __version__
 
 F = TypeVar("F")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError
-from hookrun.store.captures import StoredCapture, captured_tensors, read_captures, spread
-from hookrun.store.shard import read_index
+from hookrun.store.captures.read import StoredCapture, captured_tensors, read_captures, spread
+from hookrun.store.captures.shard import read_index
 
 MOST_ROWS = 256
 MOST_PARTS = 16

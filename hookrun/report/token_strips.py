@@ -15,7 +15,7 @@ from hookrun.report.draw.pictures import shaded, worded
 from hookrun.report.draw.text import number, one_line
 from hookrun.report.facts import Facts, TokenSequence
 from hookrun.report.sampling import CapturedRows, rows_of_samples
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
 
 MOST_SAMPLES = 4
 MOST_TOKENS = 192

@@ -41,7 +41,7 @@ from hookrun.run_values.sources import (
     multiple,
     part,
 )
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
 
 __all__ = [

@@ -12,7 +12,7 @@ from hookrun.data.tokens import PaddingArgs
 from hookrun.errors import HookrunError, Problem
 from hookrun.run_values.runs import FoundRuns
 from hookrun.spec import HookSpec, Settings, Spec
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
 from hookrun.store.files import StoreError
 from hookrun.store.reader import Run
 

@@ -12,10 +12,10 @@ import torch
 from torch import Generator, Tensor
 
 from hookrun.actions.given import GivenFunction
-from hookrun.callables import tensor_digest
 from hookrun.errors import HookrunError
-from hookrun.index import Item
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
+from hookrun.trust.callables import tensor_digest
+from hookrun.values.index import Item
 
 
 class Rows(Protocol):

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookrun import containers
 from hookrun.actions.base import Action, Packed
-from hookrun.containers import readable
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import PASSED_ON
 from hookrun.runtime.clock import Clock
@@ -20,7 +18,9 @@ from hookrun.runtime.fast.kept_in_memory import KeptInMemory
 from hookrun.runtime.part import TensorPart
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.snapshot import copied
-from hookrun.spec.target import Key
+from hookrun.values import containers
+from hookrun.values.containers import readable
+from hookrun.values.target import Key
 
 Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""

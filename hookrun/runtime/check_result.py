@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hookrun.actions.check import finding, verdict
-from hookrun.containers import plain, readable
 from hookrun.errors import CheckFailed
+from hookrun.values.containers import plain, readable
 
 
 class CheckedTensor(NamedTuple):

@@ -13,12 +13,12 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from hookrun import containers
 from hookrun.errors import CompileError
 from hookrun.plan.graph_support import uncompilable
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime.apply_action import acts_on, function_of
 from hookrun.runtime.site import HookSite
+from hookrun.values import containers
 
 tracing = torch.compiler.is_dynamo_compiling
 """Whether torch.compile is tracing the hooks instead of running them."""

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hookrun.actions.tensors import holds_data
-from hookrun.index import Index, Item
 from hookrun.plan.heads import HeadCount
 from hookrun.runtime.current_call import TokensNow
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.runtime.tokens.passes import Pass
 from hookrun.spec.heads import Heads
+from hookrun.values.index import Index, Item
+from hookrun.values.tensors import holds_data
 
 
 class TensorPart(Protocol):

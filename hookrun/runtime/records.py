@@ -15,7 +15,6 @@ from hookrun.actions.base import ABOUT, RECORD_KEYS, Keeper
 from hookrun.actions.check import verdict
 from hookrun.actions.site import TokenRows
 from hookrun.actions.stats import Measured
-from hookrun.containers import readable
 from hookrun.errors import HookError, reason
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.check_result import CheckedTensor, LastPassed
@@ -24,6 +23,7 @@ from hookrun.runtime.fast.kept_in_memory import KeptInMemory
 from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.snapshot import copied, held, in_reach, snapshot
+from hookrun.values.containers import readable
 
 
 @dataclass(slots=True)

@@ -15,12 +15,12 @@ from torch import Tensor, distributed, nn
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from hookrun.containers import tensors
 from hookrun.errors import HookError
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooked_parameters import HookedParameters, Moves
 from hookrun.runtime.hooks.base import ParameterHook, RegisteredHook
 from hookrun.runtime.sharded import is_fully_sharded, is_sharded, reduces
+from hookrun.values.containers import tensors
 
 
 class ReducedGradients:

@@ -11,9 +11,9 @@ from torch import Generator, Tensor
 from torch._prims_common import suggest_memory_format
 
 from hookrun.actions.fields import Keep
-from hookrun.actions.tensors import holds_data
 from hookrun.errors import HookError
 from hookrun.runtime.clock import Calls, Clock, RowsOfRank
+from hookrun.values.tensors import holds_data
 
 
 def derived_seed(*parts: object) -> int:

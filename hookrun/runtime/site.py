@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator, Tensor, nn
 
-from hookrun import containers
 from hookrun.actions.base import Keeper, add_parameter, was_added
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import on_tensor
 from hookrun.actions.site import HookContext, TokenRows
-from hookrun.actions.tensors import check_broadcast, holds_data, scalars
 from hookrun.actions.values import OutsideValue
-from hookrun.containers import readable
 from hookrun.errors import HookError, reason
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import NotYetRun, Rows, Source
@@ -29,7 +26,10 @@ from hookrun.runtime.rng import Draws, Fill, KeptSamples, derived_seed, drawn
 from hookrun.runtime.snapshot import copied
 from hookrun.runtime.tokens.choice import Rule
 from hookrun.runtime.tokens.passes import Pass
-from hookrun.trusted import Trusted
+from hookrun.trust.load import Trusted
+from hookrun.values import containers
+from hookrun.values.containers import readable
+from hookrun.values.tensors import check_broadcast, holds_data, scalars
 
 if TYPE_CHECKING:
     from hookrun.actions.fields import Keep

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hookrun.containers import attributes, children, readable, replaced
 from hookrun.runtime.fast.copies import snapshot_of_tensor
-from hookrun.spec.target import Key, path_text
+from hookrun.values.containers import attributes, children, readable, replaced
+from hookrun.values.target import Key, path_text
 
 Members = list[tuple[Key, Any]]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hookrun.arguments import join, parse, paths_to, unknown_key
+from hookrun.config.root_keys import ROOT_KEYS
+from hookrun.config.validation import join, parse, paths_to, unknown_key
 from hookrun.errors import Problem, SpecError
-from hookrun.root_keys import ROOT_KEYS
 from hookrun.spec.experiment import Settings, TaskKeys
 from hookrun.spec.hook import HookSpec, Spec, parse_hooks
 from hookrun.spec.selector.base import shown

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic import Tag as Kind
 
-from hookrun.arguments import Section as Section
+from hookrun.config.validation import Section as Section
 from hookrun.errors import shown
 from hookrun.spec.objective import Objective
 from hookrun.spec.parameters import AnyChoice

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from hookrun.arguments import Section
+from hookrun.config.validation import Section
 from hookrun.errors import shown
 
 MOST_HEADS = 1_000_000

@@ -14,16 +14,16 @@ from pydantic import Field, WithJsonSchema
 from hookrun.actions import Action, actions
 from hookrun.actions.python import Python
 from hookrun.actions.values import OutsideValue, RunValue
-from hookrun.arguments import Section, join, parse, unknown_key
+from hookrun.config.validation import Section, join, parse, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
-from hookrun.index import Index
 from hookrun.spec.heads import HeadsClause
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.selector.base import shown
-from hookrun.spec.target import Target
 from hookrun.spec.tokens import TokensClause
 from hookrun.spec.when import Expect, When, parse_expect
+from hookrun.values.index import Index
+from hookrun.values.target import Target
 
 MOST_PRIORITY = 10**9
 

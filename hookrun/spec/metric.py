@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_serializer
 
-from hookrun.arguments import Section
+from hookrun.config.validation import Section
 
 By = Literal["position", "sample"]
 MOST_METRICS = 100

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 
-from hookrun.arguments import Section
+from hookrun.config.validation import Section
 
 Direction = Literal["maximize", "minimize"]
 OfRun = Literal["best", "last"]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hookrun.arguments import Section, not_a_mapping, parse, unknown_key
+from hookrun.config.validation import Section, not_a_mapping, parse, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.spec.experiment import MOST, TaskKeys
 

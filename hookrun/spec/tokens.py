@@ -17,9 +17,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from hookrun.arguments import Section
+from hookrun.config.validation import Section
 from hookrun.errors import shown
-from hookrun.index import bounded, whole
+from hookrun.values.index import bounded, whole
 
 ALL = "all"
 EXPECTED = "expected a position like -1, a range like '4:8', a list of them, or all"

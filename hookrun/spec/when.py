@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from hookrun.arguments import Section
+from hookrun.config.validation import Section
 from hookrun.spec.selector.base import shown
 
 MOST = 10**15

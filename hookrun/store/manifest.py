@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookrun.errors import listed
+from hookrun.store.captures.shard import index_names
 from hookrun.store.files import StoreError, blocks_of_lines, os_reason, write_json
 from hookrun.store.format import CAPTURES, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
 from hookrun.store.inside import kind_of, listed_inside, open_inside
-from hookrun.store.shard import index_names
 
 if TYPE_CHECKING:
-    from hookrun.store.tensor_file import Digest
+    from hookrun.store.captures.tensor_file import Digest
 
 BLOCK = 1 << 20
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from hookrun.ranks.alone import Ranks
 from hookrun.store.format import METRICS, Line, State, decode, encode
-from hookrun.store.position import read_position
 from hookrun.store.run_dir import RunDir
+from hookrun.store.states.position import read_position
 
 
 class RankDir(RunDir):

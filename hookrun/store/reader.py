@@ -15,7 +15,9 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
-from hookrun.store.captures import Leaf, SampleTable, StoredCapture, captured_tensors, read_captures
+from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors, read_captures
+from hookrun.store.captures.shard import index_names, read_index
+from hookrun.store.captures.tensor_file import NoDigest, write_tensors
 from hookrun.store.files import StoreError, blocks_of_lines, collector_paused, os_reason, replacing
 from hookrun.store.format import (
     CAPTURES,
@@ -49,9 +51,7 @@ from hookrun.store.records import (
     read_records,
 )
 from hookrun.store.run_dir import cut_off
-from hookrun.store.shard import index_names, read_index
 from hookrun.store.stored_config import DataUsed, data_used, read_yaml
-from hookrun.store.tensor_file import NoDigest, write_tensors
 
 _SHOWN = 12
 

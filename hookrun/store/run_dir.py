@@ -47,9 +47,9 @@ from hookrun.store.manifest import write_manifest
 from hookrun.store.records import STREAMS
 
 if TYPE_CHECKING:
-    from hookrun.store.position import FolderPosition, PositionRecord
-    from hookrun.store.states import SavedState
-    from hookrun.store.writer import CaptureWriter
+    from hookrun.store.captures.write import CaptureWriter
+    from hookrun.store.states.files import SavedState
+    from hookrun.store.states.position import FolderPosition, PositionRecord
 
 MOST_REASON = 200_000
 """Most characters of the reason in status.json."""
@@ -115,7 +115,7 @@ class RunDir:
 
         StoreError, before anything is changed, if the directory does not hold what the position names.
         """
-        from hookrun.store.position import cut_back, read_position, started_before
+        from hookrun.store.states.position import cut_back, read_position, started_before
 
         folder = Path(path).absolute()
         reached = read_position(folder, position)
@@ -140,7 +140,7 @@ class RunDir:
 
     def written(self) -> dict[str, Any]:
         """The position; its lines may not be on the disk until `sync` was called."""
-        from hookrun.store.position import position_key
+        from hookrun.store.states.position import position_key
 
         return {
             **{position_key(name): lines.size() for name, lines in self._lines.items()},
@@ -159,7 +159,7 @@ class RunDir:
 
     def shard_positions(self) -> dict[str, Any]:
         """How far captures and predictions of all ranks reach; every rank must call it."""
-        from hookrun.store.position import shard_positions
+        from hookrun.store.states.position import shard_positions
 
         return shard_positions(self.ranks, self._writers, self.reached)
 
@@ -298,7 +298,7 @@ class RunDir:
             )
 
     def _writer(self, folder: str) -> CaptureWriter:
-        from hookrun.store.writer import BUFFERS, SHARD_BYTES, CaptureWriter
+        from hookrun.store.captures.write import BUFFERS, SHARD_BYTES, CaptureWriter
 
         shard_bytes = SHARD_BYTES if self.buffer is None else max(self.buffer // BUFFERS, 1)
         before: FolderPosition | None = getattr(self.reached, folder, None)

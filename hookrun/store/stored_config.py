@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.arguments import problems_of
+from hookrun.config.validation import problems_of
 from hookrun.data.info import ALL, SPLITS, Split
 from hookrun.errors import SpecError
 from hookrun.store.files import StoreError, os_reason
@@ -46,7 +46,7 @@ def read_yaml(path: Path, root: Path) -> Any:
 def _content(text: str) -> Any:
     from omegaconf import OmegaConf
 
-    from hookrun.yaml_limits import check_text
+    from hookrun.config.yaml_limits import check_text
 
     check_text(text)
     return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
@@ -90,7 +90,7 @@ def _resolved_data(config: Mapping[str, Any], path: Path) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from hookrun.interpolations import resolved
+    from hookrun.config.interpolations import resolved
 
     if not isinstance(config.get("data"), Mapping) or "${" not in str(config["data"]):
         return config.get("data")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hookrun.store.captures.shard import Shard, index_names, read_index
 from hookrun.store.files import StoreError, blocks_of_lines, os_reason, read_json
 from hookrun.store.format import (
     CAPTURES,
@@ -27,7 +28,6 @@ from hookrun.store.manifest import hashed, manifest_faults, read_manifest
 from hookrun.store.reader import open_run
 from hookrun.store.records import STREAMS, Status, read_record
 from hookrun.store.run_dir import cut_off
-from hookrun.store.shard import Shard, index_names, read_index
 
 
 @dataclass(frozen=True)

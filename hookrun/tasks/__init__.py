@@ -23,7 +23,7 @@ from hookrun.spec import Experiment, in_file_order
 from hookrun.tasks.base import JobCache, Ready, Task, model_key, task_of
 from hookrun.tasks.goals import check_objective, goal_of, required_goal
 from hookrun.tasks.names import unknown_names
-from hookrun.trust import of_environment, read_once
+from hookrun.trust.packages import of_environment, read_once
 
 __all__ = [
     "JobCache",
@@ -149,13 +149,15 @@ def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset
     if not isinstance(task, TaskUnderHooks):
         raise error
     from hookrun.run_values import with_found_weights
-    from hookrun.tasks.loop.prepared import without_data
+    from hookrun.tasks.run.prepare import without_data
 
     experiment = with_found_weights(experiment)
     task.show(without_data(experiment, experiment.hooks, task.only_split(), error, trust))
 
 
-def execute(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, ranks: Ranks = ALONE) -> int:
+def execute(
+    ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, ranks: Ranks = ALONE
+) -> int:
     """Run the task in the directory `path`.
 
     go_on:  resume an unfinished run in its directory, from the newest saved state
@@ -165,7 +167,7 @@ def execute(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = Fal
     Returns 0, or 3 if a check with policy `stop` ended the run. An exception is written to status.json before it is
     raised.
     """
-    from hookrun.tasks.loop.execute import execute
+    from hookrun.tasks.run.execute import execute
 
     return execute(ready, path, go_on=go_on, anyway=anyway, ranks=ranks)
 

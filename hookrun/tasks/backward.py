@@ -13,11 +13,11 @@ from hookrun.tasks.under_hooks import TaskOfSplits
 
 if TYPE_CHECKING:
     from hookrun.data import DataInfo
-    from hookrun.tasks.loop.batches import Batch
-    from hookrun.tasks.loop.context import RunContext
-    from hookrun.tasks.loop.gradients import Score
-    from hookrun.tasks.loop.losses import TrainLoss
-    from hookrun.tasks.loop.parameter_groups import Trained
+    from hookrun.tasks.metrics.losses import TrainLoss
+    from hookrun.tasks.run.backward_pass import Score
+    from hookrun.tasks.run.batches import Batch
+    from hookrun.tasks.run.context import RunContext
+    from hookrun.tasks.training.parameter_groups import Trained
 
 
 class TaskWithBackward(TaskOfSplits):
@@ -43,13 +43,13 @@ class TaskWithBackward(TaskOfSplits):
 
     def score(self, loss: TrainLoss) -> Score | None:
         """The score that the backward pass starts from; None: no backward pass."""
-        from hookrun.tasks.loop.gradients import score_of
+        from hookrun.tasks.run.backward_pass import score_of
 
         return score_of(self.backward, loss) if self.backward is not None else None
 
     def forward(self, context: RunContext) -> Callable[[Batch], Any]:
         """The function batch -> output of the model; it runs the backward pass too, if `backward` is set."""
-        from hookrun.tasks.loop.gradients import forward_and_backward
+        from hookrun.tasks.run.backward_pass import forward_and_backward
 
         score = self.score(context.prepared.loss)
         return context.forward if score is None else partial(forward_and_backward, context, score)

@@ -12,7 +12,7 @@ from hookrun.tasks.backward import TaskWithBackward
 from hookrun.tasks.under_hooks import data_of
 
 if TYPE_CHECKING:
-    from hookrun.tasks.loop.context import RunContext
+    from hookrun.tasks.run.context import RunContext
 
 
 class EvaluateTask(TaskWithBackward):
@@ -31,13 +31,13 @@ class EvaluateTask(TaskWithBackward):
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """The means of loss and metrics over the split."""
-        from hookrun.tasks.loop.metrics import measured
+        from hookrun.tasks.metrics.metrics import measured
 
         return measured(self.metrics, settings.train, data_of(settings, self.first_split()), (self.split,))
 
     def perform(self, context: RunContext) -> None:
         """Compute and log the means over all samples."""
-        from hookrun.tasks.loop.batches import BatchesOfSplits
+        from hookrun.tasks.run.batches import BatchesOfSplits
 
         batches = BatchesOfSplits(context.prepared, self.parts, context.ranks)
         names = context.sample_names(batches.parts)

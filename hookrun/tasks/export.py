@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from hookrun.plan.plan import ResolvedPlan
-    from hookrun.tasks.loop.context import RunContext
+    from hookrun.tasks.run.context import RunContext
 
 PROGRAM = "exported.pt2"
 
@@ -48,9 +48,9 @@ class ExportTask(TaskOfOneSplit):
         """
         import torch
 
-        from hookrun.tasks.loop.batches import Batches
-        from hookrun.tasks.loop.built import as_call
-        from hookrun.tasks.loop.compile_check import TOLERANCE, relative_difference
+        from hookrun.tasks.run.batches import Batches
+        from hookrun.tasks.run.compile_check import TOLERANCE, relative_difference
+        from hookrun.tasks.run.components import as_call
 
         with context.evaluating(Batches(context.prepared, self.split), self.name) as (passed, _):
             batch = next(iter(passed))

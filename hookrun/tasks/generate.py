@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from hookrun.data import DataInfo
     from hookrun.plan.plan import ResolvedPlan
-    from hookrun.proving import Example
-    from hookrun.tasks.loop.context import RunContext
-    from hookrun.tasks.loop.parameter_groups import Trained
+    from hookrun.prove.trial import Example
+    from hookrun.tasks.run.context import RunContext
+    from hookrun.tasks.training.parameter_groups import Trained
 
 MOST_TOKENS = 2**17
 _USED = {"input_ids", "attention_mask", "position_ids", "labels"}
@@ -63,8 +63,8 @@ class GenerateTask(TaskOfSplits):
 
     def model_problems(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
         """A model that cannot generate, stop tokens outside its vocabulary, and too few positions."""
-        from hookrun.tasks.loop.continuing import cannot_generate, has_encoder
-        from hookrun.tasks.loop.generation import vocabulary_of
+        from hookrun.tasks.generation.continuing import cannot_generate, has_encoder
+        from hookrun.tasks.generation.generation import vocabulary_of
 
         found = list[Problem]()
         if cannot_generate(model):
@@ -113,8 +113,8 @@ class GenerateTask(TaskOfSplits):
         import torch
 
         from hookrun.runtime.tokens.calls import DECODER_IDS
-        from hookrun.tasks.loop.built import EXAMPLE_BATCH
-        from hookrun.tasks.loop.continuing import has_encoder
+        from hookrun.tasks.generation.continuing import has_encoder
+        from hookrun.tasks.run.components import EXAMPLE_BATCH
 
         args, kwargs = super().example(info, model)
         if not has_encoder(model):
@@ -139,8 +139,8 @@ class GenerateTask(TaskOfSplits):
 
     def perform(self, context: RunContext) -> None:
         """Continue every sample. Raises HookrunError if the split has no samples."""
-        from hookrun.tasks.loop.batches import BatchesOfSplits
-        from hookrun.tasks.loop.generation import Generation, GenerationSettings, Sums, shown_lines
+        from hookrun.tasks.generation.generation import Generation, GenerationSettings, Sums, shown_lines
+        from hookrun.tasks.run.batches import BatchesOfSplits
 
         batches = BatchesOfSplits(context.prepared, self.parts)
         names = context.sample_names(batches.parts)

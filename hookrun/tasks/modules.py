@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from hookrun.plan.plan import Match
-    from hookrun.tasks.loop.prepared import Prepared
+    from hookrun.tasks.run.prepare import Prepared
 
 
 MOST_LEVELS = 1_000
@@ -50,7 +50,7 @@ class ModulesTask(Task):
     ) -> Prepared:
         """Build the model, and run it once with a hook on every module to find the output shapes."""
         from hookrun.run_values import with_found_weights
-        from hookrun.tasks.loop.prepared import prepare_alone, without_data
+        from hookrun.tasks.run.prepare import prepare_alone, without_data
 
         every = parse_spec({"every": {"select": "**", "hook": "forward", "action": "capture"}})
         try:
@@ -63,7 +63,7 @@ class ModulesTask(Task):
 
         Raises SpecError for an invalid selector, CompileError for a selector without matches.
         """
-        from hookrun.tasks.loop.progress import Screen
+        from hookrun.tasks.run.progress import Screen
 
         screen = Screen()
         matches = {match.path: match for hook in prepared.plan.hooks for match in hook.matches}

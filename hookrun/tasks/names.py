@@ -11,9 +11,9 @@ from typing import Any
 from hookrun.data import names as data_names
 from hookrun.data.transforms import NAMES as TRANSFORMS
 from hookrun.errors import Problem, nearest
-from hookrun.trusted import LOSSES as OWN_LOSS
-from hookrun.trusted import METRICS as OWN_METRIC
-from hookrun.trusted import Kind, is_own, short_names
+from hookrun.trust.load import LOSSES as OWN_LOSS
+from hookrun.trust.load import METRICS as OWN_METRIC
+from hookrun.trust.load import Kind, is_own, short_names
 
 LOSSES = (
     "cross_entropy",

@@ -13,8 +13,8 @@ from hookrun.tasks.base import JobCache, Task, changed
 
 if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
-    from hookrun.tasks.loop.analysis import Analysing, Analysis
-    from hookrun.tasks.loop.features import Features
+    from hookrun.tasks.analysis.features import Features
+    from hookrun.tasks.analysis.input import Analysing, Analysis
 
 MOST_BYTES = 2**50
 MOST_FEATURES = 2**24
@@ -52,7 +52,7 @@ class TaskOfCaptures(Task):
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
     ) -> Analysis:
         """Find the run and its captures. Raises SpecError if something is missing or does not fit."""
-        from hookrun.tasks.loop.analysis import find
+        from hookrun.tasks.analysis.input import find
 
         analysis = find(experiment, self.run, self.capture)
         if problem := self.problem(analysis):
@@ -62,9 +62,9 @@ class TaskOfCaptures(Task):
     def execute(self, prepared: Analysis, run_dir: RunDir) -> str | None:
         """Run the analysis. Returns None, since checks do not run here."""
         from hookrun.store.environment import environment
-        from hookrun.tasks.loop.analysis import Analysing
-        from hookrun.tasks.loop.progress import Screen
-        from hookrun.tasks.loop.resuming import results_of
+        from hookrun.tasks.analysis.input import Analysing
+        from hookrun.tasks.resume.states import results_of
+        from hookrun.tasks.run.progress import Screen
 
         screen = Screen()
         if run_dir.resumed is not None:
@@ -78,7 +78,7 @@ class TaskOfCaptures(Task):
 
     def features(self, analysis: Analysis) -> dict[str, Features]:
         """Module path -> the rows of its capture as vectors, projected if `project` is set."""
-        from hookrun.tasks.loop.analysis import features_of
+        from hookrun.tasks.analysis.input import features_of
 
         return features_of(analysis, self.max_bytes, self.project)
 

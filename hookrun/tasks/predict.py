@@ -16,7 +16,7 @@ from hookrun.tasks.backward import TaskWithBackward
 from hookrun.tasks.under_hooks import data_of
 
 if TYPE_CHECKING:
-    from hookrun.tasks.loop.context import Resumable, RunContext
+    from hookrun.tasks.run.context import Resumable, RunContext
 
 
 class PredictTask(TaskWithBackward):
@@ -34,7 +34,7 @@ class PredictTask(TaskWithBackward):
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """The means of the metrics over the split."""
-        from hookrun.tasks.loop.metrics import measured
+        from hookrun.tasks.metrics.metrics import measured
 
         if self.metrics is None:
             return {}
@@ -43,8 +43,8 @@ class PredictTask(TaskWithBackward):
 
     def perform(self, context: RunContext) -> None:
         """Run the split through the model. Raises HookrunError if it has no samples."""
-        from hookrun.tasks.loop.batches import BatchesOfSplits
-        from hookrun.tasks.loop.metrics import LOSS
+        from hookrun.tasks.metrics.metrics import LOSS
+        from hookrun.tasks.run.batches import BatchesOfSplits
 
         batches = BatchesOfSplits(context.prepared, self.parts, context.ranks)
         names = context.sample_names(batches.parts)

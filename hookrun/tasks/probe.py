@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hookrun.data import DataInfo
-    from hookrun.tasks.loop.analysis import Analysing, Analysis
-    from hookrun.tasks.loop.linear_probe import ProbeResult
+    from hookrun.tasks.analysis.input import Analysing, Analysis
+    from hookrun.tasks.analysis.linear_probe import ProbeResult
 
 PROBES = "probes.safetensors"
 
@@ -40,7 +40,7 @@ class ProbeTask(TaskOfCaptures):
 
         outputs: the number of classes or targets
         """
-        from hookrun.tasks.loop.features import too_large
+        from hookrun.tasks.analysis.features import too_large
 
         needed = self._needed(analysis, outputs, self.project)
         most = max(needed, key=needed.__getitem__)
@@ -55,8 +55,8 @@ class ProbeTask(TaskOfCaptures):
 
     def _needed(self, analysis: Analysis, outputs: int, project: int | None) -> dict[str, int]:
         """Module path -> the bytes needed while it is probed, including the weights of all probes."""
-        from hookrun.tasks.loop.analysis import features_of
-        from hookrun.tasks.loop.linear_probe import memory_needed
+        from hookrun.tasks.analysis.input import features_of
+        from hookrun.tasks.analysis.linear_probe import memory_needed
 
         every = features_of(analysis, self.max_bytes, project)
         kept = sum(4 * outputs * each.captured for each in every.values())
@@ -73,8 +73,8 @@ class ProbeTask(TaskOfCaptures):
         """
         from safetensors.torch import save_file
 
-        from hookrun.tasks.loop.analysis import projection_entry, shown_width, table
-        from hookrun.tasks.loop.linear_probe import fit
+        from hookrun.tasks.analysis.input import projection_entry, shown_width, table
+        from hookrun.tasks.analysis.linear_probe import fit
 
         analysis, seed = analysing.analysis, analysing.analysis.settings.seed
         features = self.features(analysis)
@@ -138,7 +138,7 @@ def probe(features: Tensor, labels: Tensor, seed: int) -> ProbeResult:
 
     Raises HookrunError if there are too few samples to score the probe.
     """
-    from hookrun.tasks.loop.features import Features
-    from hookrun.tasks.loop.linear_probe import fit
+    from hookrun.tasks.analysis.features import Features
+    from hookrun.tasks.analysis.linear_probe import fit
 
     return fit(Features("features", features, block_bytes=2**26), labels, seed)

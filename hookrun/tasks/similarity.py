@@ -12,8 +12,8 @@ from hookrun.tasks.of_captures import TaskOfCaptures
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookrun.tasks.loop.analysis import Analysing, Analysis
-    from hookrun.tasks.loop.cka import Way
+    from hookrun.tasks.analysis.cka import Way
+    from hookrun.tasks.analysis.input import Analysing, Analysis
 
 
 class SimilarityTask(TaskOfCaptures):
@@ -23,7 +23,7 @@ class SimilarityTask(TaskOfCaptures):
 
     def problem(self, analysis: Analysis) -> Problem | None:
         """A problem if there are fewer than two modules, or if the analysis needs too much memory."""
-        from hookrun.tasks.loop.features import too_large
+        from hookrun.tasks.analysis.features import too_large
 
         if len(analysis.captures) < 2:
             text = f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with"
@@ -39,8 +39,8 @@ class SimilarityTask(TaskOfCaptures):
         return too_large("comparing the modules", widest, needed, self.max_bytes, projected)
 
     def _way(self, analysis: Analysis, project: int | None) -> Way:
-        from hookrun.tasks.loop.analysis import features_of
-        from hookrun.tasks.loop.cka import chosen_way
+        from hookrun.tasks.analysis.cka import chosen_way
+        from hookrun.tasks.analysis.input import features_of
 
         return chosen_way(list(features_of(analysis, self.max_bytes, project).values()), self.max_bytes)
 
@@ -50,8 +50,8 @@ class SimilarityTask(TaskOfCaptures):
 
     def analyse(self, analysing: Analysing) -> None:
         """Log and show the matrix. Raises HookrunError if the modules were captured on different samples."""
-        from hookrun.tasks.loop.analysis import projection_entry, table
-        from hookrun.tasks.loop.cka import linear_cka_of_all
+        from hookrun.tasks.analysis.cka import linear_cka_of_all
+        from hookrun.tasks.analysis.input import projection_entry, table
 
         analysis = analysing.analysis
         ids = [(each.splits.tolist(), each.sample_ids.tolist()) for each in analysis.captures.values()]
@@ -72,8 +72,8 @@ class SimilarityTask(TaskOfCaptures):
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
     """Linear centered kernel alignment of [samples, a] and [samples, b], from 0 to 1; see `linear_cka_of_all`."""
-    from hookrun.tasks.loop.cka import chosen_way, linear_cka_of_all
-    from hookrun.tasks.loop.features import Features
+    from hookrun.tasks.analysis.cka import chosen_way, linear_cka_of_all
+    from hookrun.tasks.analysis.features import Features
 
     features = [Features(name, rows, block_bytes=2**26) for name, rows in (("x", x), ("y", y))]
     return float(linear_cka_of_all(features, chosen_way(features, 2**31))[0, 1])

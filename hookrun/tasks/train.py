@@ -13,7 +13,7 @@ from hookrun.tasks.under_hooks import Sizes, TaskUnderHooks, data_of, samples_of
 
 if TYPE_CHECKING:
     from hookrun.data import Split
-    from hookrun.tasks.loop.context import RunContext
+    from hookrun.tasks.run.context import RunContext
 
 
 class TrainTask(TaskUnderHooks):
@@ -53,7 +53,7 @@ class TrainTask(TaskUnderHooks):
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """Loss and metrics of the training epochs and, if the data has a validation split, of the validation."""
-        from hookrun.tasks.loop.metrics import measured
+        from hookrun.tasks.metrics.metrics import measured
 
         info = data_of(settings, self.first_split())
         splits = ("val", "train") if info.sizes["val"] != 0 else ("train",)
@@ -61,6 +61,6 @@ class TrainTask(TaskUnderHooks):
 
     def perform(self, context: RunContext) -> None:
         """Train until all epochs or steps are finished, or a check stops the run."""
-        from hookrun.tasks.loop.training import train
+        from hookrun.tasks.training.loop import train
 
         train(context)

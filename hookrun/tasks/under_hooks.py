@@ -16,21 +16,21 @@ from hookrun.errors import Problem, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.metric import asked
 from hookrun.tasks.base import JobCache, Task, changed, metrics_of
-from hookrun.trust import read_once
+from hookrun.trust.packages import read_once
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
     from hookrun.data import DataInfo, Split
     from hookrun.plan.plan import ResolvedPlan
-    from hookrun.proving import Example, Plan
+    from hookrun.prove.trial import Example, Plan
     from hookrun.store.run_dir import RunDir
-    from hookrun.tasks.loop.built import Components, Mistakes
-    from hookrun.tasks.loop.context import RunContext
-    from hookrun.tasks.loop.gradients import Score
-    from hookrun.tasks.loop.losses import TrainLoss
-    from hookrun.tasks.loop.parameter_groups import Trained
-    from hookrun.tasks.loop.prepared import Prepared
+    from hookrun.tasks.metrics.losses import TrainLoss
+    from hookrun.tasks.run.backward_pass import Score
+    from hookrun.tasks.run.components import Components, Mistakes
+    from hookrun.tasks.run.context import RunContext
+    from hookrun.tasks.run.prepare import Prepared
+    from hookrun.tasks.training.parameter_groups import Trained
 
 
 Sizes = Mapping["Split", int | None]
@@ -55,7 +55,7 @@ class TaskUnderHooks(Task):
     @field_validator("loggers")
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        from hookrun.tasks.loop.loggers import loggers
+        from hookrun.tasks.loggers import loggers
 
         for name in names:
             if name not in loggers():
@@ -93,7 +93,7 @@ class TaskUnderHooks(Task):
 
     def example(self, info: DataInfo, model: Module) -> Example:
         """The arguments of a model call with an example of the data, for the trial run of the hooks."""
-        from hookrun.tasks.loop.built import EXAMPLE_BATCH, as_call
+        from hookrun.tasks.run.components import EXAMPLE_BATCH, as_call
 
         return as_call(info.example(EXAMPLE_BATCH), model)
 
@@ -119,8 +119,8 @@ class TaskUnderHooks(Task):
         Raises SpecError, or CompileError where only hooks do not fit the model, with every mistake.
         """
         from hookrun.run_values import FoundRuns, UsedBy, differences, with_found_weights
-        from hookrun.tasks.loop.built import Mistakes, components
-        from hookrun.tasks.loop.prepared import check_leftover, check_selectors, compiled, whole
+        from hookrun.tasks.run.components import Mistakes, components
+        from hookrun.tasks.run.prepare import check_leftover, check_selectors, compiled, whole
 
         mistakes, split, hooks = Mistakes(), self.first_split(), experiment.hooks
         experiment = mistakes.collected(lambda: with_found_weights(experiment)) or experiment
@@ -163,8 +163,8 @@ class TaskUnderHooks(Task):
     def _trained(self, experiment: Experiment, model: Module | None, mistakes: Mistakes) -> Trained | None:
         """The parameters that the task trains, with all others frozen; None if it does not train, or cannot."""
         from hookrun.plan.model_tree import unhookable
-        from hookrun.tasks.loop.optimizers import OPTIMIZER, SCHEDULER, check_arguments
-        from hookrun.tasks.loop.parameter_groups import chosen
+        from hookrun.tasks.training.optimizers import OPTIMIZER, SCHEDULER, check_arguments
+        from hookrun.tasks.training.parameter_groups import chosen
 
         # Compiling the hooks reports an unhookable model.
         if not self.trains or model is None or unhookable(model) is not None:
@@ -194,7 +194,7 @@ class TaskUnderHooks(Task):
 
     def _compared(self, experiment: Experiment, info: DataInfo) -> list[Problem]:
         """Problems of the runs with which the task's metrics compare."""
-        from hookrun.tasks.loop.metric_problems import compared_problems
+        from hookrun.tasks.metrics.problems import compared_problems
 
         if all(metric.against is None for metric in metrics_of(self) or ()):
             return []
@@ -209,7 +209,7 @@ class TaskUnderHooks(Task):
         self, plan: Plan, experiment: Experiment, parts: Components, mistakes: Mistakes
     ) -> list[str]:
         """Check that samples, task and ranks have what the plan needs; returns notes on how ranks differ."""
-        from hookrun.tasks.loop.prepared import check_rows, check_spans
+        from hookrun.tasks.run.prepare import check_rows, check_spans
 
         settings, model, loss = experiment.settings, parts.model, parts.loss
         reach = None if parts.data is None else self.samples_in_reach(settings, parts.data.sizes)
@@ -222,7 +222,7 @@ class TaskUnderHooks(Task):
         mistakes.add(self.plan_problems(plan, settings), of_hooks=True)
         if settings.compute.strategy == "none" or model is None or loss is None:
             return []
-        from hookrun.tasks.loop.rank_fit import check_ranks
+        from hookrun.tasks.sharded.rank_fit import check_ranks
 
         return mistakes.collected(lambda: check_ranks(plan, model, loss, settings, trains=self.trains)) or []
 
@@ -232,7 +232,7 @@ class TaskUnderHooks(Task):
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
         """Notes on what a user may not expect of these settings."""
-        from hookrun.tasks.loop.optimizers import SCHEDULER, schedule_notes
+        from hookrun.tasks.training.optimizers import SCHEDULER, schedule_notes
 
         schedule = settings.train.scheduler if self.trains else None
         return list(schedule_notes(schedule, SCHEDULER)) if schedule is not None else []
@@ -243,14 +243,14 @@ class TaskUnderHooks(Task):
 
     def show(self, prepared: Prepared) -> None:
         """Print the whole plan, with lines and notes."""
-        from hookrun.tasks.loop.execute import show_plan
-        from hookrun.tasks.loop.progress import Screen
+        from hookrun.tasks.run.execute import show_plan
+        from hookrun.tasks.run.progress import Screen
 
         show_plan(prepared, Screen())
 
     def execute(self, prepared: Prepared, run_dir: RunDir) -> str | None:
         """Run the task under the hooks; returns why a check stopped it, or None."""
-        from hookrun.tasks.loop.execute import run_under_hooks
+        from hookrun.tasks.run.execute import run_under_hooks
 
         names = [*self.loggers, *(["tensorboard"] if self.tensorboard else [])]
         with read_once(prepared.trust):
@@ -258,16 +258,16 @@ class TaskUnderHooks(Task):
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
         """Problems of the settings; info: None if the data is invalid."""
-        from hookrun.tasks.loop.loggers import not_installed
-        from hookrun.tasks.loop.losses import NEED_TARGET
-        from hookrun.tasks.loop.metric_problems import metric_problems
-        from hookrun.tasks.loop.metrics import LOSS
-        from hookrun.tasks.loop.optimizers import check_optimizer, check_scheduler
+        from hookrun.tasks.loggers import not_installed
+        from hookrun.tasks.metrics.losses import NEED_TARGET
+        from hookrun.tasks.metrics.metrics import LOSS
+        from hookrun.tasks.metrics.problems import metric_problems
+        from hookrun.tasks.training.optimizers import check_optimizer, check_scheduler
 
         train = settings.train
         problems = list[Problem]()
         if settings.compute.strategy != "none":
-            from hookrun.tasks.loop.rank_fit import settings_misfits
+            from hookrun.tasks.sharded.rank_fit import settings_misfits
 
             problems += settings_misfits(settings, scores=self.scores_with_loss())
         if self.trains:

@@ -12,8 +12,8 @@ from torch import Generator, Tensor, nn
 from hookrun.actions import Action
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.site import HookContext
-from hookrun.actions.tensors import check_broadcast, scalars
 from hookrun.hook_types import FORWARD
+from hookrun.values.tensors import check_broadcast, scalars
 
 
 def _softened(value: Tensor, temperature: float = 1.0) -> Tensor:

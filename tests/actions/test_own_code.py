@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hookrun.actions.own_code import OwnCodeError, called, on_tensor, only_without_data
-from hookrun.callables import code_of_given
 from hookrun.errors import CheckFailed
+from hookrun.trust.callables import code_of_given
 
 
 def broken(x: Tensor) -> Tensor:

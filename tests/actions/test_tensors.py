@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hookrun.actions.tensors import broadcasts, check_broadcast, holds_data, nearest_finite, scalars
+from hookrun.values.tensors import broadcasts, check_broadcast, holds_data, nearest_finite, scalars
 
 SHAPES = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 

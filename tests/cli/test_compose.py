@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from hookrun.cli.compose import compose_dict
-from hookrun.cli.hydra import conf_dir
+from hookrun.compose.compose import compose_dict
+from hookrun.compose.hydra import conf_dir
 from hookrun.errors import SpecError
 from hookrun.tasks import parse_experiment
 

@@ -9,9 +9,10 @@ import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
-from hookrun.cli import composed_jobs, main
-from hookrun.cli.composed_jobs import hash_of, read_job, without_directory, write_job
-from hookrun.cli.hydra import conf_dir, opened
+from hookrun.cli import main
+from hookrun.compose.hydra import conf_dir, opened
+from hookrun.sweeps import composed_jobs
+from hookrun.sweeps.composed_jobs import hash_of, read_job, without_directory, write_job
 
 
 def hydra(number: int, folder: str) -> Any:

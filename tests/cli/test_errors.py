@@ -9,7 +9,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from hookrun.cli import main
-from hookrun.cli.errors import MOST_SHOWN, origins_told
+from hookrun.compose.errors import MOST_SHOWN, origins_told
 from hookrun.errors import Problem, SpecError
 
 Conf = Callable[..., str]

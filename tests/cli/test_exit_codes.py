@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hookrun.cli.exit_codes import NEEDED, exit_code, most_serious, report
 from hookrun.errors import CheckFailed, CompileError, HookError, Problem, SpecError
+from hookrun.sweeps.exit_codes import NEEDED, exit_code, most_serious, report
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from hookrun.cli import main
-from hookrun.cli.hydra import conf_dir, opened
+from hookrun.compose.hydra import conf_dir, opened
 from hookrun.errors import SpecError
 
 Conf = Callable[..., str]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hookrun.cli import main
-from hookrun.cli.compose import compose_dict
+from hookrun.compose.compose import compose_dict
 from hookrun.tasks import parse_experiment
 
 Conf = Callable[..., str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookrun.cli.hydra_section import acting_keys, wrong_choices, wrong_params, wrong_settings
+from hookrun.compose.hydra_section import acting_keys, wrong_choices, wrong_params, wrong_settings
 
 GROUPS = ("model", "task", "experiment")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hookrun.cli.job_directories import JobDirectories, KnownJob, refuse_links
 from hookrun.errors import SpecError
 from hookrun.store.files import make_folder, write_json
 from hookrun.store.run_dir import RunDir
+from hookrun.sweeps.job_directories import JobDirectories, KnownJob, refuse_links
 
 SAME, OTHER = "a" * 64, "b" * 64
 

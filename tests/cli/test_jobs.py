@@ -11,9 +11,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from hookrun.cli import main
-from hookrun.cli.jobs import SweepJob
-from hookrun.interruptions import Interrupted
+from hookrun.signals import Interrupted
 from hookrun.store.reader import open_run
+from hookrun.sweeps.jobs import SweepJob
 
 
 def only_run(folder: Path) -> Path:
@@ -111,7 +111,7 @@ def test_signals_are_handled_in_the_process_of_any_launcher(monkeypatch, tmp_pat
 
     monkeypatch.setattr(SweepJob, "_alone", alone)
     for name in ("_run_dir", "_sweep_dir"):
-        monkeypatch.setattr(f"hookrun.cli.jobs.{name}", lambda: tmp_path)
+        monkeypatch.setattr(f"hookrun.sweeps.jobs.{name}", lambda: tmp_path)
     with pytest.raises(Interrupted, match="SIGTERM"):
         SweepJob(frozenset())(OmegaConf.create())
     assert seen != [signal.SIG_DFL] and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from hookrun.cli.known_runs import KnownRuns, keep_found_runs
 from hookrun.errors import SpecError
+from hookrun.sweeps.known_runs import KnownRuns, keep_found_runs
 from hookrun.tasks import parse_experiment
 
 

@@ -11,16 +11,16 @@ import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
-from hookrun.cli.composed_jobs import ComposedJob, hash_of
-from hookrun.cli.hydra import numbered, parse_override
-from hookrun.cli.job_directories import JobDirectories
-from hookrun.cli.jobs import NOT_STARTED
-from hookrun.cli.launching import SweepRun, SweepStopped, interrupted
-from hookrun.cli.sweep import STOP, _record_stop, _remove_stop
+from hookrun.compose.hydra import numbered, parse_override
 from hookrun.errors import CheckFailed, SpecError
 from hookrun.spec.objective import Goal
 from hookrun.store.files import StoreError, write_json
 from hookrun.store.run_dir import RunDir
+from hookrun.sweeps.composed_jobs import ComposedJob, hash_of
+from hookrun.sweeps.job_directories import JobDirectories
+from hookrun.sweeps.jobs import NOT_STARTED
+from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
+from hookrun.sweeps.sweep import STOP, _record_stop, _remove_stop
 
 SWEPT = ["seed=1,2,3", "+hooks.x={}", "train.epochs=5"]
 

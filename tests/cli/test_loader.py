@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hookrun.cli.compose import compose_dict
-from hookrun.cli.loader import MAX_LOADS
+from hookrun.compose.compose import compose_dict
+from hookrun.compose.loader import MAX_LOADS
 from hookrun.errors import SpecError
 
 GLOBAL = "# @package _global_\n"

@@ -10,10 +10,10 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from hookrun.cli import main
-from hookrun.cli.jobs import require_goal
-from hookrun.cli.optimizing import prepare_sweeper, set_direction
 from hookrun.errors import SpecError
 from hookrun.spec.objective import Goal
+from hookrun.sweeps.jobs import require_goal
+from hookrun.sweeps.optimizing import prepare_sweeper, set_direction
 from hookrun.tasks import parse_experiment
 
 ACCURACY = Goal("val/accuracy", "maximize")

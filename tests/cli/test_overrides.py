@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookrun.cli.hydra import parse_override
-from hookrun.cli.overrides import Resume, quoted, take, take_flag, take_resume, take_trust
+from hookrun.compose.hydra import parse_override
+from hookrun.compose.overrides import Resume, quoted, take, take_flag, take_resume, take_trust
 from hookrun.errors import SpecError
 
 

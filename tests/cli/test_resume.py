@@ -16,7 +16,9 @@ from safetensors.torch import save_file
 
 import hookrun
 from hookrun.cli import main
-from hookrun.tasks.loop import execute, resuming, training
+from hookrun.tasks.resume import states as resuming
+from hookrun.tasks.run import execute
+from hookrun.tasks.training import loop as training
 
 SMALL = [
     "compute.device=cpu",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-import hookrun.cli.sweep  # noqa: F401  # it keeps what it imports: before anything is replaced
+import hookrun.sweeps.sweep  # noqa: F401  # it keeps what it imports: before anything is replaced
 from hookrun import tasks
 from hookrun.cli import main
 from hookrun.spec import Experiment
@@ -24,7 +24,7 @@ Conf = Callable[..., str]
 @pytest.fixture(autouse=True)
 def earlier(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the sweeps of these tests are; their jobs are not checked beforehand and have no pages."""
-    monkeypatch.setattr("hookrun.cli.jobs.make_page", lambda _: None)
+    monkeypatch.setattr("hookrun.sweeps.jobs.make_page", lambda _: None)
     monkeypatch.setattr("hookrun.tasks.check_jobs", lambda *_, **__: {})
     return cwd / "mine"
 
@@ -61,7 +61,7 @@ def test_a_finished_job_without_its_page_gets_it(
     assert swept("seed=5,6") == 0
     (earlier / "0/report.html").touch()
     made = list[Path]()
-    monkeypatch.setattr("hookrun.cli.jobs.make_page", made.append)
+    monkeypatch.setattr("hookrun.sweeps.jobs.make_page", made.append)
     assert main(["-m", "resume=mine"]) == 0
     assert made == [earlier / "1"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hookrun.cli import main
-from hookrun.cli.hydra import App
 from hookrun.cli.running import RefusedByMain, agreed, ranks_of, refuse_needs
+from hookrun.compose.hydra import App
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.ranks.alone import ALONE
 from hookrun.tasks import parse_experiment

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hookrun.cli.stored_sweep import in_folder, is_sweep, stored_sweep, sweep_folder
 from hookrun.errors import SpecError
+from hookrun.sweeps.stored_sweep import in_folder, is_sweep, stored_sweep, sweep_folder
 
 
 def sweep(folder: Path, text: str = "hydra: {}\n") -> Path:

@@ -16,7 +16,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 
 from hookrun.cli import main
-from hookrun.cli.jobs import JobFailed, SweepJob
+from hookrun.sweeps.jobs import JobFailed, SweepJob
 
 Conf = Callable[..., str]
 SWEEP = "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper: {params: {seed: '5,6'}}\n"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from hookrun.cli import main
-from hookrun.cli.waiting import wait_is_over, waiting, waiting_for
+from hookrun.sweeps.waiting import wait_is_over, waiting, waiting_for
 
 CLEAR = "\r\x1b[K"
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from hookrun.cli import main
-from hookrun.cli.compose import compose_dict
+from hookrun.compose.compose import compose_dict
 from hookrun.spec.experiment import Compute, Data, Model, Section, Train
 from hookrun.tasks import Task, parse_experiment, tasks
 

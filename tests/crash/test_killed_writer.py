@@ -12,9 +12,9 @@ import pytest
 import torch
 from warm_processes import WarmProcesses
 
-from hookrun.store.checkpoint import read
+from hookrun.store.captures.shard import read_index
 from hookrun.store.reader import Run, open_run
-from hookrun.store.shard import read_index
+from hookrun.store.states.checkpoint import read
 
 STEPS = 3
 CALLS = ("fsync", "replace", "write")
@@ -28,9 +28,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hookrun.store.checkpoint import save
+from hookrun.store.states.checkpoint import save
 from hookrun.store.run_dir import RunDir
-from hookrun.store.writer import CaptureWriter
+from hookrun.store.captures.write import CaptureWriter
 
 root, steps = Path(sys.argv[1]), int(sys.argv[2])
 

@@ -13,7 +13,7 @@ import torch
 from hookrun.cli import main
 from hookrun.store.files import StoreError
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.context import RunContext
+from hookrun.tasks.run.context import RunContext
 
 AT = {"epoch": 0, "step": 0, "call": 0}
 SMALL = ("compute.device=cpu", "compute.threads=1", "hydra.run.dir=run")

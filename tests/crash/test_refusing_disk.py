@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from hookrun.cli import main
-from hookrun.store import checkpoint
+from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.files import Lines, StoreError, read_lines
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
+from hookrun.store.states.files import checkpoint
 from hookrun.store.verify import verify
-from hookrun.store.writer import CaptureWriter
 
 AT = {"epoch": 0, "step": 0, "call": 0}
 NOBODY = 65534

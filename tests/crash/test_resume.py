@@ -12,8 +12,8 @@ import torch
 from warm_processes import WarmProcesses
 
 import hookrun
-from hookrun.store import checkpoint
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
+from hookrun.store.states.files import checkpoint
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 # One process forks a child for each run. A child is killed by SIGKILL at the n-th call of a
@@ -25,7 +25,9 @@ from warm_children import first_child
 
 from hookrun.cli import jobs, main
 from hookrun.store import files
-from hookrun.tasks.loop import batches, resuming, training
+from hookrun.tasks.resume import states as resuming
+from hookrun.tasks.run import batches
+from hookrun.tasks.training import loop as training
 
 jobs.make_page = lambda folder: None  # which nobody reads here
 PLACES = {"step": (training, "train_step"), "line": (files.Lines, "extend"), "fsync": (os, "fsync")}

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hookrun import data
-from hookrun.arguments import Args
+from hookrun.config.validation import Args
 from hookrun.data import names
 from hookrun.data.transforms import parse_transforms
 from hookrun.spec.experiment import Data

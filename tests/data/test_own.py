@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from hookrun.callables import code_of_name
 from hookrun.data.own import OwnArgs, OwnData
 from hookrun.errors import HookrunError, SpecError
-from hookrun.trusted import Trusted
+from hookrun.trust.callables import code_of_name
+from hookrun.trust.load import Trusted
 
 
 def own(target: Callable[..., Any]) -> OwnData:

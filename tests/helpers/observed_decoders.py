@@ -10,8 +10,8 @@ from decoders import made, scrambled
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.tasks.loop.lens.contributions import ObservedForward, Observer, Structure, find_structure
-from hookrun.tasks.loop.lens.places import Places, find_places
+from hookrun.tasks.lens.contributions import ObservedForward, Observer, Structure, find_structure
+from hookrun.tasks.lens.places import Places, find_places
 
 IDS = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
 ROWS = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 3])

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from warm_processes import Process, WarmProcesses
 
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
 
 WORKER = Path(__file__).with_name("worker.py")

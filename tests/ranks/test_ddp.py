@@ -11,7 +11,7 @@ import torch
 import hookrun
 from hookrun.cli import main
 from hookrun.hook_types import HOOK_TYPES
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
 from hookrun.store.verify import verify
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import hookrun
 from hookrun.cli import main
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
 from hookrun.store.verify import verify
 

@@ -14,8 +14,8 @@ import torch
 from hookrun.report.captures import BINS, idle_units, view_capture
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import stored_captures
+from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.records import ModelRecord, PlanRecord
-from hookrun.store.writer import CaptureWriter
 
 MODULE = {"path": "layer", "names": ["layer"], "class": "Tanh", "parameters": 0}
 VECTORS = ["distribution", "mean of 10 rows", "rows"]

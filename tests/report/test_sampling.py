@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from hookrun.report.sampling import MOST_ROWS, draw, rows_of_samples, stored_captures
-from hookrun.store.captures import StoredCapture
-from hookrun.store.writer import CaptureWriter
+from hookrun.store.captures.read import StoredCapture
+from hookrun.store.captures.write import CaptureWriter
 
 
 def test_a_large_capture_is_drawn_from_rows_spread_over_all_shards(tmp_path: Path) -> None:

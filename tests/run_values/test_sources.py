@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hookrun.errors import HookrunError
-from hookrun.index import parse_index
 from hookrun.run_values.sources import (
     NotYetRun,
     RunRows,
@@ -22,8 +21,9 @@ from hookrun.run_values.sources import (
     multiple,
     part,
 )
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import open_run
+from hookrun.values.index import parse_index
 
 GENERATOR = torch.Generator()
 

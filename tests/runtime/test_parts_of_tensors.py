@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.index import Index, Item
 from hookrun.plan.heads import HeadCount
 from hookrun.runtime.part import HeadsPart, Indexed, Part, PartOfPart, TensorPart, TokensPart
 from hookrun.runtime.site import _part_of as part_of
@@ -21,6 +20,7 @@ from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.runtime.tokens.passes import Pass
 from hookrun.spec.heads import Heads
 from hookrun.spec.tokens import Tokens
+from hookrun.values.index import Index, Item
 
 X = torch.arange(24.0).reshape(2, 3, 4)
 

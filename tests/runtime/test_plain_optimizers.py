@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from hookrun.runtime.plain_optimizers import without_compiler
-from hookrun.tasks.loop.optimizers import optimizers
+from hookrun.tasks.training.optimizers import optimizers
 
 
 def trained(cls: type) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ import hookrun
 from hookrun.errors import HookrunError
 from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.sink import RunSink
+from hookrun.tasks.run.sink import RunSink
 
 SPEC: dict[str, Any] = {
     "noisy": {"select": "0", "hook": "forward", "action": "noise", "std": 0.5},

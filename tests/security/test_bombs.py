@@ -106,7 +106,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     "text", ["a: {}\n", "a: 0x1f\nb: 1e-30\nc: 3.14159265358979\n", "a: &a [1]\nb: *a\n"]
 )
 def test_what_people_write_keeps_the_limits(text: str, tmp_path: Path) -> None:
-    from hookrun.yaml_files import load
+    from hookrun.config.yaml_files import load
 
     file = tmp_path / "mine.yaml"
     file.write_text(text)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hookrun import load_spec
-from hookrun.cli.compose import compose_dict
+from hookrun.compose.compose import compose_dict
 from hookrun.errors import SpecError
 from hookrun.tasks import parse_experiment
 

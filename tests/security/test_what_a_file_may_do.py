@@ -15,10 +15,10 @@ from omegaconf.basecontainer import BaseContainer
 
 from hookrun.api import load_spec
 from hookrun.cli import main
-from hookrun.cli.hydra import conf_dir, opened
+from hookrun.compose.hydra import conf_dir, opened
+from hookrun.config.interpolations import RefusedInterpolation, guarded, resolved
 from hookrun.errors import SpecError
-from hookrun.interpolations import RefusedInterpolation, guarded, resolved
-from hookrun.trust import of_environment, read_once
+from hookrun.trust.packages import of_environment, read_once
 
 GLOBAL = "# @package _global_\n"
 

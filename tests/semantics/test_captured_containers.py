@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils import _pytree as pytree
 
 import hookrun
-from hookrun.proving import compile_plan
+from hookrun.prove.trial import compile_plan
 from hookrun.runtime.snapshot import held, snapshot
 
 CAPTURE: dict[str, Any] = {"h": {"select": "", "hook": "forward", "action": "capture"}}

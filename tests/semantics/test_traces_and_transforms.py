@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import hookrun
-from hookrun.actions.tensors import holds_data
 from hookrun.runtime.snapshot import held
+from hookrun.values.tensors import holds_data
 
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
 

@@ -16,7 +16,7 @@ import hookrun
 from hookrun import tasks
 from hookrun.errors import Refusal
 from hookrun.tasks import names
-from hookrun.tasks.loop import losses, metrics
+from hookrun.tasks.metrics import losses, metrics
 
 MODEL = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
 CLAMP = {"select": "0", "hook": "grad", "action": "clamp", "max": 1}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from hookrun.store.checkpoint import save
+from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.run_dir import RunDir
-from hookrun.store.writer import CaptureWriter
+from hookrun.store.states.checkpoint import save
 
 
 @pytest.fixture

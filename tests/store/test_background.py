@@ -13,7 +13,7 @@ import torch
 from hookrun.store import background
 from hookrun.store.background import Background, BackgroundWriter
 from hookrun.store.files import StoreError
-from hookrun.store.tree import Flat, flatten
+from hookrun.store.states.tree import Flat, flatten
 
 
 def test_where_no_thread_can_be_started_each_piece_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

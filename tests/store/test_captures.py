@@ -14,11 +14,11 @@ from torch import Tensor
 
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup, NoSuchKey
-from hookrun.store.captures import SampleTable, StoredCapture, read_captures
+from hookrun.store.captures.read import SampleTable, StoredCapture, read_captures
+from hookrun.store.captures.shard import read_index
+from hookrun.store.captures.tensor_file import DTYPES
+from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.files import StoreError
-from hookrun.store.shard import read_index
-from hookrun.store.tensor_file import DTYPES
-from hookrun.store.writer import CaptureWriter
 
 AT = {"epoch": 0, "step": 0, "call": 0}
 

@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from hookrun.store import checkpoint
 from hookrun.store.files import StoreError
+from hookrun.store.states.files import checkpoint
 
 
 class Tied(nn.Module):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hookrun.errors import HookrunError
-from hookrun.recording import clock_value, metric_value, split_name
+from hookrun.integrations.recording import clock_value, metric_value, split_name
 
 
 def test_a_number_of_any_library_becomes_a_python_number() -> None:

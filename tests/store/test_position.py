@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from hookrun.ranks.alone import ALONE, Ranks
-from hookrun.store import position as cutting
+from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.files import StoreError
 from hookrun.store.format import SAMPLES, STATS
-from hookrun.store.position import PositionRecord, shard_positions
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
+from hookrun.store.states.files import position as cutting
+from hookrun.store.states.position import PositionRecord, shard_positions
 from hookrun.store.verify import verify
-from hookrun.store.writer import CaptureWriter
 
 BUFFER = 3 * 2600  # bytes, of which a third is a shard: two batches
 

@@ -20,7 +20,7 @@ from hookrun import data
 from hookrun.cli import main
 from hookrun.data import Split
 from hookrun.spec.experiment import Data
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
 from hookrun.store.files import StoreError
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir, update_latest

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from hookrun.store.captures.shard import Entry, Shard
 from hookrun.store.files import StoreError
 from hookrun.store.records import (
     MOST_METRICS,
@@ -25,7 +26,6 @@ from hookrun.store.records import (
     read_record,
     read_records,
 )
-from hookrun.store.shard import Entry, Shard
 
 ENTRY = {
     "key": "0", "hook": "h", "module": "m", "path": "", "dtype": "float32", "shape": [2], "rows": 3, "by": "sample",

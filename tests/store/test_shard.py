@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
+from hookrun.store.captures.shard import (
+    Entry,
+    Shard,
+    index_name,
+    index_names,
+    read_index,
+    row_bytes,
+    shard_name,
+)
 from hookrun.store.files import StoreError
 from hookrun.store.format import VERSION, decode, encode
-from hookrun.store.shard import Entry, Shard, index_name, index_names, read_index, row_bytes, shard_name
 
 COLUMNS = ("sample", "epoch", "step", "call")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hookrun.store.files import StoreError
-from hookrun.store.states import newest_state, remove_states, write_state
+from hookrun.store.states.files import newest_state, remove_states, write_state
 
 
 def write(run: Path, value: int, **options: int) -> Path:

@@ -16,8 +16,15 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor
 
+from hookrun.store.captures.tensor_file import (
+    DTYPES,
+    NoDigest,
+    as_bytes,
+    open_tensors,
+    unstorable,
+    write_tensors,
+)
 from hookrun.store.files import StoreError
-from hookrun.store.tensor_file import DTYPES, NoDigest, as_bytes, open_tensors, unstorable, write_tensors
 
 dtypes = st.sampled_from(sorted(DTYPES, key=str))
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)

@@ -12,8 +12,8 @@ import torch
 from torch import nn, optim
 
 from hookrun.store.format import decode, encode
-from hookrun.store.tree import NotPlain, flatten, unflatten
-from hookrun.tasks.loop.optimizers import optimizers, schedulers
+from hookrun.store.states.tree import NotPlain, flatten, unflatten
+from hookrun.tasks.training.optimizers import optimizers, schedulers
 
 
 def through_json(tree: Any) -> Any:

@@ -16,7 +16,7 @@ import pytest
 from torch import nn
 
 from hookrun import verify as verify_module
-from hookrun.store.checkpoint import save
+from hookrun.store.states.checkpoint import save
 from hookrun.store.verify import verify
 from hookrun.verify import main
 

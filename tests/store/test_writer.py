@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hookrun.containers import get
-from hookrun.spec.target import parse_target
-from hookrun.store import writer as writer_module
+from hookrun.store.captures.read import write as writer_module
+from hookrun.store.captures.write import CaptureWriter, Count
 from hookrun.store.files import StoreError
-from hookrun.store.writer import CaptureWriter, Count
+from hookrun.values.containers import get
+from hookrun.values.target import parse_target
 
 AT = {"epoch": 0, "step": 0, "call": 0}
 ONE, TWO = torch.ones(1), torch.full((2,), 2.0)

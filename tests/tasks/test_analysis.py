@@ -83,7 +83,7 @@ def test_an_analysis_beyond_the_allowed_memory_is_refused_before_it_starts(
 LARGE = """
 import resource, sys
 from hookrun.cli import main
-import hookrun.tasks.loop.linear_probe, hookrun.tasks.loop.cka
+import hookrun.tasks.analysis.linear_probe, hookrun.tasks.analysis.cka
 with open("/proc/self/statm") as file:
     now = int(file.read().split()[0]) * resource.getpagesize()
 limit = now + 700 * 2**20

@@ -12,10 +12,10 @@ import torch
 
 from hookrun.cli import main
 from hookrun.spec.experiment import Compute
-from hookrun.store import checkpoint
 from hookrun.store.files import StoreError
-from hookrun.tasks.loop.endings import ending
-from hookrun.tasks.loop.session import session
+from hookrun.store.states.files import checkpoint
+from hookrun.tasks.run.endings import ending
+from hookrun.tasks.run.session import session
 
 QUICK = ("train.epochs=1", "train.limit_batches=4")
 
@@ -49,7 +49,7 @@ def test_a_run_that_fails_has_the_reason_and_no_hooks(
 
 
 def test_an_interrupted_run_has_the_reason(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hookrun.tasks.loop.training as module
+    import hookrun.tasks.training.loop as module
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -122,7 +122,7 @@ def test_a_terminated_run_ends_like_an_interrupted_one(run, monkeypatch: pytest.
     """Schedulers and containers send SIGTERM before they kill."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        module = importlib.import_module("hookrun.tasks.loop.training")
+        module = importlib.import_module("hookrun.tasks.training.loop")
         monkeypatch.setattr(module, "_after_epoch", lambda *_: signal.raise_signal(signal.SIGTERM))
         found = run(*QUICK, code=143)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

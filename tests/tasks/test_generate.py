@@ -17,7 +17,7 @@ from hookrun.spec.task import Sampling
 from hookrun.store.reader import Run
 from hookrun.tasks import parse_experiment
 from hookrun.tasks.generate import GenerateTask
-from hookrun.tasks.loop.next_token import restricted
+from hookrun.tasks.generation.next_token import restricted
 
 Runs = Callable[..., Run]
 

@@ -11,14 +11,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hookrun.cli.compose import compose_dict
+from hookrun.compose.compose import compose_dict
 from hookrun.errors import HookrunError, SpecError
 from hookrun.store.reader import Run
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.average import Average
-from hookrun.tasks.loop.metrics import METRICS, load_metrics
-from hookrun.tasks.loop.prepared import Prepared
-from hookrun.tasks.loop.rows import of_samples
+from hookrun.tasks.metrics.average import Average
+from hookrun.tasks.metrics.metrics import METRICS, load_metrics
+from hookrun.tasks.metrics.rows import of_samples
+from hookrun.tasks.run.prepare import Prepared
 
 SOURCE = """
 import torch

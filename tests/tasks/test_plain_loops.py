@@ -16,9 +16,9 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim import lr_scheduler as schedules
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from hookrun.cli.compose import compose_dict
+from hookrun.compose.compose import compose_dict
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.batches import Batches
+from hookrun.tasks.run.batches import Batches
 
 BASE = (
     "compute.device=cpu",
@@ -254,7 +254,7 @@ def test_the_average_of_the_weights_is_validated_and_kept(run, own_model) -> Non
 
 
 def test_after_an_error_in_validation_the_weights_are_restored() -> None:
-    from hookrun.tasks.loop.ema import WeightAverage
+    from hookrun.tasks.training.ema import WeightAverage
 
     model = nn.Linear(2, 2)
     average = WeightAverage(model, 0.5)

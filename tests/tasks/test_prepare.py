@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from hookrun import data
 from hookrun.errors import CompileError, SpecError
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.prepared import Prepared
+from hookrun.tasks.run.prepare import Prepared
 
 CAPTURE = {"select": "fc", "hook": "forward", "action": "capture"}
 

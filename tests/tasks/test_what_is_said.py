@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hookrun.cli import main
+from hookrun.config.yaml_files import load
 from hookrun.models import origin
 from hookrun.spec.experiment import Model, Train
-from hookrun.tasks.loop.progress import Screen
-from hookrun.yaml_files import load
+from hookrun.tasks.run.progress import Screen
 
 SMALL = ["model=mlp", "compute.device=cpu", "compute.threads=1", "train.limit_batches=1", "train.epochs=1"]
 

@@ -25,7 +25,7 @@ from hookrun.report.draw.text import module_name, number, one_line, shortened
 from hookrun.report.facts import MOST_HOOKS, NOTICES, Facts
 from hookrun.report.lines import is_number
 from hookrun.report.section import ReportSection
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures.read import StoredCapture
 
 MOST_CHARTS = 16
 MOST_MODES = 4

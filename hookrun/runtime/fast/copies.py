@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from hookrun.containers import functorch_level
 from hookrun.runtime.fast import private
+from hookrun.values.containers import functorch_level
 
 NAMES = (
     "_lazy_clone",

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from hookrun.actions.site import TokenRows
-from hookrun.actions.tensors import holds_data
-from hookrun.containers import functorch_level
 from hookrun.runtime.fast.copies import (
     ALONE,
     UNSHARED,
@@ -21,6 +19,8 @@ from hookrun.runtime.fast.copies import (
     storage_holders,
 )
 from hookrun.runtime.snapshot import in_reach, snapshot
+from hookrun.values.containers import functorch_level
+from hookrun.values.tensors import holds_data
 
 if TYPE_CHECKING:
     from hookrun.runtime.site import HookSite

@@ -18,8 +18,8 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from hookrun.actions.base import RECORD_KEYS
-from hookrun.actions.tensors import holds_data
 from hookrun.runtime.fast import private
+from hookrun.values.tensors import holds_data
 
 NAMES = (
     "_C._len_torch_dispatch_stack",

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.containers import (
+from hookrun.errors import HookError
+from hookrun.hook_types import BACKWARD, BACKWARD_PRE
+from hookrun.runtime.clock import call_frame, finished
+from hookrun.runtime.compiled import tracing
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph, no_gradient
+from hookrun.runtime.hooks.exits import EndOfForward, preserved_version, storage, takes_nodes
+from hookrun.runtime.site import HookSite
+from hookrun.values.containers import (
     Placed,
     arguments,
     call_with,
@@ -28,13 +35,6 @@ from hookrun.containers import (
     put_back,
     rebuild,
 )
-from hookrun.errors import HookError
-from hookrun.hook_types import BACKWARD, BACKWARD_PRE
-from hookrun.runtime.clock import call_frame, finished
-from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph, no_gradient
-from hookrun.runtime.hooks.exits import EndOfForward, preserved_version, storage, takes_nodes
-from hookrun.runtime.site import HookSite
 
 Grads = Sequence[Tensor | None]
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.containers import tensors
 from hookrun.hook_types import HookType
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import repeating
@@ -19,6 +18,7 @@ from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import InGraph
 from hookrun.runtime.fast.direct_calls import Direct
 from hookrun.runtime.site import HookSite
+from hookrun.values.containers import tensors
 
 T = TypeVar("T")
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from hookrun.containers import tensors
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import graph_task
 from hookrun.runtime.clock import frames_of
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook, Shared
+from hookrun.values.containers import tensors
 
 GradientHook = Callable[[Tensor], Tensor]
 

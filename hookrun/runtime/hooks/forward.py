@@ -8,13 +8,13 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.containers import arguments, call_with
 from hookrun.hook_types import FORWARD, FORWARD_PRE
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.direct_calls import Direct, maker
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_backward, in_graph
+from hookrun.values.containers import arguments, call_with
 
 
 class ForwardPre(ModuleHook):

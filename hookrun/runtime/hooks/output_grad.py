@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.containers import exchange, get, leaves, rebuild, tensors
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.runtime.clock import call_frame
 from hookrun.runtime.compiled import tracing
@@ -18,6 +17,7 @@ from hookrun.runtime.fast.copies import owned
 from hookrun.runtime.fast.direct_calls import Direct, maker
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, RegisteredHook, Shared, no_gradient
 from hookrun.runtime.hooks.exits import Attached, EndOfForward, Watched, aliased, hooked_inside, versions_of
+from hookrun.values.containers import exchange, get, leaves, rebuild, tensors
 
 
 class OutputGrad(ModuleHook):

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookrun.actions.tensors import holds_data
-from hookrun.containers import tensors
+from hookrun.values.containers import tensors
+from hookrun.values.tensors import holds_data
 
 IDS, EMBEDS, MASK, POSITIONS = "input_ids", "inputs_embeds", "attention_mask", "position_ids"
 DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"

@@ -83,7 +83,7 @@ def zarr_write(folder: Path, batches: int, batch: Any) -> None:
 
 def hookrun_write(folder: Path, batches: int, batch: Any) -> None:
     """The writer that a run uses."""
-    from hookrun.store.writer import CaptureWriter
+    from hookrun.store.captures.write import CaptureWriter
 
     writer = CaptureWriter(folder / "captures")
     for number in range(batches):
@@ -147,7 +147,7 @@ def behind_compute(settings: Settings) -> Result:
     """The same with 15 ms of compute for each batch, compared with the compute alone."""
     import torch
 
-    from hookrun.store.writer import CaptureWriter
+    from hookrun.store.captures.write import CaptureWriter
 
     batch, batches, matrix = torch.randn(64, 256, 8, 8), 256, torch.randn(512, 512)
 

@@ -141,7 +141,7 @@ def test_containers_keep_their_type_and_all_their_tensors_are_edited(kind: str) 
 
 
 def tensors(value: Any) -> Any:
-    from hookrun.containers import tensors
+    from hookrun.values.containers import tensors
 
     return tensors(value)
 

@@ -10,8 +10,8 @@ import pytest
 
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.context import RunContext
-from hookrun.tasks.loop.execute import run_under_hooks
+from hookrun.tasks.run.context import RunContext
+from hookrun.tasks.run.execute import run_under_hooks
 
 SMALL: Mapping[str, Any] = {
     "model": {"name": "mlp"},

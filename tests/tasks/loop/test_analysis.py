@@ -9,7 +9,8 @@ import pytest
 
 import hookrun
 from hookrun.cli import main
-from hookrun.tasks.loop import cka, linear_probe, resuming
+from hookrun.tasks.analysis import cka, linear_probe
+from hookrun.tasks.resume import states as resuming
 
 SMALL = ("compute.device=cpu", "compute.threads=1")
 SEEN = "+hooks.seen={select: [layers.1, fc], hook: forward, action: capture}"

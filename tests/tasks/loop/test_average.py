@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.spec.metric import MetricKeys
-from hookrun.tasks.loop.average import Average
-from hookrun.tasks.loop.losses import LOSSES
-from hookrun.tasks.loop.metrics import Metric, load_metrics, precise
-from hookrun.tasks.loop.rows import BatchRows, of_samples, of_tokens
+from hookrun.tasks.metrics.average import Average
+from hookrun.tasks.metrics.losses import LOSSES
+from hookrun.tasks.metrics.metrics import Metric, load_metrics, precise
+from hookrun.tasks.metrics.rows import BatchRows, of_samples, of_tokens
 
 LABELS = torch.tensor([0, 2])
 

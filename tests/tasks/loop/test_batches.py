@@ -13,7 +13,7 @@ from hookrun.data import DataInfo, describe
 from hookrun.runtime.rng import derived_seed
 from hookrun.spec import Settings
 from hookrun.tasks import parse_experiment
-from hookrun.tasks.loop.batches import Batches, BatchesOfSplits, rows_of_rank
+from hookrun.tasks.run.batches import Batches, BatchesOfSplits, rows_of_rank
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.spec import Settings
 from hookrun.tasks import parse_experiment
-from hookrun.tasks.loop.built import Components, Mistakes, as_call, components
+from hookrun.tasks.run.components import Components, Mistakes, as_call, components
 
 
 def settings(**sections: Any) -> Settings:

@@ -7,8 +7,8 @@ import torch
 from draws import normal
 from torch.testing import assert_close
 
-from hookrun.tasks.loop.cka import Way, chosen_way, linear_cka_of_all
-from hookrun.tasks.loop.features import Features
+from hookrun.tasks.analysis.cka import Way, chosen_way, linear_cka_of_all
+from hookrun.tasks.analysis.features import Features
 
 
 def test_cka_is_the_same_by_features_and_by_samples_in_tiles() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hookrun
-from hookrun.tasks.loop.compile_check import Compiled
+from hookrun.tasks.run.compile_check import Compiled
 
 QUICK = ("train.limit_batches=2", "train.epochs=1", "data.batch_size=16")
 

@@ -17,10 +17,10 @@ from hookrun.errors import HookrunError
 from hookrun.ranks.alone import Ranks
 from hookrun.runtime.clock import Clock
 from hookrun.store.run_dir import RunDir
-from hookrun.store.states import SECONDS
-from hookrun.tasks.loop.batches import Batches
-from hookrun.tasks.loop.context import DurableRows, Logged, PartialPass, RunContext
-from hookrun.tasks.loop.resuming import Resuming
+from hookrun.store.states.files import SECONDS
+from hookrun.tasks.resume.states import Resuming
+from hookrun.tasks.run.batches import Batches
+from hookrun.tasks.run.context import DurableRows, Logged, PartialPass, RunContext
 
 Performed = Callable[..., str | None]
 STATS = {"select": "fc", "hook": "forward", "action": "stats", "of": ["mean"]}

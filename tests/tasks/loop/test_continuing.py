@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
-from hookrun.tasks.loop.continuing import (
+from hookrun.tasks.generation.continuing import (
     ContinuationOptions,
     LoopContinuer,
     PromptGroup,
@@ -20,7 +20,7 @@ from hookrun.tasks.loop.continuing import (
     next_scores,
     prompts_of,
 )
-from hookrun.tasks.loop.next_token import NextTokens
+from hookrun.tasks.generation.next_token import NextTokens
 
 CPU = torch.device("cpu")
 OPTIONS = ContinuationOptions(most=4, stop=(9,), pad=0, cache=True)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from hookrun.tasks.loop.ema import WeightAverage
+from hookrun.tasks.training.ema import WeightAverage
 
 
 def test_the_average_is_torchs_and_the_weights_are_restored_after_an_error() -> None:

@@ -14,11 +14,11 @@ from torch import nn
 
 from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.batches import Batches
-from hookrun.tasks.loop.context import RunContext
-from hookrun.tasks.loop.execute import show_plan
-from hookrun.tasks.loop.loggers.base import LoggedRun, RunLogger
-from hookrun.tasks.loop.progress import Screen
+from hookrun.tasks.loggers.base import LoggedRun, RunLogger
+from hookrun.tasks.run.batches import Batches
+from hookrun.tasks.run.context import RunContext
+from hookrun.tasks.run.execute import show_plan
+from hookrun.tasks.run.progress import Screen
 
 STATS = {"select": "fc", "hook": "forward", "action": "stats", "of": ["mean"]}
 STOPS = {"select": "fc", "hook": "forward", "action": "check", "max": -1e9, "policy": "stop"}
@@ -83,7 +83,7 @@ def test_loggers_get_the_experiment_as_plain_values_and_are_told_how_it_ended(
         def close(self, *, failed: bool) -> None:
             told.append(failed)
 
-    monkeypatch.setattr("hookrun.tasks.loop.loggers.loggers", lambda: {"telling": Telling})
+    monkeypatch.setattr("hookrun.tasks.loggers.loggers", lambda: {"telling": Telling})
     performed(
         lambda context: context.log("val", {"loss": 0.5}, "epoch", lr=0.1),
         loggers=("telling",),

@@ -8,7 +8,7 @@ from draws import normal
 from torch.testing import assert_close
 
 from hookrun.errors import HookrunError
-from hookrun.tasks.loop.features import SUGGESTED, Features, Projection, gram, reading_bytes, too_large
+from hookrun.tasks.analysis.features import SUGGESTED, Features, Projection, gram, reading_bytes, too_large
 
 
 def test_blocks_have_the_requested_rows_for_any_block_size_and_dtype() -> None:

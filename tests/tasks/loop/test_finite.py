@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hookrun.tasks.loop.finite import all_finite, not_finite
+from hookrun.tasks.training.finite import all_finite, not_finite
 
 WRONG = torch.tensor([1.0, torch.inf])
 KINDS = {

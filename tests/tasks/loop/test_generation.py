@@ -12,7 +12,7 @@ from torch import nn
 
 from hookrun.data import DataInfo, describe
 from hookrun.spec.experiment import Data
-from hookrun.tasks.loop.generation import (
+from hookrun.tasks.generation.generation import (
     SHOWN,
     Sums,
     Texts,
@@ -21,7 +21,7 @@ from hookrun.tasks.loop.generation import (
     stop_tokens,
     vocabulary_of,
 )
-from hookrun.tasks.loop.next_token import NextTokens
+from hookrun.tasks.generation.next_token import NextTokens
 
 
 def model(end: Any, generation_end: Any = None, vocabulary: int | None = 50) -> nn.Module:

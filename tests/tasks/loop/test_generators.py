@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookrun.tasks.loop.generators import all_seeded, generator_states, seeded, set_generators
+from hookrun.tasks.run.generators import all_seeded, generator_states, seeded, set_generators
 
 
 def draws() -> tuple[float, float, float]:

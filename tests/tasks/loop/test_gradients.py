@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hookrun.cli.compose import compose_dict
+from hookrun.compose.compose import compose_dict
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.batches import Batches
+from hookrun.tasks.run.batches import Batches
 
 FEW = ("task=predict", "data.batch_size=3", "train.limit_batches=2")
 SEE = {

@@ -14,9 +14,9 @@ from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment
 from hookrun.tasks import JobCache, check_jobs, parse_experiment, prepare
 from hookrun.tasks.base import model_key
-from hookrun.tasks.loop import built
-from hookrun.tasks.loop.built import Mistakes, components
-from hookrun.tasks.loop.prepared import structure
+from hookrun.tasks.run import components as built
+from hookrun.tasks.run.components import Mistakes, components
+from hookrun.tasks.run.prepare import structure
 
 PLAIN = {"task": {"name": "evaluate"}, "model": {"name": "mlp"}, "data": {"name": "digits"}}
 BIAS = {"select": "fc", "hook": "forward", "action": "add_bias", "value": 1.5}

@@ -12,8 +12,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch.testing import assert_close
 
-from hookrun.tasks.loop.features import Features, Projection
-from hookrun.tasks.loop.linear_probe import fit, memory_needed
+from hookrun.tasks.analysis.features import Features, Projection
+from hookrun.tasks.analysis.linear_probe import fit, memory_needed
 
 
 def test_a_probe_of_more_features_than_samples_equals_that_of_all_features() -> None:

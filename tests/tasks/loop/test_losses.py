@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hookrun.errors import HookrunError, SpecError
 from hookrun.spec.experiment import Named
-from hookrun.tasks.loop.losses import LOSSES, NEED_TARGET, UserLoss, load_loss, main_tensor
+from hookrun.tasks.metrics.losses import LOSSES, NEED_TARGET, UserLoss, load_loss, main_tensor
 
 SCORES = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
 LABELS = torch.tensor([0, 2])

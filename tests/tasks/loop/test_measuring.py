@@ -17,8 +17,8 @@ from hookrun.run_values import FoundRuns
 from hookrun.store.format import PREDICTED
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.batches import Batch, Batches
-from hookrun.tasks.loop.measuring import Measuring, Predicted
+from hookrun.tasks.metrics.measuring import Measuring, Predicted
+from hookrun.tasks.run.batches import Batch, Batches
 
 
 def measuring(metrics: list[Any], **task: Any) -> tuple[Measuring, Batch]:

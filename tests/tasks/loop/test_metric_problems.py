@@ -8,7 +8,7 @@ import pytest
 
 from hookrun.data import DataInfo, describe
 from hookrun.tasks import parse_experiment, task_of
-from hookrun.tasks.loop.metric_problems import metric_problems
+from hookrun.tasks.metrics.problems import metric_problems
 
 
 def said(data: str, metrics: list[Any], loss: str = "cross_entropy", **task: Any) -> list[str]:

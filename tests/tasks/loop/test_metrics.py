@@ -16,10 +16,10 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, SpecError
 from hookrun.spec.metric import MetricKeys
 from hookrun.store.reader import Run
-from hookrun.tasks.loop import rows as rows_of
-from hookrun.tasks.loop.average import Average
-from hookrun.tasks.loop.metrics import DEFAULT, METRICS, kl, load_metrics, probability, rank
-from hookrun.tasks.loop.rows import RowPart, class_scores, of_samples, of_tokens, token_scores
+from hookrun.tasks.metrics import rows as rows_of
+from hookrun.tasks.metrics.average import Average
+from hookrun.tasks.metrics.metrics import DEFAULT, METRICS, kl, load_metrics, probability, rank
+from hookrun.tasks.metrics.rows import RowPart, class_scores, of_samples, of_tokens, token_scores
 
 
 def test_metrics_are_loaded_in_the_given_order_or_by_default() -> None:

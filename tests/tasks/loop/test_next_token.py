@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hookrun.errors import HookrunError
 from hookrun.spec.task import Sampling
-from hookrun.tasks.loop.next_token import NextTokens, divergences, most_probable, restricted
+from hookrun.tasks.generation.next_token import NextTokens, divergences, most_probable, restricted
 
 
 def scores(*tokens: int) -> Tensor:

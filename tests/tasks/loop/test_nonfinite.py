@@ -10,9 +10,9 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from hookrun.cli.compose import compose_dict
+from hookrun.compose.compose import compose_dict
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.batches import Batches
+from hookrun.tasks.run.batches import Batches
 
 FOUR_STEPS = ("train.epochs=1", "train.limit_batches=4", "train.log_every=1", "train.shuffle=false")
 SKIP, STOP = "train.on_nonfinite=skip", "train.on_nonfinite=stop"

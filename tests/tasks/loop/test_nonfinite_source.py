@@ -21,8 +21,8 @@ import hookrun
 from hookrun.runtime import Installation
 from hookrun.runtime.records import Memory
 from hookrun.spec.experiment import Train
-from hookrun.tasks.loop.batches import Batch
-from hookrun.tasks.loop.nonfinite_source import BeforeStep, NonFiniteTracer, source_of
+from hookrun.tasks.run.batches import Batch
+from hookrun.tasks.training.nonfinite_source import BeforeStep, NonFiniteTracer, source_of
 
 NAN, INF = float("nan"), float("inf")
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ConstantLR, LambdaLR, ReduceLROnPlateau, Se
 
 from hookrun.errors import HookrunError, SpecError
 from hookrun.spec.experiment import Named, Optimizer, Schedule, Scheduler, Train
-from hookrun.tasks.loop.optimizers import (
+from hookrun.tasks.training.optimizers import (
     check_arguments,
     check_optimizer,
     check_scheduler,

@@ -13,11 +13,12 @@ import torch
 
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.runtime import Installation
-from hookrun.store.tensor_file import DTYPES
-from hookrun.store.tree import NotPlain
-from hookrun.store.writer import Count
-from hookrun.tasks.loop.average import Average
-from hookrun.tasks.loop.over_ranks import (
+from hookrun.store.captures.tensor_file import DTYPES
+from hookrun.store.captures.write import Count
+from hookrun.store.states.tree import NotPlain
+from hookrun.tasks.metrics.average import Average
+from hookrun.tasks.metrics.rows import of_samples
+from hookrun.tasks.sharded.over_ranks import (
     agreed_stop,
     bytes_of_all,
     counts_of_all,
@@ -29,7 +30,6 @@ from hookrun.tasks.loop.over_ranks import (
     summed,
     with_sums,
 )
-from hookrun.tasks.loop.rows import of_samples
 
 
 class Second(Ranks):

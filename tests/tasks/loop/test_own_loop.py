@@ -19,7 +19,7 @@ from hookrun.errors import HookrunWarning, SpecError
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import Data
 from hookrun.tasks import parse_experiment
-from hookrun.tasks.loop.own_loop import parts
+from hookrun.tasks.run.own_loop import parts
 
 NOBODY = frozenset[str]()
 FILL = {"select": "fc", "hook": "apply", "action": "fill", "value": 0.1}

@@ -10,7 +10,7 @@ from torch import nn
 import hookrun
 from hookrun.errors import Problem
 from hookrun.spec.experiment import Train
-from hookrun.tasks.loop.parameter_groups import Trained, chosen
+from hookrun.tasks.training.parameter_groups import Trained, chosen
 
 BIAS = {"select": "relu1", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}
 HOOKS = {"shift": BIAS}

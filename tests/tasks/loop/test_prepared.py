@@ -20,10 +20,10 @@ from hookrun.run_values import NotYetRun
 from hookrun.spec import Settings
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.base import metrics_of
-from hookrun.tasks.loop import prepared
-from hookrun.tasks.loop.losses import load_loss
-from hookrun.tasks.loop.metrics import load_metrics
-from hookrun.tasks.loop.prepared import (
+from hookrun.tasks.metrics.losses import load_loss
+from hookrun.tasks.metrics.metrics import load_metrics
+from hookrun.tasks.run import prepare as prepared
+from hookrun.tasks.run.prepare import (
     Prepared,
     added_names,
     check_leftover,

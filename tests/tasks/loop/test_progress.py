@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from hookrun.tasks.loop.progress import Screen, numbers
+from hookrun.tasks.run.progress import Screen, numbers
 
 
 def test_numbers_are_shown_with_their_units() -> None:
@@ -47,7 +47,7 @@ def test_a_closed_pipe_ends_the_output_and_not_the_run() -> None:
 def test_a_bar_on_a_terminal_yields_each_batch_and_shows_the_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hookrun.tasks.loop.progress._BETWEEN", 0.0)
+    monkeypatch.setattr("hookrun.tasks.run.progress._BETWEEN", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     for terminal in (True, False):
         monkeypatch.setenv("FORCE_COLOR", "1" if terminal else "")

@@ -13,8 +13,14 @@ from hookrun.errors import CompileError
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Named
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.losses import load_loss
-from hookrun.tasks.loop.rank_fit import check_ranks, differences, hook_misfits, settings_misfits, under_ranks
+from hookrun.tasks.metrics.losses import load_loss
+from hookrun.tasks.sharded.rank_fit import (
+    check_ranks,
+    differences,
+    hook_misfits,
+    settings_misfits,
+    under_ranks,
+)
 
 PLAIN: dict[str, Any] = {"task": {"name": "train"}, "model": {"name": "mlp"}, "data": {"name": "digits"}}
 ON_FC = {"select": "fc", "hook": "forward"}

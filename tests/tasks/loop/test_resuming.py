@@ -14,10 +14,11 @@ import hookrun
 from hookrun.cli import main
 from hookrun.store.reader import Run
 from hookrun.store.verify import verify
-from hookrun.tasks.loop import cka, resuming
-from hookrun.tasks.loop.cka import Way, linear_cka_of_all
-from hookrun.tasks.loop.features import Features
-from hookrun.tasks.loop.resuming import Results, Resuming
+from hookrun.tasks.analysis import cka
+from hookrun.tasks.analysis.cka import Way, linear_cka_of_all
+from hookrun.tasks.analysis.features import Features
+from hookrun.tasks.resume import states as resuming
+from hookrun.tasks.resume.states import Results, Resuming
 
 BATCHES = 3
 SMALL = [

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from hookrun.cli import main
-from hookrun.tasks.loop.sample_names import LARGEST, MOST_SIDE, picture_of
+from hookrun.tasks.run.sample_names import LARGEST, MOST_SIDE, picture_of
 
 SEEN = "+hooks.seen={select: fc, hook: forward, action: capture}"
 HOSTILE = "<b>a\n\x1b[31mred\x07.png"

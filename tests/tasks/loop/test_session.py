@@ -12,7 +12,7 @@ import torch
 
 from hookrun.errors import SpecError
 from hookrun.spec.experiment import Compute
-from hookrun.tasks.loop.session import device_named, leave_new_memory, session
+from hookrun.tasks.run.session import device_named, leave_new_memory, session
 
 ONE = Compute(threads=1)
 

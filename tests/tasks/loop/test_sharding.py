@@ -11,7 +11,7 @@ from torch import nn
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Fsdp
-from hookrun.tasks.loop.sharding import shard_problems, sharded_states, units, whole_state, whole_states
+from hookrun.tasks.sharded.sharding import shard_problems, sharded_states, units, whole_state, whole_states
 
 
 class Net(nn.Module):

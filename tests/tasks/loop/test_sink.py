@@ -15,8 +15,8 @@ import hookrun
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.loggers import Loggers
-from hookrun.tasks.loop.sink import RunSink
+from hookrun.tasks.loggers import Loggers
+from hookrun.tasks.run.sink import RunSink
 
 SEEN = {"select": "fc", "hook": "forward", "action": "capture"}
 PARAMETER = {"select": "fc.weight", "hook": "grad"}

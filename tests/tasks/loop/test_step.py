@@ -12,10 +12,10 @@ from torch.amp import GradScaler
 from torch.nn import functional as F
 
 from hookrun.ranks.alone import ALONE
-from hookrun.tasks.loop.batches import Batch
-from hookrun.tasks.loop.context import RunContext
-from hookrun.tasks.loop.rank_gradients import StepGradientsOfRanks, step_gradients
-from hookrun.tasks.loop.step import StepGradients
+from hookrun.tasks.run.batches import Batch
+from hookrun.tasks.run.context import RunContext
+from hookrun.tasks.sharded.rank_gradients import StepGradientsOfRanks, step_gradients
+from hookrun.tasks.training.step import StepGradients
 
 
 def context(model: nn.Module, after: list[Any]) -> RunContext:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hookrun.tasks.loop.context import RunContext
-from hookrun.tasks.loop.training import train
+from hookrun.tasks.run.context import RunContext
+from hookrun.tasks.training.loop import train
 
 QUICK = ("train.epochs=1", "train.limit_batches=4")
 

@@ -11,7 +11,7 @@ from observed_decoders import IDS, ROWS, decoder, edit, observed, places_of, str
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
-from hookrun.tasks.loop.lens.contributions import (
+from hookrun.tasks.lens.contributions import (
     Observer,
     StreamPart,
     Structure,

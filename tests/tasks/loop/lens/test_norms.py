@@ -8,7 +8,7 @@ from draws import normal
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
-from hookrun.tasks.loop.lens.norms import frozen, rounding, step, wide
+from hookrun.tasks.lens.norms import frozen, rounding, step, wide
 
 X = normal(4, 8) * 3 + 1
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from hookrun.errors import CompileError
 from hookrun.spec.selector import parse_selector
-from hookrun.tasks.loop.lens.places import HeadsPlace, Places, find_places
+from hookrun.tasks.lens.places import HeadsPlace, Places, find_places
 
 
 def found(model: nn.Module, *, by_head: bool = False, **given: Any) -> Places:

@@ -10,8 +10,8 @@ import torch
 from hookrun.actions.site import TokenRows
 from hookrun.data.samples import IGNORED
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.lens.read_split import PartMeans, answers_of, write_lines
-from hookrun.tasks.loop.lens.reading import PartRead, ScoredPositions
+from hookrun.tasks.lens.read_split import PartMeans, answers_of, write_lines
+from hookrun.tasks.lens.reading import PartRead, ScoredPositions
 
 HERE = torch.zeros(4, dtype=torch.int64), torch.arange(4)
 ASKED = ScoredPositions(HERE, torch.tensor([5, IGNORED, 6, 7]), torch.tensor([8, IGNORED, IGNORED, 9]))

@@ -11,8 +11,8 @@ from observed_decoders import ROWS, decoder, edit, observed, places_of, structur
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
-from hookrun.tasks.loop.lens import reading
-from hookrun.tasks.loop.lens.reading import Lens, PartRead, ScoredPositions, cap_of
+from hookrun.tasks.lens import reading
+from hookrun.tasks.lens.reading import Lens, PartRead, ScoredPositions, cap_of
 
 ASKED = ScoredPositions(ROWS, torch.tensor([7, -100, 2]), torch.tensor([1, -100, -100]))
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from hookrun.store.verify import verify
-from hookrun.tasks.loop.loggers import loggers
-from hookrun.tasks.loop.loggers.base import LoggedRun, RunLogger, flat, tag, unless_set
-from hookrun.tasks.loop.loggers.tensorboard import TensorBoard
+from hookrun.tasks.loggers import loggers
+from hookrun.tasks.loggers.base import LoggedRun, RunLogger, flat, tag, unless_set
+from hookrun.tasks.loggers.tensorboard import TensorBoard
 
 
 def test_a_job_of_a_sweep_is_named_with_its_sweep() -> None:
@@ -109,7 +109,7 @@ def test_wrong_loggers_are_refused_before_the_run(refused, monkeypatch: pytest.M
     assert "task.loggers" in refused("task.loggers=wandb")
     assert "task.loggers" in refused("task.loggers=[{name: wandb, base_url: 'http://example.org'}]")
     assert "unknown key" in refused("+task.tracking_uri='http://example.org'")
-    monkeypatch.setattr("hookrun.tasks.loop.loggers.find_spec", lambda name: None)
+    monkeypatch.setattr("hookrun.tasks.loggers.find_spec", lambda name: None)
     for name in loggers():
         said = refused(f"task.loggers=[{name}]")
         assert f"task.loggers: {name} is not installed" in said and f"pip install 'hookrun[{name}]'" in said

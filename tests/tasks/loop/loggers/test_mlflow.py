@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hookrun.store.verify import verify
-from hookrun.tasks.loop.loggers.base import LoggedRun
-from hookrun.tasks.loop.loggers.mlflow import MOST_PARAMS, MLflow
+from hookrun.tasks.loggers.base import LoggedRun
+from hookrun.tasks.loggers.mlflow import MOST_PARAMS, MLflow
 
 QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
 

@@ -15,8 +15,8 @@ from hookrun.cli import main
 from hookrun.runtime.site import HookSite
 from hookrun.store.reader import open_run
 from hookrun.store.verify import verify
-from hookrun.tasks.loop.loggers.base import LoggedRun
-from hookrun.tasks.loop.loggers.tensorboard import MOST_ELEMENTS, TensorBoard
+from hookrun.tasks.loggers.base import LoggedRun
+from hookrun.tasks.loggers.tensorboard import MOST_ELEMENTS, TensorBoard
 
 SWEPT = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
 QUICK = ("train.epochs=2", "train.limit_batches=4", "train.log_every=2", "task.tensorboard=true")

@@ -1,0 +1,1 @@
+"""Config folders and overrides composed by Hydra: its loader, and what is wrong on a command line."""

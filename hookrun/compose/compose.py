@@ -1,0 +1,167 @@
+"""Compose config folders and overrides into the plain mapping that hookrun validates."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from hookrun.compose.check import Composition, experiment_file, lost_keys
+from hookrun.compose.errors import explained, origins_told
+from hookrun.compose.flags import existing_folder
+from hookrun.compose.hydra import conf_dir, opened
+from hookrun.config.interpolations import resolved
+from hookrun.errors import Problem, SpecError
+from hookrun.spec import Experiment
+from hookrun.store.files import StoreError
+from hookrun.store.format import STATUS
+from hookrun.store.lock import LockedError, sole_writer
+from hookrun.tasks import parse_experiment, task_of
+
+
+def compose_dict(
+    overrides: Sequence[str] = (), config_dir: str | Path | None = None, config_name: str = "config"
+) -> dict[str, Any]:
+    """The configuration that ``hookrun --config-dir config_dir OVERRIDES`` would run, as a plain mapping.
+
+    Writes nothing to disk. Raises SpecError.
+    """
+    extra = [] if config_dir is None else [existing_folder("config_dir", config_dir)]
+    with opened(conf_dir(), *extra) as app:
+        with explained(Composition(app, config_name, list(overrides))):
+            cfg = app.compose_config(config_name, list(overrides), RunMode.RUN)
+        return plain_run(cfg)
+
+
+def plain_run(cfg: DictConfig) -> dict[str, Any]:
+    """The user's part of the configuration of a single run, resolved."""
+    return _placed(cfg, "hydra.run.dir")
+
+
+def parsed_run(cfg: DictConfig) -> Experiment:
+    """The experiment of a single run. Raises SpecError with every mistake in its configuration."""
+    with origins_told(cfg):
+        return parse_experiment(plain_run(cfg))
+
+
+def plain_job(cfg: DictConfig) -> dict[str, Any]:
+    """The user's part of the configuration of one job of a sweep, resolved."""
+    return _placed(cfg, "hydra.sweep.dir", "hydra.sweep.subdir")
+
+
+def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
+    with explained():
+        # Hydra sets these before it calls a job: a configuration may refer to ${hydra:runtime.output_dir}.
+        set_hydra_config(cfg)
+        output_dir = os.path.abspath(os.path.join(*(str(OmegaConf.select(cfg, key)) for key in directory)))
+        with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
+            cfg.hydra.runtime.output_dir = output_dir
+        for key in (
+            "output_subdir",
+            "job.name",
+            "job_logging",
+            "hydra_logging",
+        ):  # what Hydra itself resolves
+            written = OmegaConf.select(cfg.hydra, key)
+            if OmegaConf.is_config(written):
+                OmegaConf.to_container(written, resolve=True)
+        users = users_part(cfg)
+    _refuse_lost_keys(cfg, users)
+    return plain(users)
+
+
+def set_hydra_config(cfg: DictConfig) -> None:
+    """Let ``${hydra:…}`` resolve to Hydra's section of `cfg`; unlike `HydraConfig.set_config`, without a copy of it."""
+    OmegaConf.set_readonly(cfg.hydra, True)
+    HydraConfig.instance().cfg = cast(Any, cfg)
+
+
+def users_part(cfg: DictConfig) -> DictConfig:
+    """A copy of the configuration without Hydra's section."""
+    users = copy.deepcopy(cfg)
+    with read_write(users), open_dict(users):
+        del users["hydra"]
+    return users
+
+
+def unused_run_dir(cfg: DictConfig, where: str) -> Path:
+    """The directory of a run or job, after `plain_run` or `plain_job` has set it in `cfg`.
+
+    Raises SpecError if the directory holds a run already: Hydra would overwrite the `.hydra` of that run.
+    """
+    run_dir = Path(cfg.hydra.runtime.output_dir)
+    _refuse_run_in(run_dir, where)
+    return run_dir
+
+
+def _refuse_run_in(run_dir: Path, where: str) -> None:
+    if (run_dir / STATUS).exists():
+        raise SpecError([Problem(where, f"{run_dir} already holds a run", "give another directory")])
+
+
+@contextmanager
+def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]:
+    """Lock the directory of a run or sweep, so that no other process writes into it during the block.
+
+    where: the key that chose the directory, for errors
+    go_on: whether the directory holds a run that is resumed
+
+    Raises SpecError where another process is writing there; that process is not affected.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(sole_writer(run_dir))
+        except LockedError as error:
+            raise SpecError([Problem(where, str(error), "give another directory, or wait")]) from error
+        except StoreError as error:
+            raise SpecError([Problem(where, str(error), "give another directory")]) from error
+        if not go_on:
+            _refuse_run_in(run_dir, where)  # another process may have finished there just now
+        yield
+
+
+def plain(users: DictConfig) -> dict[str, Any]:
+    """The user's part of a configuration, resolved; raises SpecError."""
+    with explained():
+        return cast(dict[str, Any], resolved(users))
+
+
+def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
+    """Raise SpecError for an experiment file that would run something other than what was typed.
+
+    Such a file has no header, or sets `task.name` so that a typed ``task=`` has no effect.
+    """
+    if problems := lost_keys(cfg):
+        raise SpecError(problems)
+    choices = cfg.hydra.runtime.choices
+    overrides = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))  # unresolved, as typed
+    typed = [text for text in overrides if text.startswith("task=")]
+    section = users.get("task")
+    task = section if isinstance(section, str) else OmegaConf.select(users, "task.name")
+    if typed and choices.get("experiment") is not None and choices.get("task") != task:
+        key = "task" if isinstance(section, str) else "task.name"
+        what = f"it sets {key} to {task!r} itself, so that {typed[-1]} would do nothing"
+        hint = f"let its defaults list say `- override /task: {task}` instead"
+        raise SpecError([Problem(experiment_file(cfg), what, hint)])
+
+
+def planned(
+    experiment: Experiment, overrides: Sequence[str], compose: Callable[[list[str]], dict[str, Any]]
+) -> Experiment:
+    """For `task=plan`, the experiment with its own task, for which its hooks are compiled; else the same experiment.
+
+    compose: composes the configuration of a list of overrides
+    """
+    task = task_of(experiment)
+    if not task.takes_place:
+        return experiment
+    typed = {f"task={task.name}", f"task.name={task.name}"}
+    own = parse_experiment(compose([text for text in overrides if text.lstrip("+") not in typed]))
+    return own if task_of(own).has_plan else experiment

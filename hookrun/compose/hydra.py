@@ -1,0 +1,312 @@
+"""The bridge to Hydra: with `hookrun.compose.loader` the only file that imports Hydra's private modules.
+
+`hydra.main` composes, makes the run directory and calls the task in one go, exits with 1 for every mistake,
+and cannot list the jobs of a sweep before they run. hookrun checks the configuration between these steps, so that a
+refused configuration leaves nothing on disk. It therefore calls the classes that `hydra.main` calls, which are the
+same in Hydra 1.3 and 1.4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import IConfigRepository as IConfigRepository
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher as BasicLauncher
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobRuntime, configure_log
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import RunMode, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from hookrun.compose.loader import HYDRAS_SOURCES, SOURCES, Loader
+from hookrun.compose.loader import conf_dir as conf_dir
+from hookrun.config.interpolations import guarded
+from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.version import __version__
+
+OUTPUT = "HOOKRUN_OUTPUT"
+"""As in store/format.py, which help and completion do not import."""
+
+BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
+BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__name__}"
+MAX_JOBS = 10_000
+
+
+class App(Hydra):
+    """A Hydra application that runs the checked configuration instead of composing it again.
+
+    A second composition could differ from the first, for example in `${now:…}`.
+    """
+
+    _checked: DictConfig | None = None
+
+    def compose_config(self, *args: Any, **options: Any) -> DictConfig:
+        """The configuration that `run_checked` or `sweep_checked` is running, else a new composition."""
+        if self._checked is None:
+            with _warnings_are_errors(), guarded():
+                return super().compose_config(*args, **options)
+        if options.get("with_log_configuration"):
+            configure_log(self._checked.hydra.hydra_logging, self._checked.hydra.verbose)
+        return self._checked
+
+    def configured_mode(self, config_name: str, overrides: list[str]) -> RunMode | None:
+        """The `hydra.mode` that a file or an override sets; None if unset, or if the configuration does not compose."""
+        try:
+            cfg = self.compose_config(
+                config_name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False
+            )
+        except HookrunError:  # a wrong file, in every mode
+            raise
+        except Exception:  # the caller composes again, and reports the problem then
+            return None
+        return cast(RunMode | None, cfg.hydra.mode)
+
+    def run_checked(self, cfg: DictConfig, task: TaskFunction) -> JobReturn:
+        """Create the run directory of `cfg` and call `task` in it."""
+        with self._checking(cfg, cfg.hydra.run.dir):
+            return self.run(cfg.hydra.job.config_name, task, [])
+
+    def sweep_checked(self, cfg: DictConfig, task: TaskFunction, over: Callable[[Launcher], Launcher]) -> Any:
+        """Let the sweeper and the launcher of `cfg` call `task` once per job; returns the sweeper's return value.
+
+        over: wraps the launcher that `cfg` names; the sweeper gets the result
+        """
+        with self._checking(cfg, cfg.hydra.sweep.dir), _launchers(over), _composed_before():
+            return self.multirun(cfg.hydra.job.config_name, task, [])
+
+    @contextmanager
+    def _checking(self, cfg: DictConfig, folder: str) -> Iterator[None]:
+        """Use `cfg` instead of a new composition.
+
+        folder: the directory of the run or sweep
+
+        Raises StoreError if Hydra's files cannot be written there; the system names no file if the disk is full.
+        """
+        self._checked = cfg
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            from hookrun.store.files import StoreError, os_reason
+
+            raise StoreError(f"cannot write Hydra's files in {folder}: {os_reason(error)}") from error
+        finally:
+            self._checked = None
+
+    def jobs(self, cfg: DictConfig) -> list[list[str]] | None:
+        """The overrides of each job of a sweep; None where the sweeper chooses its jobs while it runs."""
+        if cfg.hydra.sweeper.get("_target_") != BASIC_SWEEPER:
+            return None
+        overrides = self.swept(cfg)
+        _refuse_too_many(overrides)
+        return [
+            job for batch in BasicSweeper.split_arguments(overrides, max_batch_size=None) for job in batch
+        ]
+
+    def swept(self, cfg: DictConfig) -> list[Override]:
+        """The overrides of a sweep, those of `hydra.sweeper.params` first."""
+        swept = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()]
+        lines = [*swept, *cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))]
+        return OverridesParser.create(config_loader=self.config_loader).parse_overrides(lines)
+
+    def job_config(self, cfg: DictConfig, overrides: Sequence[str], number: int) -> DictConfig:
+        """The configuration of one job of the sweep `cfg`, as the launcher will compose it."""
+        with _warnings_are_errors(), guarded():
+            return numbered(self.config_loader.load_sweep_config(cfg, list(overrides)), number)
+
+    def list_all_config_groups(self, parent: str = "") -> Sequence[str]:
+        """The config groups down to the second level: symbolic links in a user's folder may form a cycle."""
+        return [] if "/" in parent else super().list_all_config_groups(parent)
+
+    def options(self, group: str) -> list[str]:
+        """The names in a config group, including those of its subgroups."""
+        return options(self.config_loader, group)
+
+    def repository(self, config_name: str, overrides: list[str]) -> IConfigRepository:
+        """The config folders that a composition with these overrides searches: `hydra.searchpath` may add some."""
+        with _warnings_are_errors(), guarded():
+            loader = cast(ConfigLoaderImpl, self.config_loader)
+            return loader._parse_overrides_and_create_caching_repo(config_name, overrides)[1]
+
+    def get_shell_to_plugin_map(self, config_loader: ConfigLoader) -> Any:  # type: ignore[override]  # static there
+        """The completion plugin of each shell, which completes whole groups."""
+        return super().get_shell_to_plugin_map(cast(ConfigLoader, _WholeGroups(self)))
+
+    def folders(self) -> list[Path]:
+        """The config folders on disk, in the order in which they are searched."""
+        return [Path(source.path) for source in self.config_loader.get_sources() if source.scheme() == "file"]
+
+
+def options(source: ConfigLoader | IConfigRepository, group: str) -> list[str]:
+    """The names in a config group, including those of its subgroups."""
+    names = list(source.get_group_options(group, ObjectType.CONFIG))
+    for folder in source.get_group_options(group, ObjectType.GROUP):
+        names += [f"{folder}/{name}" for name in options(source, f"{group}/{folder}")]
+    return names
+
+
+def _refuse_too_many(overrides: list[Override]) -> None:
+    """Raise SpecError for a sweep of more than MAX_JOBS jobs; counting stops there, even in a range of a billion."""
+    jobs = 1
+    for override in overrides:
+        if override.is_sweep_override() and override.is_discrete_sweep():
+            jobs *= max(1, sum(1 for _ in islice(override.sweep_iterator(), MAX_JOBS + 1)))
+        if jobs > MAX_JOBS:
+            what = f"the sweep has more than {MAX_JOBS:,} jobs"
+            raise SpecError([Problem(override.key_or_group, what, "sweep over fewer values")])
+
+
+class _WholeGroups:
+    """A config loader for completion, in which a group that holds both files and folders counts as one group.
+
+    Hydra's completion would stop at such a group.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._loader = app.config_loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def get_group_options(self, group_name: str, results_filter: ObjectType, **options: Any) -> list[str]:
+        """The configs of a group, including those of its subgroups; or the subgroups of a group without configs."""
+        files = self._loader.get_group_options(group_name, ObjectType.CONFIG, **options)
+        if results_filter == ObjectType.CONFIG:
+            return self._app.options(group_name) if files else []
+        return (
+            []
+            if files and group_name
+            else self._loader.get_group_options(group_name, results_filter, **options)
+        )
+
+
+def numbered(cfg: DictConfig, number: int) -> DictConfig:
+    """Set the number of the job in `cfg`; returns `cfg`."""
+    with read_write(cfg.hydra.job), open_dict(cfg.hydra.job):
+        cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
+    return cfg
+
+
+@contextmanager
+def _launchers(over: Callable[[Launcher], Launcher]) -> Iterator[None]:
+    """In the block, Hydra's plugin registry returns ``over(launcher)`` for a launcher: sweepers have no hook for it.
+
+    The method is replaced on the class, since launchers pickle the instance.
+    """
+    made = Plugins.instantiate_launcher
+
+    def instantiate_launcher(self: Plugins, *args: Any, **options: Any) -> Launcher:
+        return over(made(self, *args, **options))
+
+    Plugins.instantiate_launcher = instantiate_launcher  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Plugins.instantiate_launcher = made  # type: ignore[method-assign]
+
+
+@contextmanager
+def _composed_before() -> Iterator[None]:
+    """In the block, Hydra's basic sweeper does not compose every job as a check: hookrun has done so already.
+
+    The method belongs to the base class; other sweepers, which choose their jobs while they run, keep the check.
+    """
+    theirs = Sweeper.validate_batch_is_legal
+
+    def validate_batch_is_legal(self: Sweeper, batch: Sequence[Sequence[str]]) -> None:
+        if f"{type(self).__module__}.{type(self).__name__}" != BASIC_SWEEPER:
+            theirs(self, batch)
+
+    Sweeper.validate_batch_is_legal = validate_batch_is_legal  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Sweeper.validate_batch_is_legal = theirs  # type: ignore[method-assign]
+
+
+@contextmanager
+def _warnings_are_errors() -> Iterator[None]:
+    """Turn the warnings of Hydra's loader into errors, such as that of a missing package in `hydra.searchpath`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", category=UserWarning, module=ConfigLoaderImpl.__module__)
+        yield
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """The parser of Hydra's flags, without abbreviations; it raises argparse.ArgumentError for a wrong flag."""
+    parser = get_args_parser()
+    parser.prog = "hookrun"
+    parser.allow_abbrev = False  # `--experiment` would be short for `--experimental-rerun`
+    parser.exit_on_error = False
+    for action in parser._actions:
+        if "--version" in action.option_strings:
+            vars(action)["version"] = f"hookrun {__version__}, Hydra {hydra.__version__}"
+    return parser
+
+
+def parse_override(text: str) -> Override:
+    """Parse one override of the command line; raises OverrideParseException."""
+    return OverridesParser.create().parse_overrides([text])[0]
+
+
+@contextmanager
+def opened(main: Path, *extra: Path) -> Iterator[App]:
+    """Hydra for the config folder `main`; the folders `extra` are searched before it.
+
+    An application's own Hydra state is restored afterwards.
+    """
+    path = create_config_search_path(str(main))
+    for folder in extra:
+        path.prepend("command-line", f"file://{folder}", anchor=SearchPathQuery(provider="main"))
+    state = GlobalHydra.instance(), HydraConfig.instance(), JobRuntime.instance()
+    outer, outer_config, outer_name = state[0].hydra, state[1].cfg, state[2].get("name")
+    base, sources = version.VersionBase.instance(), SourcesRegistry.instance().types
+    outer_base = base.version_base
+    try:
+        state[0].clear()
+        if hydra.__version__.startswith("1.3"):  # later versions have this behaviour only
+            version.setbase("1.3")
+        for source in SOURCES:
+            sources[source.scheme()] = source
+        app = App(task_name="hookrun", config_loader=Loader(path, _output()))
+        state[0].initialize(app)
+        yield app
+    finally:
+        state[0].hydra, state[1].cfg = outer, outer_config
+        state[2].conf["name"] = outer_name  # `set` would log it
+        base.version_base = outer_base
+        for source in HYDRAS_SOURCES:
+            sources[source.scheme()] = source
+
+
+def _output() -> str | None:
+    """The folder that HOOKRUN_OUTPUT names. Raises SpecError for a name that a configuration cannot hold."""
+    folder = os.environ.get(OUTPUT) or None
+    if folder is not None and ("${" in folder or "\\" in folder):
+        what = f"found {folder!r}: a folder with a backslash or `${{` in its name cannot be written in a configuration"
+        raise SpecError([Problem(OUTPUT, what, "name another folder")])
+    return folder if folder is None else os.path.expanduser(folder)

@@ -1,0 +1,229 @@
+"""The typed overrides: takes out the root keys that no file can set, and explains those that Hydra cannot parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException, OverrideParseException
+
+from hookrun.compose.hydra import App, parse_override
+from hookrun.config.root_keys import ROOT_KEYS
+from hookrun.errors import Problem, SpecError
+
+RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
+INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
+_TRUST = re.compile(r"\+{0,2}trust=")
+_KEY = re.compile(r"\+{0,2}[\w.@/-]+")
+_PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def take_trust(overrides: Iterable[str]) -> tuple[frozenset[str], list[str]]:
+    """The packages that the command line trusts, and the other overrides.
+
+    Trust is only typed: it never becomes part of the configuration, which files could set. Raises SpecError.
+    """
+    trusted: set[str] = set()
+    others: list[str] = []
+    for text in overrides:
+        if not _TRUST.match(text):
+            others.append(text)
+            continue
+        try:
+            override = parse_override(text)
+        except HydraException:
+            raise _no_packages(text) from None
+        trusted |= _packages(override, text)
+    return frozenset(trusted), others
+
+
+def _packages(override: Override, text: str) -> set[str]:
+    value = None if override.is_sweep_override() else override.value()
+    names = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) and _PACKAGE.fullmatch(name) for name in names):
+        raise _no_packages(text)
+    return set(names)
+
+
+def _no_packages(text: str) -> SpecError:
+    what = f"{text.partition('=')[2]!r} is not a list of package names"
+    return SpecError([Problem("trust", what, "write +trust=[mypkg,other]")])
+
+
+def unreadable(error: OverrideParseException, app: App) -> Problem:
+    """The problem of an override that Hydra cannot parse."""
+    text = error.override
+    if "=" not in text and not text.startswith("~"):
+        guess = meant(text, app)
+        hint = f"did you mean {guess}?" if guess else "for one: experiment=clip_fc"
+        return Problem(text, "is not of the form key=value", hint)
+    if "${" in text:
+        return Problem(text, "Hydra cannot read this override", INTERPOLATION)
+    hint = "brackets, braces, commas, parentheses and quotes mean something to Hydra: "
+    fixed = quoted(text)
+    hint += f"put the value in quotes of its own: {fixed}" if fixed else "check that they are closed"
+    return Problem(text, "Hydra cannot read this override", hint)
+
+
+def meant(word: str, app: App) -> str | None:
+    """The override that a word without `=` was meant to be: ``clip_fc``, ``plan``, ``experiment:clip_fc``."""
+    key, colon, value = word.partition(":")
+    if colon and value and _is_key(key):
+        return f"{key}={value}"
+    return next((f"{group}={word}" for group in GROUPS if word in app.options(group)), None)
+
+
+GROUPS = ("experiment", "task", "model", "data", "hooks", "train", "compute")
+
+
+def _is_key(text: str) -> bool:
+    root = text.lstrip("+").partition(".")[0].partition("@")[0]
+    return _KEY.fullmatch(text) is not None and root in (*ROOT_KEYS, *GROUPS, "hydra")
+
+
+def split_at_spaces(words: Sequence[str], app: App) -> Problem | None:
+    """The problem of an override that spaces have split into several words: ``experiment = clip_fc``.
+
+    The `where` of the problem is the words of the override; None if the first word is not part of a split override.
+    """
+    first, rest = words[0], [*words[1:], "", ""]
+    if "=" not in first and rest[0] == "=" and rest[1]:
+        return _one_word([first, "=", rest[1]], f"{first}={rest[1]}")
+    if "=" not in first and len(rest[0]) > 1 and rest[0].startswith("="):
+        return _one_word([first, rest[0]], first + rest[0])
+    bare = rest[0] and "=" not in rest[0] and not rest[0].startswith("~")
+    if bare and (first.endswith("=") and len(first) > 1):
+        return _one_word([first, rest[0]], first + rest[0])
+    if bare and _is_key(first):
+        return _one_word([first, rest[0]], f"{first}={rest[0]}")
+    if "=" not in first or _reads(first):
+        return None
+    for count in range(2, min(len(words), _MOST_WORDS) + 1):
+        if _reads(whole := " ".join(words[:count])):
+            what = "is one override, which the shell has split at its spaces"
+            return Problem(whole, what, f"put it in quotes: {_for_shell(whole)}")
+    return None
+
+
+_MOST_WORDS = 50
+
+
+def _one_word(words: list[str], whole: str) -> Problem:
+    return Problem(" ".join(words), "an override is one word, key=value, without spaces", f"write {whole}")
+
+
+def several_values(override: Override) -> Problem:
+    """The problem of an override with several values outside a sweep."""
+    text, value = str(override.input_line), override.get_value_string()
+    key = text.partition("=")[0]
+    hint = "put -m first to run one job for each"
+    if "(" not in value:
+        hint += f"; a list is {key}=[{value}]"
+        hint += f"; one text with commas is {fixed}" if (fixed := quoted(text)) else ""
+    return Problem(override.key_or_group, f"{value!r} stands for several values", hint)
+
+
+def quoted(text: str) -> str | None:
+    """The override `text` with its value in quotes, and the whole override quoted for a shell.
+
+    In a mapping, ``{select: h[-1], hook: grad}``, only the values that need quotes get them. None where quotes do
+    not help: the value has some already, holds an interpolation, or its brackets are not closed.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not value or value[0] in "'\"" or "${" in value:
+        return None
+    if re.fullmatch(r"\{\s*\w+\s*:.*\}", value):
+        members = re.split(r",\s*(?=\w+\s*:)", value[1:-1])
+        whole = f"{key}={{{', '.join(map(_member, members))}}}"
+        return _for_shell(whole) if _reads(whole) else None
+    whole = f"{key}={_in_quotes(value)}"
+    return _for_shell(whole) if _reads(whole, value) else None
+
+
+def _member(text: str) -> str:
+    """A member of a mapping, ``key: value``, with quotes around a value that Hydra cannot read as one value."""
+    key, _, value = text.partition(":")
+    value = value.strip()
+    is_nested = value.count("{") != value.count(
+        "}"
+    )  # a part of a mapping inside: quotes would change what it is
+    return f"{key}: {value if is_nested or _reads(f'x={value}') else _in_quotes(value)}"
+
+
+def _in_quotes(value: str) -> str:
+    return QuotedString(value, Quote.single).with_quotes()
+
+
+def _reads(override: str, value: str | None = None) -> bool:
+    """Whether Hydra reads the override as a single value, equal to `value` if that is given."""
+    try:
+        parsed = parse_override(override)
+    except HydraException:
+        return False
+    return not parsed.is_sweep_override() and (value is None or parsed.value() == value)
+
+
+def _for_shell(override: str) -> str:
+    # Double quotes read best, and a shell leaves all but these characters alone inside them.
+    special = re.search(r"[\"`!]|\$[\w{(]|\\[\\$]", override)
+    return shlex.quote(override) if special else f'"{override}"'
+
+
+def take(key: str, overrides: Sequence[str]) -> tuple[Any, list[str]]:
+    """The typed value of the root key, with or without `+`, or None; and the other overrides.
+
+    Raises SpecError where the key is given twice, or not with a single value.
+    """
+    pattern = re.compile(rf"\+{{0,2}}{key}=")
+    found = [text for text in overrides if pattern.match(text)]
+    others = [text for text in overrides if not pattern.match(text)]
+    if not found:
+        return None, others
+    if len(found) > 1:
+        raise SpecError([Problem(key, f"is given {len(found)} times", "give it once")])
+    text = found[0].lstrip("+")
+    try:
+        override = parse_override(text)
+        value = None if override.is_sweep_override() else override.value()
+    except HydraException:
+        value = text.partition("=")[2]  # such as a path with characters that are special to Hydra
+    if value is None or isinstance(value, dict | list):
+        raise SpecError([Problem(key, f"found {text.partition('=')[2]!r}, expected one value", "")])
+    return value, others
+
+
+def take_flag(key: str, overrides: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether the root key was typed as true; and the other overrides. Raises SpecError for what is not a boolean."""
+    value, others = take(key, overrides)
+    if value is not None and not isinstance(value, bool):
+        raise SpecError([Problem(key, f"found {value!r}, expected true or false", f"write {key}=true")])
+    return bool(value), others
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The typed `resume` and `resume_anyway`.
+
+    name:   a directory, or `latest`
+    anyway: whether to resume even if the configuration, model, data or version has changed
+    """
+
+    name: str
+    anyway: bool = False
+
+
+def take_resume(overrides: Sequence[str]) -> tuple[Resume | None, list[str]]:
+    """The typed `resume`, or None, and the other overrides. Raises SpecError."""
+    name, others = take(RESUME, overrides)
+    anyway, others = take_flag(ANYWAY, others)
+    if name is None:
+        if anyway:
+            raise SpecError([Problem(ANYWAY, "goes with resume=DIR", "name the directory of the run")])
+        return None, others
+    if isinstance(name, bool) or name == "":
+        raise SpecError([Problem(RESUME, f"found {name!r}, expected a directory", "for one: resume=latest")])
+    return Resume(str(name), anyway), others

@@ -1,0 +1,1 @@
+"""From text to a checked mapping: YAML with limits, interpolations, and arguments checked against their types."""

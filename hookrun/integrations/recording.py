@@ -1,0 +1,388 @@
+"""`record`: hooks in a user's own loop, with a run directory and a report at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.actions.base import Keeper
+from hookrun.actions.site import TokenRows
+from hookrun.errors import HookrunError, listed
+from hookrun.prove.trial import Plan
+from hookrun.report import try_report
+from hookrun.runtime import Installation
+from hookrun.runtime.compiled import tracing
+from hookrun.runtime.hooks.base import RegisteredHook
+from hookrun.runtime.site import HookSite
+from hookrun.runtime.tokens.sequences import Sequences
+from hookrun.store.environment import environment
+from hookrun.store.files import StoreError
+from hookrun.store.format import LOCK, RECORDED
+from hookrun.store.lock import sole_writer
+from hookrun.store.outputs import outputs_folder
+from hookrun.store.reader import open_run
+from hookrun.store.run_dir import RunDir, update_latest
+from hookrun.tasks.run.endings import ending, print_failure, set_failed
+from hookrun.tasks.run.sink import RunSink
+from hookrun.tasks.run.summaries import hook_facts, model_facts
+from hookrun.values.containers import tensors
+
+if TYPE_CHECKING:
+    from torch.amp import GradScaler
+from hookrun.store.records import MOST_COUNT, MOST_NAME
+
+MOST_METRICS = 900
+"""The largest number of metrics in one line of metrics.jsonl."""
+_SHOWN = 4
+
+
+class Recording(Installation):
+    """An installation that writes a run directory: captures, metrics, records, and a report at the end.
+
+    path:  the run directory
+    split: the split of the batches, `train` or `val`, for captures; None: not known
+
+    Rows of captures have the ids in `samples`, if the loop sets them. Otherwise they are numbered from 0 in the order
+    in which the model is called with them, which in one pass over unshuffled data is their index.
+
+    When the block is left, the status is `done`, or `stopped` if a check with policy `stop` failed, or `failed` or
+    `interrupted` if an exception ended the block.
+
+    trains: the model is trained; if false, hooks that need a backward pass or training mode are not reported as
+            inactive
+    latest: let the link `latest` beside the directory point to it
+    """
+
+    _stacklevel = 4
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        path: Path,
+        *,
+        effects: bool = False,
+        scaler: GradScaler | None = None,
+        strict: bool = False,
+        restored: Collection[str] = (),
+        trains: bool = True,
+        latest: bool = False,
+    ) -> None:
+        self.path = path
+        self._latest = latest
+        self._trains = trains
+        self._run_dir = RunDir(path)
+        self._rows = RecordingSink(self._run_dir)
+        self._counter = RowCounter(self._rows)
+        self._is_open = False
+        self._lock = ExitStack()
+        super().__init__(
+            plan,
+            model,
+            sink=self._rows,
+            effects=effects,
+            scaler=scaler,
+            standalone=True,
+            strict=strict,
+            restored=restored,
+        )
+
+    def __enter__(self) -> Recording:
+        """Create the directory and install the hooks. StoreError if it is not empty or another run writes to it."""
+        self._lock.enter_context(sole_writer(self.path))
+        if found := sorted({entry.name for entry in self.path.iterdir()} - {LOCK}):
+            self._lock.close()
+            there = listed(found, _SHOWN)
+            raise StoreError(f"{self.path} is not empty: it has {there}. Choose another directory (run_dir)")
+        self._is_open = True
+        if self._latest and (note := update_latest(self.path)):
+            print(note)
+        try:
+            run_dir = self._run_dir
+            run_dir.set_status("running")
+            run_dir.write_plan(self.plan.to_dict())
+            run_dir.write_env({**environment(device=_device(self._model)), RECORDED: True})
+            run_dir.write_model(model_facts(self._model))
+            super().__enter__()
+            self._counter.watch(self._model, self._wiring.sequences)
+        except BaseException as error:
+            self._counter.forget()
+            self._finish(error)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove the hooks and write the remaining data, the status and the report."""
+        self._counter.forget()
+        try:
+            super().__exit__(kind, error, trace)
+        except BaseException as idle:  # under `strict`: hooks that did nothing
+            self._finish(idle)
+            raise
+        self._finish(error)
+
+    def log(
+        self, *, step: int | None = None, epoch: int | None = None, split: str | None = None, **values: Any
+    ) -> None:
+        """Append a line to metrics.jsonl: ``hooks.log(loss=loss, accuracy=0.9)``.
+
+        values: numbers, or tensors []; may be NaN or infinite
+        step, epoch: by default the hooks' current step and epoch
+        split: by default `train` if the model is in training mode, else `val`
+
+        HookrunError for anything else, naming the key.
+        """
+        self._require_open("log")
+        at = {
+            "split": ("train" if self.clock.mode == "train" else "val")
+            if split is None
+            else split_name(split),
+            "epoch": self.clock.epoch if epoch is None else clock_value("epoch", epoch),
+            "step": self.clock.step if step is None else clock_value("step", step),
+        }
+        if not values or len(values) > MOST_METRICS:
+            raise HookrunError(f"log: found {len(values)} metrics, expected 1 to {MOST_METRICS}")
+        self._run_dir.log_metrics(**at, **{name: metric_value(name, value) for name, value in values.items()})
+        self.sink.settle()
+
+    @property
+    def captures(self) -> Mapping[str, Mapping[str, Any]]:
+        """Hook -> module -> StoredCapture, read from disk; pending captures are written first."""
+        if self._is_open and self._rows.captured:
+            self._run_dir.captures.flush()
+        return open_run(self.path).captures
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The records of print, stats and check, in order, read from disk."""
+        if self._is_open:
+            self.sink.settle()
+        return open_run(self.path).stats
+
+    @property
+    def split(self) -> str | None:
+        """The split of the batches."""
+        return self._rows.split
+
+    @split.setter
+    def split(self, part: str | None) -> None:
+        if part not in (None, "train", "val"):
+            raise HookrunError(f"split: found {part!r}, expected 'train', 'val' or None")
+        self._rows.split = part  # type: ignore[assignment]
+
+    def is_on(self, model: nn.Module) -> bool:
+        """Whether the hooks are installed on this model, or on a model that it wraps."""
+        return any(each is self._model for each in model.modules())
+
+    def number_rows(self, count: int) -> None:
+        """A batch of `count` samples begins: for loops that do not call the model itself, but its modules."""
+        self._counter.is_off = True  # not removed, because this may be called during a forward
+        self._rows.number(count)
+
+    @property
+    def numbered(self) -> int:
+        """How many rows were numbered so far; set it to 0 at the beginning of a pass over the data."""
+        return self._rows.numbered
+
+    @numbered.setter
+    def numbered(self, count: int) -> None:
+        self._rows.numbered = count
+
+    def begin_forward(self) -> None:
+        """A forward begins: calls of each module are counted from 0 again. Calling the model does this by itself."""
+        self.clock.forward.number += 1
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """A context in which hooks do not act or record, and nothing is counted."""
+        before, self._rows.muted = self._rows.muted, True
+        step, epoch = self.clock.step, self.clock.epoch
+        try:
+            with self.uncounted():
+                yield
+        finally:
+            self._rows.muted = before
+            self.clock.step, self.clock.epoch = step, epoch
+
+    def _inactive_to_report(self) -> list[tuple[str, str, str]]:
+        if self._trains:
+            return self.inactive
+        specs = {hook.spec.name: hook.spec for hook in self.plan.hooks}
+        waits = {
+            name
+            for name, spec in specs.items()
+            if spec.hook_type.needs_backward
+            or spec.hook_type.phase == "step"
+            or spec.keys.when.mode == "train"
+        }
+        return [each for each in self.inactive if each[0] not in waits]
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Write the remaining data, the manifest and the status, with the error of the block, which is not raised."""
+        run_dir = self._run_dir
+        try:
+            if error is not None:
+                for last in (self.sink.settle, run_dir.flush, self._write_hooks, run_dir.close):
+                    print_failure(last)
+                print_failure(partial(set_failed, run_dir, error))
+                return
+            with ending(run_dir.close), ending(self.sink.settle, run_dir.flush, self._write_hooks):
+                pass
+            run_dir.write_manifest()
+            run_dir.set_status("stopped" if self.sink.stop else "done", self.sink.stop or "")
+        except BaseException as failure:
+            print_failure(partial(set_failed, run_dir, failure if error is None else error))
+            raise
+        finally:
+            self._is_open = False
+            self._lock.close()
+            try_report(self.path)
+
+    def _write_hooks(self) -> None:
+        self._run_dir.write_hooks(hook_facts(self))
+
+    def _require_open(self, what: str) -> None:
+        if not self._is_open:
+            raise HookrunError(
+                f"{what}: the run in {self.path} has not begun or has ended: call it inside the `with` block"
+            )
+
+
+class RecordingSink(RunSink):
+    """Writes to the run directory, except while it is muted.
+
+    numbered: how many rows were numbered, if the loop sets no samples
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        super().__init__(run_dir, print)
+        self.captured = False
+        self.numbered = 0
+
+    def number(self, count: int) -> None:
+        """Begin a batch of `count` rows."""
+        if not self.muted:
+            self.counted = torch.arange(self.numbered, self.numbered + count, device="cpu")
+            self.numbered += count
+
+    def keeper(self, site: HookSite) -> Keeper:
+        """Write each value at once, unless muted."""
+        keep = super().keeper(site)
+
+        def unless_muted(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
+            if not self.muted:
+                self.captured = True
+                keep(value, rows, tokens)
+
+        return unless_muted
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state between two steps, including the number of rows."""
+        return {**super().state_dict(), "numbered": self.numbered, "captured": self.captured}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore this state."""
+        super().load_state_dict(state)
+        self.numbered, self.captured = state["numbered"], state["captured"]
+
+
+class RowCounter(RegisteredHook):
+    """Numbers the rows that the model is called with, along the first dimension of its first tensor.
+
+    is_off: the loop gives the number of rows instead
+    """
+
+    def __init__(self, sink: RecordingSink | None = None) -> None:
+        super().__init__()
+        self.is_off = sink is None
+        self._sink = sink
+        self._handle: Any = None
+        self._sequences: Sequences | None = None
+
+    def watch(self, model: nn.Module, sequences: Sequences | None = None) -> None:
+        """Start counting; passes that continue a generation have the rows of its prompts."""
+        self._sequences = sequences
+        self._handle = model.register_forward_pre_hook(self.count, prepend=True, with_kwargs=True)
+
+    def count(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """torch's forward pre-hook."""
+        if self._sink is None or self.is_off or tracing():
+            return
+        if self._sequences is not None and self._sequences.continues(module, args, kwargs):
+            return
+        if (size := batch_size((args, kwargs))) is not None:
+            self._sink.number(size)
+
+    def forget(self) -> None:
+        """Stop counting."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = self._sequences = None
+
+
+def batch_size(batch: Any) -> int | None:
+    """The first dimension of the first tensor with dimensions in a batch; None if there is none."""
+    return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), None)
+
+
+def run_folder(path: str | os.PathLike[str] | None) -> Path:
+    """The directory of a new run: `path`, or by default one named by the time, as on the command line."""
+    if path is not None:
+        return Path(path).expanduser().absolute()
+    return outputs_folder() / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+
+
+def _device(model: nn.Module) -> str:
+    found = next(chain(model.parameters(), model.buffers()), None)
+    return str(found.device) if found is not None else "cpu"
+
+
+def metric_value(name: str, value: Any) -> int | float:
+    """The value of a metric as a Python number. HookrunError, naming the metric, for anything but one number."""
+    if len(name) > MOST_NAME:
+        raise HookrunError(f"log: a name of {len(name):,} characters, at most {MOST_NAME:,} are kept")
+    found = value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        try:
+            found = value.item()
+        except RuntimeError as error:  # a meta tensor
+            raise HookrunError(f"log: {name}: its value cannot be read: {error}") from error
+    if not isinstance(found, int | float):
+        shape = getattr(value, "shape", None)
+        what = f"a {type(value).__name__}" + (f" of shape {list(shape)}" if shape is not None else "")
+        hint = "log one number, for example its mean" if shape is not None else "log numbers only"
+        raise HookrunError(
+            f"log: {name}: found {what}, expected a number or a tensor of no dimensions: {hint}"
+        )
+    if isinstance(found, int) and abs(found) > MOST_COUNT:
+        raise HookrunError(f"log: {name}: a whole number beyond 2**53 is not kept exactly: log it as a float")
+    return found
+
+
+def clock_value(name: str, value: Any) -> int:
+    """A step or an epoch. HookrunError if it is not an integer of at least 0."""
+    found = metric_value(name, value)
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise HookrunError(f"log: {name}: found {value!r}, expected a whole number from 0")
+    return found
+
+
+def split_name(split: Any) -> str:
+    """The split. HookrunError if it is not a short text."""
+    if not isinstance(split, str) or len(split) > MOST_NAME:
+        raise HookrunError(
+            f"log: split: found {split!r:.100}, expected a short text such as 'train' or 'val'"
+        )
+    return split

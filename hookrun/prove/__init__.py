@@ -1,0 +1,1 @@
+"""Checks a plan on a copy of the model before a run."""

@@ -1,0 +1,480 @@
+"""Reading captures: a lazy tensor per hook, module and place in the value, found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from hookrun.data.info import SPLITS, Split
+from hookrun.errors import HookrunError
+from hookrun.lookup import Lookup
+from hookrun.store.captures.shard import Entry, Shard, row_bytes
+from hookrun.store.captures.tensor_file import (
+    DTYPES,
+    as_bytes,
+    dtype_name,
+    open_tensors,
+    read_rows,
+    read_tensor,
+)
+from hookrun.store.files import StoreError, os_reason
+from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
+from hookrun.store.inside import is_there, size_inside
+from hookrun.store.records import SampleLine, TokenLine, read_records
+
+T = TypeVar("T")
+
+_DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
+_ROW_NUMBERS = {"int64", "int32", "int16", "int8", "uint8"}
+_OPEN_SHARDS = 16
+
+# Column of COLUMNS -> (value where the column is missing, smallest allowed value).
+_DEFAULTS = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
+_LEAST = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The rows of one capture in one shard: the shard's file, and the entry in its index."""
+
+    shard: Shard
+    entry: Entry
+
+
+class StoredCapture:
+    """The captured rows of one tensor, read from the shards when they are needed.
+
+    Rows are in dataset order if each sample, or each of its tokens, was captured once, else in the order of
+    recording. An int as index gives one row; a slice, list or tensor of ints gives a [rows, ...] tensor. Both are
+    copies on the CPU, free to change.
+
+    hook, module, path: where it was captured; `path` is the place of the tensor in a container, or ``""``
+    """
+
+    def __init__(
+        self,
+        hook: str,
+        module: str,
+        path: str,
+        parts: Sequence[_Part],
+        open_shard: _Shards,
+        called: SampleTable | None = None,
+    ) -> None:
+        self.hook, self.module, self.path = hook, module, path
+        self._parts = parts
+        self._open = open_shard
+        self._called = called
+        rows = torch.tensor([part.entry.rows for part in parts], dtype=torch.int64, device="cpu")
+        self._ends = rows.cumsum(0)
+        self._starts = self._ends - rows
+
+    @property
+    def label(self) -> str:
+        """``features at 'layer4', [0]``."""
+        return f"{self.hook} at {self.module!r}" + (f", {self.path}" if self.path else "")
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def is_by_sample(self) -> bool:
+        """Whether each row is of one sample, or one of its tokens; else a row is the value of one firing."""
+        return all(part.entry.by == "sample" for part in self._parts)
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row. HookrunError if the rows differ."""
+        _, shape = self._common(self._parts)
+        return row_bytes(self._parts[0].entry.dtype, shape)
+
+    def by_kind(self) -> list[StoredCapture]:
+        """The rows of each dtype and shape as a capture."""
+        kinds = dict[tuple[str, tuple[int, ...]], list[_Part]]()
+        for part in self._parts:
+            kinds.setdefault((part.entry.dtype, part.entry.shape), []).append(part)
+        return [self._of(parts) for parts in kinds.values()]
+
+    def by_shard(self) -> Iterator[StoredCapture]:
+        """The rows of each shard as a capture."""
+        return (self._of([part]) for part in self._parts)
+
+    def of_shards(self, most: int) -> StoredCapture:
+        """The rows of at most `most` shards, evenly spaced with the first and the last."""
+        return self._of(spread(self._parts, most))
+
+    def _of(self, parts: Sequence[_Part]) -> StoredCapture:
+        return StoredCapture(self.hook, self.module, self.path, parts, self._open, self._called)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(rows, *shape of a row). HookrunError if the rows differ in shape."""
+        return (len(self), *self._common(self._parts)[1])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the rows. HookrunError if they differ."""
+        return self._common(self._parts)[0]
+
+    @property
+    def sample_ids(self) -> Tensor:
+        """[rows] int64: the sample of each row; -1 where a row is a whole call of the hook."""
+        return self._column("sample")
+
+    @property
+    def epochs(self) -> Tensor:
+        """[rows] int64: the epoch of each row."""
+        return self._column("epoch")
+
+    @property
+    def steps(self) -> Tensor:
+        """[rows] int64: the step of each row."""
+        return self._column("step")
+
+    @property
+    def calls(self) -> Tensor:
+        """[rows] int64: which call of the module within one forward pass each row was captured in."""
+        return self._column("call")
+
+    @property
+    def ranks(self) -> Tensor:
+        """[rows] int64: the rank that recorded each row in a distributed run; else 0."""
+        return self._column("rank")
+
+    @property
+    def splits(self) -> Tensor:
+        """[rows] int64: the split of each row's sample: 0 train, 1 val, -1 neither."""
+        return self._column("split")
+
+    @property
+    def positions(self) -> Tensor:
+        """[rows] int64: the position of each row's token, counted from the sample's first real token.
+
+        In attention patterns the position of the query. -1 if a row is not of one token.
+        """
+        return self._column("position")
+
+    @property
+    def keys(self) -> Tensor:
+        """[rows] int64: the position of the key if the hook's `tokens` names queries and keys; else -1."""
+        return self._column("key")
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[rows] int64: the id of each row's token; -1 if it is not known, or a row is not of one token."""
+        return self._column("token")
+
+    @property
+    def text(self) -> list[str]:
+        """The text of each row's token; ``""`` if the run did not write it."""
+        return ["" if self._called is None else self._called.text(each) for each in self.token_ids.tolist()]
+
+    @property
+    def files(self) -> list[str]:
+        """The file of each row's sample, below the data's root; ``""`` if the run did not write it."""
+        return self._said("file")
+
+    @property
+    def class_names(self) -> list[str]:
+        """The name of the class of each row's sample; ``""`` if the run did not write it."""
+        return self._said("class")
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each row: its sample's file, else ``val 17``; for the row of a whole firing its step."""
+        split_of = dict(enumerate(SPLITS))
+        return [
+            file or (f"{split_of.get(part, '')} {sample}".strip() if sample >= 0 else f"step {step}")
+            for file, part, sample, step in zip(
+                self.files, self.splits.tolist(), self.sample_ids.tolist(), self.steps.tolist(), strict=True
+            )
+        ]
+
+    def _said(self, column: str) -> list[str]:
+        if self._called is None:
+            return [""] * len(self)
+        parts, ids = self.splits.tolist(), self.sample_ids.tolist()
+        samples = [(SPLITS[part] if part >= 0 else "", id_) for part, id_ in zip(parts, ids, strict=True)]
+        return self._called.column(column, samples)
+
+    def where(
+        self,
+        *,
+        sample: int | None = None,
+        epoch: int | None = None,
+        step: int | None = None,
+        call: int | None = None,
+        rank: int | None = None,
+        split: Split | None = None,
+        position: int | None = None,
+        token: int | None = None,
+    ) -> Tensor:
+        """[n] int64: the indices of the rows for which all given values match."""
+        hit = torch.ones(len(self), dtype=torch.bool, device="cpu")
+        if split is not None and split not in SPLITS:
+            raise HookrunError(f"{self.label}: there is no split {split!r}, there are {', '.join(SPLITS)}")
+        part = None if split is None else SPLITS.index(split)
+        values = (sample, epoch, step, call, rank, part, position, token)
+        for name, value in zip(COLUMNS, values, strict=False):
+            if value is not None:
+                hit &= self._column(name) == value
+        return hit.nonzero().squeeze(1)
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Tensor:
+        _ = self._table  # checks that the rows exist before memory is allocated for them
+        positions = self._positions(index)
+        return self._read(positions) if positions.dim() else self._read(positions.reshape(1))[0]
+
+    def numpy(self, index: int | slice | Sequence[int] | Tensor = slice(None)) -> Any:
+        """The rows as a NumPy array; bfloat16 and 8-bit floats, which NumPy does not have, become float32."""
+        rows = self[index]
+        try:
+            return rows.numpy()
+        except TypeError:
+            return rows.float().numpy()
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """The rows in order as tensors [size, ...]; the last one may have fewer rows."""
+        return (self[start : start + size] for start in range(0, len(self), size))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        kinds = {(part.entry.dtype, part.entry.shape) for part in self._parts}
+        what = " or ".join(f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds))
+        return f"<{self.label}: {len(self)} rows of {what}>"
+
+    @cached_property
+    def _table(self) -> tuple[Tensor, Tensor]:
+        """[rows, columns] in row order, and the position of each row in recording order."""
+        tables = [self._table_of(part) for part in self._parts]
+        table = torch.cat(tables)
+        samples, splits = table[:, 0], table[:, COLUMNS.index("split")]
+        by_token = torch.arange(len(table), device="cpu")
+        for column in ("key", "position"):
+            by_token = by_token[table[by_token, COLUMNS.index(column)].argsort(stable=True)]
+        by_sample = by_token[samples[by_token].argsort(stable=True)]
+        by_split = by_sample[splits[by_sample].argsort(stable=True)]
+        of_tokens = [table[:, COLUMNS.index(column)] for column in ("position", "key")]
+        pairs = torch.stack([splits, samples, *of_tokens], dim=1)[by_split]
+        once = bool((pairs.diff(dim=0) != 0).any(1).all()) and not (samples == FIRING).any()
+        order = by_split if once else _as_recorded(table)
+        return table[order], order
+
+    def _table_of(self, part: _Part) -> Tensor:
+        """[rows of the part, columns]; columns that an earlier version did not write hold their defaults."""
+        stored = read_tensor(self._file(part), f"{part.entry.key}.rows")
+        table = torch.tensor(_DEFAULTS, dtype=torch.int64, device="cpu").repeat(len(stored), 1)
+        for place, name in enumerate(COLUMNS):
+            if name in part.shard.columns:
+                table[:, place] = stored[:, part.shard.columns.index(name)]
+        least = torch.tensor(_LEAST, dtype=torch.int64, device="cpu")
+        if (table < least).any() or (table[:, COLUMNS.index("split")] >= len(SPLITS)).any():
+            raise StoreError(
+                f"{self.label}: {part.shard.file} holds rows of impossible samples, steps or splits"
+            )
+        return table
+
+    def _file(self, part: _Part) -> Any:
+        """The open shard of a part. StoreError if the tensors of the part are not as the index describes them."""
+        file, entry = self._open(part.shard.file), part.entry
+        path, columns = self._open.folder / part.shard.file, (entry.rows, len(part.shard.columns))
+        _require_tensor(path, file, entry.key, (entry.rows, *entry.shape), entry.dtype)
+        _require_tensor(path, file, f"{entry.key}.rows", columns, "int64")
+        return file
+
+    def _positions(self, index: int | slice | Sequence[int] | Tensor) -> Tensor:
+        """The index as non-negative row numbers, int64: [n], or [] for an int."""
+        if isinstance(index, slice):
+            chosen = range(*index.indices(len(self)))
+            return torch.arange(len(chosen), device="cpu") * chosen.step + chosen.start
+        positions = torch.as_tensor(index, device="cpu")
+        if positions.shape == (0,):
+            return positions.to(torch.int64)  # an empty list is a float tensor
+        if positions.dim() > 1 or dtype_name(positions.dtype) not in _ROW_NUMBERS:
+            raise IndexError(f"{self.label}: rows are chosen by an int, a slice, or a list or tensor of ints")
+        positions = positions.to(torch.int64)
+        outside = (positions < -len(self)) | (positions >= len(self))
+        if outside.any():
+            raise IndexError(f"{self.label}: no row {int(positions[outside][0])}, there are {len(self)}")
+        return torch.where(positions < 0, positions + len(self), positions)
+
+    def _column(self, name: str) -> Tensor:
+        return self._table[0][:, COLUMNS.index(name)].clone()
+
+    def _common(self, parts: Sequence[_Part]) -> tuple[torch.dtype, tuple[int, ...]]:
+        kinds = {(part.entry.dtype, part.entry.shape) for part in parts}
+        if len(kinds) > 1:
+            some = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds)[:4])
+            raise HookrunError(
+                f"{self.label}: rows of {len(kinds)} kinds ({some}{', …' if len(kinds) > 4 else ''}) "
+                "do not fit into one tensor. Read row by row: [row for row in capture]"
+            )
+        dtype, shape = kinds.pop()
+        return _DTYPES[dtype], shape
+
+    def _read(self, positions: Tensor) -> Tensor:
+        recorded, targets = self._table[1][positions].sort()
+        stops = torch.searchsorted(recorded, self._ends)
+        starts = torch.searchsorted(recorded, self._starts)
+        touched = (starts < stops).nonzero().squeeze(1).tolist()
+        dtype, shape = self._common([self._parts[number] for number in touched] or self._parts)
+        out = torch.empty((len(positions), *shape), dtype=dtype, device="cpu")
+        for number in touched:
+            here = slice(int(starts[number]), int(stops[number]))
+            rows = recorded[here] - self._starts[number]
+            self._fill(as_bytes(out), self._parts[number], rows, targets[here])
+        return out
+
+    def _fill(self, out: Tensor, part: _Part, rows: Tensor, targets: Tensor) -> None:
+        """Copy rows of a part, ascending with repetitions, to their targets: one read per run of neighbours."""
+        file = self._file(part)
+        breaks = (rows.diff() > 1).nonzero().squeeze(1) + 1
+        for run, places in zip(rows.tensor_split(breaks), targets.tensor_split(breaks), strict=True):
+            first, place = int(run[0]), int(places[0])
+            block = as_bytes(read_rows(file, part.entry.key, first, int(run[-1]) + 1))
+            if len(block) == len(run) and bool((places.diff() == 1).all()):
+                out[place : place + len(block)] = block
+            else:
+                out[places] = block[run - first]
+
+
+Leaf = StoredCapture | Lookup[StoredCapture]
+"""The captures of a hook at a module: one tensor, or the tensors of a container by their paths."""
+
+
+def _as_recorded(table: Tensor) -> Tensor:
+    """The indices of the rows in the order of recording; with several ranks batch by batch, as in one process."""
+    by_rank = table[:, COLUMNS.index("rank")].argsort(stable=True)
+    return by_rank[table[by_rank, COLUMNS.index("turn")].argsort(stable=True)]
+
+
+class _Shards:
+    """Opens the shards of a folder by name and keeps some open; a copy or a pickle opens the files itself.
+
+    shards: name -> the shard as the index describes it
+    """
+
+    def __init__(self, folder: Path, shards: Mapping[str, Shard]) -> None:
+        self.folder = folder
+        self._shards = shards
+        self._opened = lru_cache(maxsize=_OPEN_SHARDS)(partial(_open_shard, folder, shards))
+
+    def __call__(self, name: str) -> Any:
+        return self._opened(name)
+
+    def __reduce__(self) -> tuple[type[_Shards], tuple[Path, Mapping[str, Shard]]]:
+        return type(self), (self.folder, self._shards)
+
+
+def read_captures(
+    folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str], called: SampleTable | None = None
+) -> Lookup[Lookup[Leaf]]:
+    """Hook -> module -> its captures. No shard is opened before a row is read.
+
+    called: the names of the samples
+    """
+    found: dict[str, dict[str, dict[str, list[_Part]]]] = {}
+    for shard in shards:
+        for entry in shard.entries:
+            paths = found.setdefault(entry.hook, {}).setdefault(entry.module, {})
+            paths.setdefault(entry.path, []).append(_Part(shard, entry))
+
+    open_shard = _Shards(folder, {shard.file: shard for shard in shards})
+
+    def leaf(hook: str, module: str, paths: Mapping[str, Sequence[_Part]]) -> Leaf:
+        captures = {
+            path: StoredCapture(hook, module, path, parts, open_shard, called)
+            for path, parts in paths.items()
+        }
+        if list(captures) == [""]:
+            return captures[""]
+        return Lookup("tensor", f"{hook} at {module!r}", captures)
+
+    hooks = {}
+    for hook, modules in found.items():
+        leaves = {module: leaf(hook, module, paths) for module, paths in modules.items()}
+        hooks[hook] = Lookup("module", f"the captures of {hook!r}", leaves, aliases)
+    return Lookup("hook", f"the captures of {folder.parent}", hooks)
+
+
+def captured_tensors(captures: Lookup[Lookup[Leaf]]) -> Iterator[StoredCapture]:
+    """Every captured tensor of every hook at every module."""
+    for modules in captures.values():
+        for leaf in modules.values():
+            yield from [leaf] if isinstance(leaf, StoredCapture) else leaf.values()
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """At most `most` of the items, evenly spaced, with the first and the last."""
+    count = min(most, len(items))
+    return [items[n * (len(items) - 1) // max(count - 1, 1)] for n in range(count)]
+
+
+def _open_shard(folder: Path, shards: Mapping[str, Shard], name: str) -> Any:
+    """The shard's file as safetensors' lazy reader. StoreError if it does not have the size of its index."""
+    path, shard = folder / name, shards[name]
+    try:
+        size = size_inside(path, folder.parent)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
+    if size != shard.bytes:
+        raise StoreError(
+            f"{path} has {size} bytes where its index says {shard.bytes}: it was changed or cut off"
+        )
+    return open_tensors(path, folder.parent)
+
+
+def _require_tensor(path: Path, file: Any, name: str, shape: tuple[int, ...], dtype: str) -> None:
+    try:
+        found = file.get_slice(name)
+    except SafetensorError as error:
+        raise StoreError(f"{path} lacks the tensor {name!r} that its index names") from error
+    there = (tuple(found.get_shape()), found.get_dtype())
+    if there != (shape, STORED_DTYPES[dtype]):
+        raise StoreError(
+            f"{path}: the tensor {name!r} is {there[1]} {list(there[0])} where its index says "
+            f"{STORED_DTYPES[dtype]} {list(shape)}"
+        )
+
+
+class SampleTable:
+    """Reads the files when they are first needed; empty if the run did not write them.
+
+    folder: the run directory
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / SAMPLES
+        self._tokens = folder / TOKENS
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """One line per sample in the order of the run: `split`, `sample`, `file`, `class`, `predicted_class`."""
+        return read_records(self._path, SampleLine) if is_there(self._path) else []
+
+    @cached_property
+    def by_sample(self) -> Mapping[tuple[str, int], dict[str, Any]]:
+        """(split, sample id) -> its line."""
+        return {(line["split"], line["sample"]): line for line in self.lines}
+
+    @cached_property
+    def texts(self) -> Mapping[int, str]:
+        """Token id -> its text, for the tokens of captured rows."""
+        lines = read_records(self._tokens, TokenLine) if is_there(self._tokens) else []
+        return {line["token"]: line["text"] for line in lines}
+
+    def text(self, token: int) -> str:
+        """The text of a token; ``""`` if the run did not write it."""
+        return self.texts.get(token, "")
+
+    def column(self, name: str, samples: list[tuple[str, int]]) -> list[str]:
+        """The value of the column for each sample (split, id), as text; ``""`` where it has none."""
+        return [str(self.by_sample.get(sample, {}).get(name) or "") for sample in samples]

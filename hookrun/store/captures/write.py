@@ -1,0 +1,315 @@
+"""Writing captured tensors: buffered up to a limit, written as shards by a thread, then indexed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookrun.actions.site import TokenRows
+from hookrun.data.info import SPLITS, Split
+from hookrun.store.background import Background
+from hookrun.store.captures.shard import Entry, RowKind, Shard, index_name, shard_name
+from hookrun.store.captures.tensor_file import as_bytes, dtype_name, unstorable, write_tensors
+from hookrun.store.files import Lines, StoreError, make_inside, replacing
+from hookrun.store.format import COLUMNS, FIRING
+from hookrun.store.states.position import IndexPosition
+from hookrun.values.containers import leaves
+
+SHARD_BYTES = 64 * 2**20
+BUFFERS = 3
+"""One buffer is filled, one may wait, one is written."""
+
+_TABLE_BYTES = 8 * len(COLUMNS)  # per row
+_CHUNK_BYTES = 1024  # overhead per chunk, so that many small chunks respect the limit too
+
+
+_MOST_FIRINGS = 2**20  # most calls of a hook at one module in one batch
+
+
+@dataclass(slots=True)
+class Count:
+    """What one hook captured at one module: the number of tensors, their bytes, and the rows that they became."""
+
+    tensors: int = 0
+    bytes: int = 0
+    rows: int = 0
+
+
+class _Stream(NamedTuple):
+    hook: str
+    module: str
+    path: str
+
+
+@dataclass(slots=True)
+class _Run:
+    """Consecutive chunks of one stream that agree in all but their number of rows."""
+
+    stream: _Stream
+    dtype: torch.dtype
+    shape: torch.Size
+    by: RowKind
+    chunks: list[Tensor] = field(default_factory=list)
+    tables: list[Tensor] = field(default_factory=list)
+
+    def takes(self, dtype: torch.dtype, shape: torch.Size, by: RowKind) -> bool:
+        return (self.dtype, self.shape, self.by) == (dtype, shape, by)
+
+    @property
+    def rows(self) -> int:
+        return sum(len(chunk) for chunk in self.chunks)
+
+
+class CaptureWriter:
+    """Writes captured values below `folder`, which is created with the first shard.
+
+    The folder must not hold an index yet, unless `goes_on` gives the position that the folder was cut back to.
+
+    counts: (hook, module) -> what was captured there so far, with the buffer
+    shards: the number of shards that are written and indexed
+    rank:   of this process in a distributed run
+    batch:  returns the number of the current batch, if several ranks write into the folder, each its rows of the batch;
+            None: this process is the only writer
+
+    A buffer holds at most `shard_bytes`, or one row if that is larger; each shard is one buffer. While one is filled,
+    one may wait and one is written, so memory stays under three buffers. A shard is written under another name,
+    flushed, renamed, and only then named in the index: every shard in the index is complete.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shard_bytes: int = SHARD_BYTES,
+        rank: int = 0,
+        batch: Callable[[], int] | None = None,
+        goes_on: IndexPosition = IndexPosition(),  # noqa: B008 - immutable
+    ) -> None:
+        own = rank if batch is not None else 0
+        if (folder / index_name(own)).exists() and not goes_on.shards:
+            raise StoreError(f"{folder} already holds captures; write into another folder")
+        self.folder = folder
+        self.counts = {
+            (hook, module): Count(*counted)
+            for hook, modules in goes_on.counts.items()
+            for module, counted in modules.items()
+        }
+        self.shards = goes_on.shards
+        self._index = Lines(folder / index_name(own), durable=True)
+        self._shard_bytes = shard_bytes
+        self._rank = rank
+        self._named = partial(shard_name, own)
+        self._batch = batch
+        self._turns = dict[tuple[str, str], tuple[int, int]]()
+        self._columns = COLUMNS if batch is not None else COLUMNS[:-1]
+        self._buffered = 0
+        self._runs: list[_Run] = []
+        self._last: dict[_Stream, _Run] = {}
+        self._open = True
+        self._disk = Background(self._write, name="hookrun captures")
+
+    def add(
+        self,
+        hook: str,
+        module: str,
+        value: Any,
+        *,
+        sample_ids: Sequence[int] | Tensor | None,
+        epoch: int,
+        step: int,
+        call: int,
+        split: Split | None = None,
+        path: str = "",
+        tokens: TokenRows | None = None,
+    ) -> None:
+        """Record a copy of every tensor in `value`, which is not changed.
+
+        value:      a tensor, or a nested tuple, list, dict, namedtuple or dataclass of tensors
+        sample_ids: the samples of the batch, if the value belongs to a batch. A tensor whose first dimension has
+                    this length becomes one row per sample, any other tensor one row per firing
+        split:      the split of the samples, `train` or `val`
+        path:       the place of `value` in a larger container
+        tokens:     the token of each row, if a row is one of a sample's tokens
+
+        StoreError if a tensor cannot be stored, or if the disk refused an earlier one.
+        """
+        self._raise_failure()
+        if not self._open:
+            raise StoreError(f"{self.folder} is closed: nothing more can be captured")
+        samples = None if sample_ids is None else torch.as_tensor(sample_ids, dtype=torch.int64, device="cpu")
+        part = -1 if split is None else SPLITS.index(split)
+        moment = torch.tensor((epoch, step, call, self._rank, part), dtype=torch.int64, device="cpu")
+        count = self.counts.setdefault((hook, module), Count())
+        turn = 0 if self._batch is None else self._turn((hook, module), self._batch())
+        for inside, leaf in leaves(value):
+            if leaf is None:
+                continue
+            place = f"{path}.{inside}" if path and inside and not inside.startswith("[") else path + inside
+            problem = unstorable(leaf)
+            if problem:
+                at = f"hook {hook!r} at module {module!r}" + (f", {place}" if place else "")
+                raise StoreError(f"cannot capture the {leaf.dtype} tensor of {at}: {problem}")
+            tensor = leaf.detach()
+            by_sample = samples is not None and tensor.dim() > 0 and len(tensor) == len(samples)
+            if self._batch is not None and samples is not None and not by_sample:
+                what = (
+                    f"a tensor of shape {list(tensor.shape)} in a batch of {len(samples)} rows of this rank"
+                )
+                raise StoreError(
+                    f"cannot capture hook {hook!r} at module {module!r}: {what}: each rank would have another one"
+                )
+            rows = tensor if by_sample else tensor.unsqueeze(0)
+            table = torch.empty((len(rows), len(self._columns)), dtype=torch.int64, device="cpu")
+            table[:, 0] = samples if by_sample and samples is not None else FIRING
+            table[:, 1 : 1 + len(moment)] = moment
+            table[:, 1 + len(moment) :] = -1
+            if tokens is not None and by_sample:
+                for name, column in _token_columns(tokens):
+                    table[:, COLUMNS.index(name)] = column
+            if self._batch is not None:
+                table[:, -1] = turn
+            self._put(_Stream(hook, module, place), rows, table, "sample" if by_sample else "firing")
+            count.tensors += 1
+            count.bytes += tensor.numel() * tensor.dtype.itemsize
+            count.rows += len(rows)
+
+    def _turn(self, stream: tuple[str, str], batch: int) -> int:
+        """A number for the batch and the firing within it of a hook at a module, equal on every rank."""
+        before, count = self._turns.get(stream, (-1, 0))
+        count = count + 1 if before == batch else 0
+        self._turns[stream] = batch, count
+        return batch * _MOST_FIRINGS + min(count, _MOST_FIRINGS - 1)
+
+    def flush(self) -> None:
+        """Write the buffered rows as one shard, index it, and wait until that is done.
+
+        After a StoreError the buffered rows are lost and the writer takes no more.
+        """
+        self._hand_over()
+        self._disk.wait()
+        self._raise_failure()
+
+    def position(self) -> dict[str, Any]:
+        """Flush the buffer and return the folder's position, as an IndexPosition."""
+        self.flush()
+        counts = dict[str, dict[str, tuple[int, int, int]]]()
+        for (hook, module), each in self.counts.items():
+            counts.setdefault(hook, {})[module] = (each.tensors, each.bytes, each.rows)
+        turns = self._batch is not None
+        return {"index": self._index.reach(), "shards": self.shards, "counts": counts, "turns": turns}
+
+    def close(self) -> None:
+        """Write the buffered rows; the writer takes no more afterwards."""
+        try:
+            self.flush()
+        finally:
+            self._open = False
+            self._disk.stop()
+            self._index.close()
+
+    def _hand_over(self) -> None:
+        """Give the buffer to the thread that writes, and begin a new one."""
+        if self._runs and self._open:
+            full = self._runs
+            self._clear()
+            self._disk.put(full)
+            self._raise_failure()  # of a write without a thread, such as Ctrl-C
+
+    def _write(self, runs: list[_Run]) -> None:
+        if self.shards == 0:
+            make_inside(self.folder)
+        self._index.require_there()
+        name = self._named(self.shards)
+        with replacing(self.folder / name) as file:
+            sha256, size = write_tensors(file, _tensors(runs))
+        shard = Shard(shard=name, sha256=sha256, bytes=size, columns=self._columns, entries=_entries(runs))
+        self._index.append(shard.record())
+        self.shards += 1
+
+    def _raise_failure(self) -> None:
+        """Raise an error of the thread that writes, once; after that nothing more is accepted."""
+        error = self._disk.error
+        if error is None or not self._open:
+            return
+        self._open = False
+        self._disk.stop()
+        lost = sum(run.rows for run in chain(*self._disk.left, self._runs))
+        self._clear()
+        if not isinstance(error, StoreError):
+            raise error
+        raise StoreError(
+            f"{error}\n{lost} captured rows are lost; "
+            f"the {self.shards} shards written to {self.folder} before are kept and indexed"
+        ) from error
+
+    def _put(self, stream: _Stream, rows: Tensor, table: Tensor, by: RowKind) -> None:
+        shape = rows.shape[1:]
+        row_bytes = shape.numel() * rows.dtype.itemsize + _TABLE_BYTES
+        start = 0
+        while True:
+            room = self._shard_bytes - self._buffered - _CHUNK_BYTES
+            if room < row_bytes and self._runs:
+                self._hand_over()
+                continue
+            stop = min(len(rows), start + max(1, room // row_bytes))
+            chunk = _copied(rows[start:stop])
+            run = self._last.get(stream)
+            if run is None or not run.takes(rows.dtype, shape, by):
+                run = self._last[stream] = _Run(stream, rows.dtype, shape, by)
+                self._runs.append(run)
+            run.chunks.append(chunk)
+            run.tables.append(table[start:stop])
+            self._buffered += _CHUNK_BYTES + row_bytes * len(chunk)
+            start = stop
+            if start >= len(rows):
+                return
+
+    def _clear(self) -> None:
+        self._runs = []
+        self._last = {}
+        self._buffered = 0
+
+
+def _token_columns(tokens: TokenRows) -> Iterator[tuple[str, Tensor]]:
+    yield "position", tokens.positions
+    yield "token", tokens.token_ids
+    if tokens.keys is not None:
+        yield "key", tokens.keys
+
+
+def _copied(rows: Tensor) -> Tensor:
+    """A copy on the CPU, made by one thread: torch's threads would wait for the cores that hash and write."""
+    target = torch.empty(rows.shape, dtype=rows.dtype, device="cpu")
+    if rows.is_cpu and rows.is_contiguous() and not (rows.is_conj() or rows.is_neg()):
+        np.copyto(as_bytes(target).numpy(), as_bytes(rows).numpy())
+        return target
+    return target.copy_(rows)
+
+
+def _tensors(runs: Sequence[_Run]) -> dict[str, Sequence[Tensor]]:
+    tensors: dict[str, Sequence[Tensor]] = {}
+    for number, run in enumerate(runs):
+        tensors[f"{number}"] = run.chunks
+        tensors[f"{number}.rows"] = run.tables
+    return tensors
+
+
+def _entries(runs: Sequence[_Run]) -> list[Entry]:
+    return [
+        Entry(
+            key=str(number),
+            **run.stream._asdict(),
+            dtype=dtype_name(run.dtype),
+            shape=tuple(run.shape),
+            rows=run.rows,
+            by=run.by,
+        )
+        for number, run in enumerate(runs)
+    ]

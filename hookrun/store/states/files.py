@@ -1,0 +1,201 @@
+"""Resumable states of a run: each is a folder `checkpoints/state_000001` of two files, without pickle.
+
+`tensors.safetensors` holds the tensors, `state.json` everything else, with a checksum of the tensors' file and of its
+own content. A state is written under another name and renamed, so that it is complete or absent. Damage by the disk is
+detected when it is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookrun.store.captures.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
+from hookrun.store.files import StoreError, os_reason, read_json, sync_folder
+from hookrun.store.format import CHECKPOINTS, encode, encode_plain
+from hookrun.store.manifest import hashed
+from hookrun.store.states.tree import Flat, flatten, unflatten
+
+TENSORS, STATE = "tensors.safetensors", "state.json"
+VERSION = 2
+LEAST_KEPT = 2
+"""The minimum number of states kept during a run: the newest one may be damaged."""
+
+SECONDS = 30.0
+"""A task that does not train saves a state at least this often."""
+
+_NAME = re.compile(r"state_(\d{6,12})")
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A state that was read.
+
+    path:  its folder
+    about: the run that it belongs to: a mapping of plain values
+    tree:  what was saved, tensors on the CPU
+    """
+
+    path: Path
+    about: Mapping[str, Any]
+    tree: Mapping[str, Any]
+
+    def part(self, name: str) -> Any:
+        """One part of what was saved. StoreError where it is missing."""
+        if name not in self.tree:
+            raise StoreError(f"{self.path} holds no {name!r}: it was not written by a run of this kind")
+        return self.tree[name]
+
+
+def write_state(run: Path, about: Mapping[str, Any] | str, tree: Any, *, keep: int = LEAST_KEPT) -> Path:
+    """Write a new state of the run in `run`, and remove all but the newest `keep` states.
+
+    about: what a reader has to know before restoring; plain values, or their JSON from `encode`
+    tree:  the content to save, or the result of `flatten`
+
+    Returns the state's folder. Raises NotPlain for a value that a state cannot hold, StoreError if writing fails;
+    earlier states are unchanged then.
+    """
+    values, tensors = tree if isinstance(tree, Flat) else flatten(tree)
+    folder = run / CHECKPOINTS
+    there = sorted(_numbers(run))
+    path = folder / _named(max(there, default=0) + 1)
+    aside = folder / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        folder.mkdir(exist_ok=True)  # but not the run directory, which may have been removed
+        _remove(aside)
+        aside.mkdir()
+        with open(aside / TENSORS, "xb") as file:
+            each = {name: [tensor] for name, tensor in tensors.items()}
+            crc, size = write_tensors(file, each, digest=Crc32())
+            file.flush()
+            os.fsync(file.fileno())
+        facts = about if isinstance(about, str) else encode(dict(about))
+        head = f'"version": {VERSION}, "about": {facts}, "tree": {encode_plain(values)}'
+        text = f'{{{head}, "crc32": "{crc}", "bytes": {size}}}'
+        text = f'{{"digest": "{_digest(text)}", {text[1:]}'
+        with open(aside / STATE, "xb") as file:
+            file.write(text.encode("ascii"))
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(aside, path)
+    except BaseException as error:
+        with suppress(OSError):
+            _remove(aside)
+        if isinstance(error, OSError):
+            kept = f"{_named(there[-1])} before it is kept" if there else "there is none before it"
+            raise StoreError(f"cannot write {path}: {os_reason(error)}; {kept}") from error
+        raise
+    sync_folder(folder)
+    for number in [*there, max(there, default=0) + 1][: -max(keep, LEAST_KEPT)]:
+        with suppress(OSError):  # a state too many does no harm
+            _remove(folder / _named(number))
+    return path
+
+
+def newest_state(run: Path) -> tuple[SavedState | None, dict[int, str]]:
+    """The newest undamaged state (None if there is none), and number -> fault for each newer, damaged one.
+
+    States are untrusted input: nothing outside the directory is read and no code is run.
+    """
+    damaged = dict[int, str]()
+    for number in sorted(_numbers(run), reverse=True):
+        try:
+            return _read(run, run / CHECKPOINTS / _named(number)), damaged
+        except StoreError as error:
+            damaged[number] = str(error)
+    return None, damaged
+
+
+def named_state(run: Path, name: str) -> SavedState:
+    """The state with this name. StoreError if it is damaged."""
+    return _read(run, run / CHECKPOINTS / name)
+
+
+def remove_states(run: Path) -> None:
+    """Remove every state, since the run has ended. StoreError if that fails."""
+    for number in _numbers(run):
+        path = run / CHECKPOINTS / _named(number)
+        try:
+            _remove(path)
+        except OSError as error:
+            raise StoreError(f"cannot remove {path}: {os_reason(error)}") from error
+    with suppress(OSError):
+        (run / CHECKPOINTS).rmdir()  # succeeds only if the folder is empty
+
+
+def remove_unfinished(run: Path, damaged: Iterable[int]) -> None:
+    """Remove damaged states, and unfinished ones that a killed process left."""
+    folder = run / CHECKPOINTS
+    if folder.is_symlink():
+        return
+    for path in (*folder.glob(".state_*.tmp"), *(folder / _named(number) for number in damaged)):
+        with suppress(OSError):  # it does no harm
+            _remove(path)
+
+
+def _read(run: Path, path: Path) -> SavedState:
+    try:
+        content = read_json(path / STATE, run)
+        version = content.get("version") if isinstance(content, dict) else None
+        if version != VERSION:
+            raise ValueError(f"it is of version {version!r:.20}, and this hookrun reads version {VERSION}")
+        if content.pop("digest", None) != _digest(encode(content)) or not isinstance(
+            content.get("about"), dict
+        ):
+            raise ValueError(f"the content of {STATE} was changed")
+        file = path / TENSORS
+        if hashed(file, run, Crc32()) != (content.get("bytes"), content.get("crc32")):
+            raise ValueError(f"the content of {TENSORS} was changed")
+        with open_tensors(file, run) as tensors:
+            names = set(tensors.keys())
+
+            def read(name: str) -> Any:
+                if name not in names:
+                    raise ValueError(f"{TENSORS} has no tensor {name!r:.100}")
+                return read_tensor(tensors, name)
+
+            tree = unflatten(content["tree"], read)
+            if not isinstance(tree, dict):
+                raise ValueError(f"it holds a {type(tree).__name__}")
+            return SavedState(path, content["about"], tree)
+    except (ValueError, KeyError) as error:
+        raise StoreError(f"{path} is damaged: {error}") from error
+    except StoreError as error:
+        raise StoreError(f"{path} is damaged: {error}") from error
+
+
+def _digest(text: str) -> str:
+    crc = Crc32()
+    crc.update(text.encode("ascii"))
+    return crc.hexdigest()
+
+
+def _named(number: int) -> str:
+    return f"state_{number:06d}"
+
+
+def _numbers(run: Path) -> list[int]:
+    """The numbers of the states in the run directory, unsorted."""
+    if (run / CHECKPOINTS).is_symlink():
+        return []
+    try:
+        found = [entry.name for entry in os.scandir(run / CHECKPOINTS) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return [
+        int(match[1]) for name in found if (match := _NAME.fullmatch(name)) and _named(int(match[1])) == name
+    ]
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)

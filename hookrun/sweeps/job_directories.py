@@ -1,0 +1,118 @@
+"""The jobs in the directory of a sweep, each identified by the hash of its configuration."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hookrun.errors import Problem, SpecError
+from hookrun.report.jobs import HYDRA, job_folders
+from hookrun.store.files import StoreError
+from hookrun.store.format import JOB, MULTIRUN, STATUS
+from hookrun.store.lock import LockedError, refuse_held
+from hookrun.store.records import Status, read_record
+from hookrun.sweeps.composed_jobs import read_job
+from hookrun.sweeps.stored_sweep import KEY
+
+_FINISHED = ("done", "stopped")
+"""The statuses of jobs that are not resumed: a run that a check stopped would stop there again."""
+
+
+@dataclass(frozen=True)
+class KnownJob:
+    """A job that was started before.
+
+    name:      its directory, relative to the sweep's
+    exit_code: of a job that has finished; None for a job that was killed, failed or was interrupted, and is resumed
+    """
+
+    name: str
+    exit_code: int | None
+
+
+class JobDirectories:
+    """The jobs in the directory of a sweep that is resumed; each job is taken once.
+
+    begun: the directories of its jobs, relative to the sweep's
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises SpecError for a job that cannot be identified, or that another process still runs."""
+        self.folder = folder
+        self._jobs = defaultdict[str, list[KnownJob]](list)
+        self._used = set[str]()
+        _refuse_link(folder / MULTIRUN)  # Hydra overwrites it
+        for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name)):
+            name = path.relative_to(folder).as_posix()
+            if (path / JOB).exists() or (path / STATUS).exists():
+                self._used.add(name)
+                config, job = _read(path, name)
+                self._jobs[config].append(job)
+        self.begun = frozenset(self._used)
+
+    def take(self, config: str) -> KnownJob | None:
+        """Take the next job with that hash; None if there is no such job left."""
+        found = self._jobs.get(config)
+        return found.pop(0) if found else None
+
+    @property
+    def left(self) -> int:
+        """The number of jobs that were not taken."""
+        return sum(map(len, self._jobs.values()))
+
+    def is_free(self, name: str) -> bool:
+        """Whether no job uses this directory."""
+        return name not in self._used
+
+    def use(self, name: str) -> None:
+        """Mark the directory as taken by a new job."""
+        self._used.add(name)
+
+    def finished(self, configs: Sequence[str]) -> list[bool]:
+        """Whether the job of each hash has finished; no job is taken."""
+        waiting = {config: list(jobs) for config, jobs in self._jobs.items()}
+        taken = [waiting[config].pop(0) if waiting.get(config) else None for config in configs]
+        return [job is not None and job.exit_code is not None for job in taken]
+
+
+def refuse_links(folder: Path, name: str) -> None:
+    """Raise SpecError where a job would write through a symbolic link in its directory.
+
+    folder: the directory of the sweep
+    name:   the directory of the job, relative to `folder`
+    """
+    name = os.path.normpath(name)
+    if os.path.isabs(name) or name.startswith(".."):  # a typed path outside the sweep's directory
+        return
+    path = folder
+    for part in (*Path(name).parts, HYDRA):
+        path /= part
+        _refuse_link(path)
+    for entry in path.iterdir() if path.is_dir() else ():
+        _refuse_link(entry)
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        what = f"{path} is a link, and a resumed sweep does not write through links"
+        raise SpecError([Problem(KEY, what, "replace it with what it leads to, or remove it")])
+
+
+def _read(path: Path, name: str) -> tuple[str, KnownJob]:
+    try:
+        refuse_held(path)
+        if not (path / JOB).exists():
+            hint = "an earlier version began it: start the sweep again, in another directory"
+            raise SpecError([Problem(KEY, f"{path} does not say which job it is: it has no {JOB}", hint)])
+        config = read_job(path)
+        status = read_record(path / STATUS, Status) if (path / STATUS).exists() else {}
+    except LockedError as error:
+        hint = "wait until that job has ended, or end it"
+        raise SpecError([Problem(KEY, str(error), hint)]) from error
+    except StoreError as error:
+        raise SpecError([Problem(KEY, str(error), f"remove {path}: the job is run again then")]) from error
+    is_finished = status.get("status") in _FINISHED
+    return config, KnownJob(name, int(status.get("exit_code") or 0) if is_finished else None)

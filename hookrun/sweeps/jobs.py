@@ -1,0 +1,273 @@
+"""The callables that Hydra calls in a run directory: a single run, or one job of a sweep in any launcher's process."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from hookrun.compose.compose import plain
+from hookrun.config.interpolations import unguarded
+from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.signals import handled, interruption_kept, pending, shielded
+from hookrun.spec import Experiment
+from hookrun.spec.objective import Goal
+from hookrun.store.format import CHECKPOINTS, JOB, MULTIRUN, REPORT, STATUS, State
+from hookrun.store.lock import LockedError, sole_writer
+from hookrun.sweeps.composed_jobs import without_directory, write_job
+from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
+from hookrun.sweeps.gc_control import free_job_memory
+from hookrun.sweeps.job_directories import refuse_links
+from hookrun.sweeps.known_runs import KnownRuns, keep_found_runs
+from hookrun.trust.packages import read_once
+
+if TYPE_CHECKING:
+    from hookrun.compose.overrides import Resume
+    from hookrun.tasks import Ready
+
+NOT_STARTED = -1
+"""The return value of a job that does not start because another job failed; it is never an exit code."""
+
+
+PAGE_SECONDS = 10
+"""The least time between two pages of a running sweep."""
+_next_page = dict[Path, float]()
+
+
+class JobFailed(HookrunError):
+    """A job of an optimizing sweep failed with `exit_code`; the sweeper decides whether the sweep continues."""
+
+    def __init__(self, run_dir: str, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(run_dir, exit_code)  # pickle rebuilds the exception from these
+
+    def __str__(self) -> str:
+        return "job failed with exit code {1}: {0}".format(*self.args)
+
+
+@dataclass(frozen=True)
+class SingleRun:
+    """A single run, checked and built before its directory is created.
+
+    latest: whether `outputs/latest` is set to a new run
+    resume: what was typed to resume the run; None for a new run
+    ranks:  the processes of the run, of which this is rank 0
+    """
+
+    prepared: Ready
+    latest: bool = True
+    resume: Resume | None = None
+    ranks: Ranks = ALONE
+
+    def __call__(self, cfg: DictConfig) -> int:
+        from hookrun import tasks
+        from hookrun.store.run_dir import update_latest
+
+        run_dir = _run_dir()
+        go_on, anyway = self.resume is not None, self.resume is not None and self.resume.anyway
+        if not go_on:
+            if self.latest and (note := update_latest(run_dir)):
+                print(note)
+            keep_found_runs(run_dir, cfg, self.prepared)
+        with unguarded():
+            return _attempt(
+                run_dir,
+                lambda: tasks.execute(self.prepared, run_dir, go_on=go_on, anyway=anyway, ranks=self.ranks),
+            )
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
+
+    trust:      the packages that were trusted when the command was entered, also if the environment changes later
+    optimizing: whether the sweeper needs the objective of each job, and an exception from a failed job
+    goal:       the objective that every job must have; None: each job may have its own
+    runs:       the run of each need, and the run before the sweep
+    go_on:      whether the sweep is resumed, so that its directory holds jobs already
+    begun:      the directories of these jobs, relative to the sweep's: runs there are resumed
+    anyway:     whether they are resumed even if their state is of another model, data or version
+    stop:       a file that a failed job creates and that keeps other jobs from starting; None: the others run
+    """
+
+    trust: frozenset[str]
+    optimizing: bool = False
+    goal: Goal | None = None
+    runs: KnownRuns = field(default_factory=KnownRuns)
+    go_on: bool = False
+    begun: frozenset[str] = frozenset()
+    anyway: bool = False
+    stop: Path | None = None
+
+    def __call__(self, cfg: DictConfig) -> int | float:
+        """The exit code, or the objective."""
+        with handled():  # needed in the processes of other launchers too
+            return self._returned(cfg)
+
+    def _returned(self, cfg: DictConfig) -> int | float:
+        if (signal := pending()) is not None:  # a signal that arrived where it could not be raised
+            raise signal
+        if self.stop is not None and self.stop.exists():
+            return NOT_STARTED
+        run_dir, sweep_dir = _run_dir(), _sweep_dir()
+        try:
+            with read_once(self.trust):
+                code = self._alone(cfg, run_dir, sweep_dir)
+        finally:
+            free_job_memory()
+        if code != DONE and self.stop is not None:
+            self.stop.touch()  # before the page, which takes time: another process must not start a job meanwhile
+        renew_page(sweep_dir)
+        if not self.optimizing:
+            return code
+        if code != DONE:
+            raise JobFailed(str(run_dir), code)
+        from hookrun import tasks
+
+        return tasks.objective(run_dir)
+
+    def _alone(self, cfg: DictConfig, run_dir: Path, sweep_dir: Path) -> int:
+        """Run the job with its directory locked; returns its exit code.
+
+        The lock is needed where an earlier sweep was killed while its job still runs in another process.
+        """
+        name = os.path.relpath(run_dir, sweep_dir)
+        try:
+            if self.go_on:
+                refuse_links(sweep_dir, name)  # before anything is written, in this process too
+            with sole_writer(run_dir, within=sweep_dir):
+                is_begun = name in self.begun and (run_dir / STATUS).exists()
+                return _attempt(run_dir, lambda: self._run(cfg, run_dir, is_begun))
+        except (LockedError, SpecError) as error:
+            report(error)
+            return REFUSED
+
+    def _run(self, cfg: DictConfig, run_dir: Path, go_on: bool) -> int:
+        from hookrun import tasks
+
+        found, is_own = None, False
+        if not go_on:
+            if self.go_on and (run_dir / STATUS).exists():
+                what = f"{run_dir} holds a run that was not there when the sweep began"
+                raise SpecError(
+                    [Problem("hydra.sweep.subdir", what, "wait until it has ended, and try again")]
+                )
+            found, is_own = without_directory(cfg, HydraConfig.get())
+            write_job(run_dir, found)
+        try:
+            with interruption_kept():
+                config = found if found is not None and is_own else plain(cfg)
+                experiment = self.runs.of(tasks.parse_experiment(config)).of_a_sweep()
+                if self.goal is not None:
+                    require_goal(experiment, self.goal)
+                prepared = tasks.prepare(experiment, trust=self.trust)
+                keep_found_runs(run_dir, cfg, prepared)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            from hookrun.store.run_dir import RunDir
+
+            status: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            run = RunDir(run_dir) if go_on else RunDir.create(run_dir)
+            with shielded():
+                run.set_status(status, str(error) or type(error).__name__, exit_code(error))
+            raise
+        return tasks.execute(prepared, run_dir, go_on=go_on, anyway=self.anyway)
+
+
+def require_goal(experiment: Experiment, goal: Goal) -> None:
+    """Raise SpecError for a job whose objective is not the sweep's, since their values could not be compared."""
+    from hookrun import tasks
+
+    if (own := tasks.required_goal(experiment)) != goal:
+        what = f"this job is to {own}, and the sweep is to {goal}"
+        raise SpecError([Problem("objective", what, "name an objective that every job has")])
+
+
+def _run_dir() -> Path:
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def _sweep_dir() -> Path:
+    """The absolute path of the sweep's directory: with `hydra.job.chdir` the working directory is another one."""
+    hydra = HydraConfig.get()
+    return Path(os.path.normpath(os.path.join(hydra.runtime.cwd, hydra.sweep.dir)))
+
+
+def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
+    """The exit code of `run`; a failure is reported but not raised, so that the sweep continues."""
+    before = _status(run_dir)
+    try:
+        return run()
+    except KeyboardInterrupt as interruption:
+        print(f"{str(interruption) or 'interrupted'}\nrun directory: {run_dir}", file=sys.stderr, flush=True)
+        _tell_how_to_go_on(run_dir)
+        raise
+    except (Exception, SystemExit) as error:
+        report(error, run_dir)
+        if _status(run_dir) != before:  # otherwise the same command would be refused again
+            _tell_how_to_go_on(run_dir)
+        return exit_code(error)
+    finally:
+        if _status(run_dir) != before:  # otherwise no run was started there
+            make_page(run_dir)
+
+
+def _status(run_dir: Path) -> bytes | None:
+    """The content of status.json; None where the file does not exist."""
+    try:
+        return (run_dir / STATUS).read_bytes()
+    except OSError:
+        return None
+
+
+def _tell_how_to_go_on(run_dir: Path) -> None:
+    """If the run saved a state, print the command that resumes the run, or for a job the command for its sweep."""
+    if any((run_dir / CHECKPOINTS).glob("state_*/state.json")):
+        sweep = next((folder for folder in run_dir.parents if (folder / MULTIRUN).is_file()), None)
+        if sweep is not None and (run_dir / JOB).exists():
+            typed, folder = "-m resume", sweep
+        else:
+            typed, folder = "resume", run_dir
+        place = os.path.relpath(folder)
+        place = str(folder) if place.startswith("..") else place
+        print(f"to go on: hookrun {typed}={shlex.quote(place)}", file=sys.stderr, flush=True)
+
+
+def make_page(folder: Path) -> None:
+    """Write the report of a run or of a sweep and print its path; if that fails, the run is not affected."""
+    from hookrun.report import try_report
+
+    if (page := try_report(folder)) is not None:
+        print(f"report: {page}", flush=True)
+
+
+def make_missing_page(run_dir: Path) -> None:
+    """Write the report of a finished run that was killed before it wrote the report itself."""
+    page = run_dir / REPORT
+    if not page.exists() or page.stat().st_mtime_ns < (run_dir / STATUS).stat().st_mtime_ns:
+        make_page(run_dir)
+
+
+def renew_page(sweep_dir: Path) -> None:
+    """Write the page of a running sweep without printing anything, unless the page was written a short while ago.
+
+    Reading thousands of jobs takes time: at most a fiftieth of a sweep's time is spent on its pages.
+    """
+    from hookrun.report import write_report
+
+    now = time.monotonic()
+    if now < _next_page.get(sweep_dir, 0.0):
+        return
+
+    with suppress(Exception):  # `make_page` reports the error at the end of the sweep
+        write_report(sweep_dir)
+    _next_page[sweep_dir] = time.monotonic() + max(PAGE_SECONDS, 50 * (time.monotonic() - now))

@@ -1,0 +1,336 @@
+"""A layer between a sweeper and its launcher: it decides which jobs run, in which directories, and keeps exit codes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.utils import (
+    JobReturn,
+    JobStatus,
+    configure_log,
+    filter_overrides,
+    run_job,
+    setup_globals,
+)
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from hookrun.compose.hydra import BASIC_LAUNCHER, App, BasicLauncher, numbered
+from hookrun.errors import HookrunError, Problem, SpecError, listed
+from hookrun.spec.objective import Goal
+from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, composed_job, subdir_of, subdir_override
+from hookrun.sweeps.exit_codes import DONE, exit_code
+from hookrun.sweeps.job_directories import JobDirectories, refuse_links
+from hookrun.sweeps.jobs import NOT_STARTED, JobFailed, make_missing_page
+
+log = logging.getLogger(BasicLauncher.__module__)
+"""The logger of Hydra's launcher, so that the log lines look the same."""
+
+MOST_LISTED = 8
+Overrides = Sequence[str]
+
+
+class SweepStopped(HookrunError):
+    """A job failed in a sweep with `fail_fast`, so that no other job starts. `exit_code` is the job's."""
+
+    def __init__(self, job: str, exit_code: int) -> None:
+        self.job, self.exit_code = job, exit_code
+        super().__init__(job, exit_code)
+
+    def __str__(self) -> str:
+        return f"stopped at the first failed job (fail_fast): job {self.job}"
+
+
+@dataclass(frozen=True)
+class Start:
+    """A job to run.
+
+    place:  its index among the jobs of this launch
+    number: its `hydra.job.num`
+    name:   its directory, relative to the sweep's; None in a new sweep, where `hydra.sweep.subdir` gives it
+    """
+
+    place: int
+    number: int
+    name: str | None
+    job: ComposedJob
+
+
+class SweepRun:
+    """One start of a sweep. The sweeper gets `filtering(launcher)` instead of its launcher.
+
+    sweep_dir: the directory of the sweep
+    goal:      the objective by which the sweeper chooses its jobs; None for a sweeper that does not
+    known:     the jobs in the directory of a resumed sweep; None for a new sweep
+    jobs:      every job of the sweep; None where the sweeper chooses them while it runs
+    fail_fast: whether no job starts after one has failed
+    names:     of a resumed sweep, index of a launched job -> its directory, relative to the sweep's
+    codes:     directory -> exit code of each launched job
+    again:     the number of jobs that had finished before
+    """
+
+    def __init__(
+        self,
+        app: App,
+        cfg: DictConfig,
+        sweep_dir: Path,
+        known: JobDirectories | None,
+        *,
+        goal: Goal | None = None,
+        fail_fast: bool = False,
+        jobs: Sequence[ComposedJob] | None = None,
+    ) -> None:
+        self._app, self._cfg, self._known = app, cfg, known
+        self.sweep_dir, self._goal, self.fail_fast, self.jobs = sweep_dir, goal, fail_fast, jobs
+        self._order = {override.get_key_element(): place for place, override in enumerate(app.swept(cfg))}
+        self._launched = 0
+        self.names = dict[int, str]()
+        self.codes = dict[str, int]()
+        self.again = 0
+
+    @property
+    def left(self) -> int:
+        """The number of jobs in the directory that the sweeper did not launch."""
+        return 0 if self._known is None else self._known.left
+
+    def filtering(self, launcher: Launcher) -> Launcher:
+        """A launcher around the given one, which runs only the jobs that have not finished yet."""
+        return FilteringLauncher(launcher, self)
+
+    def launched(self, launcher: Launcher, job_overrides: Sequence[Overrides]) -> Sequence[JobReturn]:
+        """Run the jobs; returns one JobReturn for each, including those that had finished before.
+
+        Where all jobs are known, a baseline is run with the first job that the sweeper launches, and the sweeper gets
+        the result of the same job for one that would repeat it.
+
+        Raises SweepStopped after a failed job, with `fail_fast`.
+        """
+        jobs = self._jobs_of(job_overrides)
+        first, self._launched = self._launched, self._launched + len(jobs)
+        returned = dict[int, JobReturn]()
+        for batch in self._batches(launcher, jobs, first, returned):
+            results = self._launch(launcher, batch)
+            returned |= {start.place: result for start, result in zip(batch, results, strict=True)}
+            self._keep_codes(results)
+            if self.fail_fast and (failed := self._failed(results)):
+                raise SweepStopped(os.path.relpath(failed, self.sweep_dir), self.codes[failed])
+        return [returned[place] for place in sorted(returned)]
+
+    def _jobs_of(self, job_overrides: Sequence[Overrides]) -> list[ComposedJob]:
+        """The jobs to run for those that the sweeper launches."""
+        if self.jobs is None:
+            return [composed_job(self._app, self._cfg, self._ordered(each)) for each in job_overrides]
+        waiting = list(self.jobs[self._launched :])
+        asked = [tuple(each) for each in job_overrides]
+        last = max((place for place, job in enumerate(waiting) if tuple(job.overrides) in asked), default=-1)
+        return waiting[: last + 1]
+
+    def _ordered(self, overrides: Overrides) -> list[str]:
+        """The overrides in the typed order: the last override of a key wins, and `+` must come before its subkeys."""
+        end = len(self._order)
+        return sorted(overrides, key=lambda text: self._order.get(text.partition("=")[0], end))
+
+    def _launch(self, launcher: Launcher, batch: Sequence[Start]) -> Sequence[JobReturn]:
+        if is_serial(launcher):
+            return launch_serially(cast(BasicLauncher, launcher), batch)
+        overrides = [[*start.job.overrides, *_directory(start)] for start in batch]
+        return launcher.launch(overrides, batch[0].number)
+
+    def _batches(
+        self, launcher: Launcher, jobs: Sequence[ComposedJob], first: int, returned: dict[int, JobReturn]
+    ) -> Iterator[list[Start]]:
+        """The jobs of each call of the launcher; with `fail_fast`, a launcher of one process gets one job at a time.
+
+        Other launchers number the jobs of a batch without gaps. Where a configuration holds the number of its job, a
+        batch ends at each gap.
+        """
+        serial = is_serial(launcher)
+        if self._known is None:
+            starts = [Start(place, first + place, None, job) for place, job in enumerate(jobs)]
+        else:
+            starts = self._to_run(self._known, jobs, first, returned)
+        by_number = not serial and any(start.job.has_number for start in starts)
+        batch = list[Start]()
+        for start in starts:
+            is_gap = bool(batch) and start.number != batch[-1].number + 1
+            if batch and ((serial and self.fail_fast) or (is_gap and by_number)):
+                yield batch
+                batch = []
+            batch.append(start)
+        if batch:
+            yield batch
+
+    def _to_run(
+        self,
+        known: JobDirectories,
+        jobs: Sequence[ComposedJob],
+        first: int,
+        returned: dict[int, JobReturn],
+    ) -> list[Start]:
+        """The jobs that have not finished.
+
+        returned: receives the JobReturn of each job that has finished, by its index in `jobs`
+        """
+        starts, new = list[Start](), list[tuple[int, DictConfig]]()
+        for place, job in enumerate(jobs):
+            before = known.take(job.config)
+            if before is None:
+                new.append((place, job.configuration(first + place)))
+            elif before.exit_code is None:
+                number = int(before.name) if before.name.isdecimal() else first + place
+                starts.append(Start(place, number, before.name, job))
+            else:
+                returned[place] = self._finished(before.name, before.exit_code)
+                self.names[first + place] = before.name
+        self._keep_codes(list(returned.values()))
+        self.again += len(returned)
+        # first those whose own directory is free
+        for place, config in sorted(new, key=lambda each: not known.is_free(subdir_of(each[1]))):
+            number, name = _free_directory(known, config, first + place)
+            starts.append(Start(place, number, name, jobs[place]))
+        for start in starts:
+            assert start.name is not None
+            refuse_links(self.sweep_dir, start.name)
+            self.names[first + start.place] = start.name
+        return sorted(starts, key=lambda start: start.number)
+
+    def _finished(self, name: str, code: int) -> JobReturn:
+        """The JobReturn of a job that had finished before."""
+        run_dir = self.sweep_dir / name
+        make_missing_page(run_dir)
+        job = JobReturn(hydra_cfg=_only_directory(str(run_dir)), status=JobStatus.COMPLETED)
+        try:
+            job.return_value = self._value(run_dir, code)
+        except HookrunError as error:
+            job.return_value, job.status = error, JobStatus.FAILED
+        return job
+
+    def _value(self, run_dir: Path, code: int) -> int | float:
+        from hookrun import tasks
+
+        if self._goal is None:
+            return code
+        if code != DONE:
+            raise JobFailed(str(run_dir), code)
+        return tasks.objective(run_dir)
+
+    def _keep_codes(self, results: Sequence[JobReturn]) -> None:
+        """Add the exit codes of the jobs to `codes`."""
+        for job in results:
+            value = job._return_value  # the public property prints and raises a failure
+            ended = value if isinstance(value, int) else DONE  # else it is the objective
+            code = exit_code(value) if job.status is JobStatus.FAILED else ended
+            if code != NOT_STARTED:
+                self.codes[_run_dir(job)] = code
+
+    def _failed(self, results: Sequence[JobReturn]) -> str | None:
+        """The directory of the first job that failed, if any."""
+        return next((path for path in map(_run_dir, results) if self.codes.get(path, DONE) != DONE), None)
+
+
+class FilteringLauncher(Launcher):
+    """A launcher whose jobs `SweepRun` filters. The inner launcher may be pickled, and is not changed."""
+
+    def __init__(self, launcher: Launcher, sweep: SweepRun) -> None:
+        self._launcher, self._sweep = launcher, sweep
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Does nothing: the launcher was set up when it was created."""
+
+    def launch(self, job_overrides: Sequence[Overrides], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run the jobs; returns one JobReturn for each."""
+        return self._sweep.launched(self._launcher, job_overrides)
+
+
+def is_serial(launcher: Launcher) -> bool:
+    """Whether it is Hydra's basic launcher, which runs the jobs one after the other in this process."""
+    return f"{type(launcher).__module__}.{type(launcher).__name__}" == BASIC_LAUNCHER
+
+
+def launch_serially(launcher: BasicLauncher, starts: Iterable[Start]) -> list[JobReturn]:
+    """Run composed jobs as Hydra's basic launcher does, which would compose each of them again.
+
+    Of a job only its directory and its return value are kept: a sweep may have thousands of jobs.
+    """
+    config, context, task = launcher.config, launcher.hydra_context, launcher.task_function
+    assert config is not None and context is not None and task is not None  # Hydra has set it up
+    starts = list(starts)
+    setup_globals()
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
+    log.info(f"Launching {len(starts)} jobs locally")
+    results = list[JobReturn]()
+    for start in starts:
+        log.info(f"\t#{start.number} : {' '.join(filter_overrides(start.job.overrides))}")
+        cfg = start.job.configuration(start.number, start.name)
+        job = run_job(task, cfg, "hydra.sweep.dir", SUBDIR, context)
+        job.cfg, job.hydra_cfg = None, _only_directory(_run_dir(job))
+        results.append(job)
+        configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    return results
+
+
+def _directory(start: Start) -> list[str]:
+    return [] if start.name is None else [subdir_override(start.name)]
+
+
+def _free_directory(known: JobDirectories, config: DictConfig, number: int) -> tuple[int, str]:
+    """The number and directory of a job that was not started before: its index, or the next whose directory is free."""
+    while not known.is_free(name := subdir_of(numbered(config, number))):
+        number += 1
+        if subdir_of(numbered(config, number)) == name:
+            what = f"{name} is the directory of a job with another configuration"
+            raise SpecError([Problem(SUBDIR, what, "let it hold ${hydra.job.num}")])
+    known.use(name)
+    return number, name
+
+
+def _only_directory(run_dir: str) -> DictConfig:
+    return OmegaConf.create({"hydra": {"runtime": {"output_dir": run_dir}}})
+
+
+def _run_dir(job: JobReturn) -> str:
+    return str(cast(Any, job.hydra_cfg).hydra.runtime.output_dir)
+
+
+def interrupted(
+    interruption: KeyboardInterrupt,
+    sweep_dir: Path,
+    jobs: Sequence[Overrides] | None,
+    names: Mapping[int, str] | None = None,
+) -> str:
+    """The message about a sweep that a signal ended: the number of jobs of each status, and the jobs never started.
+
+    jobs:  the overrides of each job; None where the sweeper chooses its jobs while it runs
+    names: of a resumed sweep, job index -> directory of the job; None for a new sweep
+    """
+    from hookrun.report.jobs import find_jobs
+
+    found = {job.name: job.status for job in find_jobs(sweep_dir)} if sweep_dir.is_dir() else {}
+    started = {name for name, status in found.items() if status != "not started"}
+    counts = Counter(found.values())
+    if names is None:
+        is_listed = all(name.isdecimal() for name in started)  # else the names do not give the job index
+        missing = [place for place in range(len(jobs or ())) if str(place) not in started]
+        count = len(missing) if is_listed else len(jobs or ()) - len(started)
+    else:
+        is_listed = True
+        missing = [place for place in range(len(jobs or ())) if names.get(place) not in started]
+        count = len(missing)
+    if jobs is not None:
+        counts["not started"] = max(count, 0)
+    said = ", ".join(f"{number} {status}" for status, number in counts.items() if number) or "no job started"
+    lines = [f"sweep: {str(interruption) or 'interrupted'}: {said}, in {sweep_dir}"]
+    if jobs and count > 0 and is_listed:
+        shared = set.intersection(*map(set, jobs))
+        typed = [[each for each in filter_overrides(jobs[place]) if each not in shared] for place in missing]
+        told = [f"#{place} ({' '.join(texts)})" for place, texts in zip(missing, typed, strict=True)]
+        lines.append(f"  not started: {listed(told, MOST_LISTED)}")
+    return "\n".join(lines)

@@ -1,0 +1,322 @@
+"""The needs of an experiment: composed by name and run before it, unless a finished run of the same hash exists.
+
+The run of a need is in ``outputs/needs/<hash>/<time>``; the hash is of its resolved configuration and of the files that
+the configuration names. One process at a time makes the run. An unfinished run of a killed process is never used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hydra.core.object_type import ObjectType
+from hydra.types import RunMode
+from omegaconf import DictConfig, open_dict, read_write
+
+from hookrun import tasks
+from hookrun.compose import hydra_section
+from hookrun.compose.check import Composition
+from hookrun.compose.compose import plain_run
+from hookrun.compose.errors import explained
+from hookrun.compose.hydra import conf_dir, opened, options, parse_override
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest
+from hookrun.spec import Experiment
+from hookrun.spec.experiment import PREVIOUS, Need, runs_of
+from hookrun.store.format import STATUS
+from hookrun.store.named_files import named_files
+from hookrun.store.outputs import newest_finished, newest_unchanged, outputs_folder
+from hookrun.sweeps.gc_control import free_job_memory
+from hookrun.sweeps.jobs import SingleRun
+from hookrun.sweeps.known_runs import KnownRuns
+from hookrun.version import __version__
+
+FOLDER = "needs"
+MOST_NEEDED = 64
+"""The most different needs of one command."""
+
+
+class NeedFailed(HookrunError):
+    """The run of a need failed; `exit_code` is that of the run."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(message, exit_code)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A composed need.
+
+    where:  the key path that names it first
+    cfg:    its configuration, including `hydra`
+    folder: the directory that holds its runs
+    """
+
+    where: str
+    need: Need
+    cfg: DictConfig
+    experiment: Experiment
+    folder: Path
+
+
+class NeededRuns:
+    """The runs that the experiments of one command need.
+
+    asked:   the command line; only its config folders and `hydra.searchpath` are used
+    trust:   packages that a user's own code may come from
+    resumes: whether the command resumes a run, which does not store the folders
+    """
+
+    def __init__(self, asked: Composition, trust: frozenset[str], *, resumes: bool = False) -> None:
+        self._asked, self._trust, self._resumes = asked, trust, resumes
+        self._needed = dict[Need, Needed]()
+        self._found = dict[Need, str | None]()
+        self._waited = False
+
+    def find(self, experiment: Experiment) -> None:
+        """Compose the needs of the experiment, and look for their finished runs.
+
+        Raises SpecError, also for a need which itself needs a run that is not named before it.
+        """
+        before = list[Need]()
+        for name, need in experiment.settings.needs.items():
+            where = f"needs.{name}"
+            before.append(need)
+            if need in self._needed:
+                continue
+            if len(self._needed) >= MOST_NEEDED:
+                what = f"there are more than {MOST_NEEDED} different needs"
+                raise SpecError([Problem(where, what, "need fewer runs")])
+            cfg, config, needed = self._composed(where, need)
+            theirs = needed.settings.needs
+            with _named(where, need):
+                _refuse_unnamed(theirs, before[:-1])
+            inner = [self._needed[each].folder.name for each in theirs.values()]
+            folder = outputs_folder() / FOLDER / _digest(config, needed, inner)
+            self._needed[need] = Needed(where, need, cfg, needed, folder)
+            found = newest_unchanged(folder)
+            self._found[need] = None if found is None else str(found)
+
+    def known(self, previous: str | None = None) -> KnownRuns:
+        """The runs found or made so far."""
+        return KnownRuns(dict(self._found), previous)
+
+    @property
+    def missing(self) -> bool:
+        """Whether a need is still to be run."""
+        return None in self._found.values()
+
+    def prepare(self, *, shows: bool = False) -> None:
+        """Compile the needs that have not been run yet, as far as possible before they run.
+
+        shows: whether to print the plan of each
+
+        Raises SpecError and CompileError.
+        """
+        for need, needed in self._needed.items():
+            if shows:
+                print(self._line(needed))
+            if self._found[need] is None:
+                ready = self._prepared(needed)
+                if shows and tasks.task_of(needed.experiment).has_plan:
+                    ready.task.show(ready)
+                free_job_memory()
+
+    def make(self) -> None:
+        """Run the needs that have not been run yet, in the order in which they are named. Raises NeedFailed."""
+        for need, needed in self._needed.items():
+            if self._found[need] is None:
+                self._found[need] = self._made(needed)
+            else:
+                print(self._line(needed), flush=True)
+
+    # ---- composing -------------------------------------------------------------------------------------------------
+
+    def _composed(self, where: str, need: Need) -> tuple[DictConfig, dict[str, Any], Experiment]:
+        names = options(self._asked.repository, "experiment")
+        if need.experiment not in names:
+            what = f"there is no experiment {need.experiment!r}"
+            again = "type --config-dir again, if the run had one" if self._resumes else ""
+            raise SpecError([Problem(f"{where}.experiment", what, again or nearest(need.experiment, names))])
+        if problems := list(self._wrong_overrides(f"{where}.overrides", need.overrides)):
+            raise SpecError(problems)
+        search = [text for text in self._asked.overrides if text.lstrip("+").startswith("hydra.searchpath=")]
+        overrides = [*search, _chosen(need.experiment), *need.overrides]
+        asked = Composition(self._asked.app, self._asked.config_name, overrides)
+        with _named(where, need):
+            with explained(asked):
+                cfg = asked.app.compose_config(asked.config_name, overrides, RunMode.RUN)
+            if cfg.hydra.mode == RunMode.MULTIRUN:
+                raise SpecError(
+                    [Problem("hydra.mode", "is a sweep, and a need is one run", "need another experiment")]
+                )
+            _place(cfg, outputs_folder() / FOLDER)  # the same for every command, for its hash
+            config = plain_run(cfg)
+            experiment = tasks.parse_experiment(config)
+            if tasks.task_of(experiment).shows:
+                what = f"task={experiment.settings.task.name} does not make a run directory"
+                raise SpecError([Problem("task", what, "need a task that is run, such as predict")])
+        return cfg, config, experiment
+
+    def _wrong_overrides(self, where: str, overrides: Iterable[str]) -> Iterator[Problem]:
+        """The problems of overrides that a need may not have: it may only set keys of the experiment that it names."""
+        there = self._asked.repository.get_group_options("", ObjectType.GROUP)
+        groups = [name for name in there if name != "experiment"]
+        for text in overrides:
+            key, _, value = text.partition("=")
+            if key.lstrip("+~").partition("/")[0].partition(".")[0].partition("@")[0] == "experiment":
+                yield Problem(
+                    f"{where}: {text[:100]!r}", "names another experiment", "name it in `experiment`"
+                )
+            else:
+                yield from hydra_section.wrong_params({key: value}, where, groups, "set in a need")
+
+    # ---- running ---------------------------------------------------------------------------------------------------
+
+    def _prepared(self, needed: Needed) -> tasks.Ready:
+        runs = {name: self._found[need] for name, need in needed.experiment.settings.needs.items()}
+        with _named(needed.where, needed.need):
+            return tasks.prepare(replace(needed.experiment, runs=runs), trust=self._trust)
+
+    def _made(self, needed: Needed) -> str:
+        from hookrun.store.lock import locked
+
+        def waiting() -> None:
+            print(f"{needed.where}: another process runs it; waiting for {needed.folder}", flush=True)
+            self._waited = True
+
+        with locked(needed.folder, waiting):
+            if self._waited and (found := newest_unchanged(needed.folder)) is not None:
+                return str(found)
+            print(self._line(needed), flush=True)
+            run_dir = needed.folder / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+            _place(needed.cfg, run_dir)
+            plain_run(needed.cfg)
+            returned = self._asked.app.run_checked(
+                needed.cfg, SingleRun(self._prepared(needed), latest=False)
+            )
+            free_job_memory()
+            code = int(returned.return_value)
+            if code:
+                raise NeedFailed(_why(needed, run_dir, code), code)
+        return str(run_dir)
+
+    def _line(self, needed: Needed) -> str:
+        found = self._found[needed.need]
+        place = os.path.relpath(found or needed.folder)
+        place = place if not place.startswith("..") else found or str(needed.folder)
+        how = "runs first" if found is None else "used again"
+        name = needed.where.removeprefix("needs.")
+        return f"needs: {name} = {needed.need} → {place} ({how})"
+
+
+def _refuse_unnamed(needs: Mapping[str, Need], before: Sequence[Need]) -> None:
+    """Raise SpecError if a run that a need needs is not among the needs named before it."""
+    problems = [
+        Problem(
+            f"needs.{name}",
+            f"is {need}, which is not among the needs named before this one",
+            "name it before, or run it first and name its directory in place of this need: {run: outputs/…}",
+        )
+        for name, need in needs.items()
+        if need not in before
+    ]
+    if problems:
+        raise SpecError(problems)
+
+
+def with_made_needs(
+    experiment: Experiment, overrides: Sequence[str], config_dir: Path | None, trust: frozenset[str]
+) -> Experiment:
+    """The experiment with the existing runs of its needs, and None for each other need. Runs nothing.
+
+    overrides:  the overrides with which the experiment was composed
+    config_dir: the user's config folder, which is searched first; None: only hookrun's
+
+    Raises SpecError.
+    """
+    with opened(conf_dir(), *([] if config_dir is None else [config_dir])) as app:
+        needs = NeededRuns(Composition(app, "config", list(overrides)), trust)
+        needs.find(experiment)
+    return needs.known().of(experiment)
+
+
+def previous_run(experiments: Iterable[Experiment], folder: Path) -> str | None:
+    """The newest finished run in `folder` if one of the experiments refers to the previous run; else None.
+
+    Raises SpecError if an experiment refers to it and `folder` has no finished run.
+    """
+    asking = [
+        where for experiment in experiments for where, run in _named_runs(experiment) if run == PREVIOUS
+    ]
+    if not asking:
+        return None
+    try:
+        return str(newest_finished(folder))
+    except HookrunError as error:
+        raise SpecError([Problem(asking[0], str(error))]) from error
+
+
+def _named_runs(experiment: Experiment) -> Iterator[tuple[str, str | None]]:
+    """Key path and name of every run that the experiment names."""
+    yield "task.run", getattr(experiment.settings.task, "run", None)
+    yield from runs_of(experiment.settings).items()
+    for hook in experiment.hooks.hooks:
+        if hook.keys.enabled:
+            yield from ((f"{where}.run", value.run) for where, value in hook.run_values())
+
+
+def _chosen(experiment: str) -> str:
+    text = f"experiment={experiment}"
+    return text if parse_override(text).value() == experiment else f"experiment='{experiment}'"
+
+
+class _named:
+    """A context manager that prefixes every problem raised in the block with the key path of the need."""
+
+    def __init__(self, where: str, need: Need) -> None:
+        self._prefix = f"{where} ({need})"
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, SpecError | CompileError):
+            problems = [replace(each, where=f"{self._prefix}: {each.where}") for each in error.errors]
+            raise type(error)(problems) from error
+
+
+def _place(cfg: DictConfig, run_dir: Path) -> None:
+    """Make `cfg` a single run in that directory."""
+    with read_write(cfg.hydra), open_dict(cfg.hydra):
+        cfg.hydra.run.dir = str(run_dir).replace("${", "\\${")
+        cfg.hydra.mode = RunMode.RUN
+
+
+def _why(needed: Needed, run_dir: Path, code: int) -> str:
+    reason = ""
+    with suppress(OSError, ValueError):
+        reason = str(json.loads((run_dir / STATUS).read_text(encoding="utf-8")).get("reason", ""))
+    said = f": {reason}" if reason else ""
+    return (
+        f"{needed.where}: {needed.need} ended with exit code {code}{said}\n    its run directory: {run_dir}"
+    )
+
+
+def _digest(config: Mapping[str, Any], experiment: Experiment, needs: list[str]) -> str:
+    """The hash of hookrun's version, the configuration, the files that it names, its needs and the previous run."""
+    files = named_files(config)
+    previous = previous_run([experiment], outputs_folder())
+    what = {"hookrun": __version__, "config": config, "needs": needs, "files": files, "previous": previous}
+    text = json.dumps(what, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,449 @@
+"""Sweeps: every job is composed and validated before the first one runs; if a job fails, the others still run."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Glob, Override, RangeSweep
+from hydra.core.utils import filter_overrides
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hookrun import tasks
+from hookrun.compose.compose import claimed, plain_job, planned, unused_run_dir
+from hookrun.compose.errors import explained
+from hookrun.compose.hydra import App, numbered
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, counted, listed, nearest, reason
+from hookrun.ranks.alone import is_main, size_of_world
+from hookrun.spec import Experiment
+from hookrun.spec.objective import Goal
+from hookrun.store.files import StoreError, os_reason, write_json
+from hookrun.store.format import SWEEP
+from hookrun.store.outputs import outputs_folder
+from hookrun.store.records import SweepRecord, read_record
+from hookrun.sweeps.composed_jobs import ComposedJob, command_of, jobs_of
+from hookrun.sweeps.exit_codes import DONE, FAILED, most_serious
+from hookrun.sweeps.gc_control import free_job_memory, import_torch, modules_not_collected
+from hookrun.sweeps.job_directories import JobDirectories
+from hookrun.sweeps.jobs import SweepJob, make_page
+from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
+from hookrun.sweeps.needs import NeededRuns, previous_run
+from hookrun.sweeps.optimizing import prepare_sweeper, set_direction
+from hookrun.sweeps.stored_sweep import KEY
+from hookrun.tasks import JobCache, check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
+
+STOP = ".stop"
+"""A file in the directory of a sweep with `fail_fast`: a job failed, and no other job may start."""
+
+SECONDS = 60
+"""No fake run starts after this time."""
+
+_COMPILED = frozenset({"hooks", "model", "data", "task", "experiment"})
+"""The root keys that may make the jobs of a sweep compile differently."""
+
+MOST_REFUSED = 100
+"""The number of invalid jobs after which no further job is validated."""
+
+MOST_PROBLEMS = 20
+MOST_JOBS = 3
+"""The most further jobs that are named for one problem."""
+
+_SHOWN_AMONG_RUNS = Problem("task", "this job only prints, and other jobs are run", "make two sweeps of it")
+
+
+def sweep(
+    app: App,
+    cfg: DictConfig,
+    trust: frozenset[str],
+    *,
+    go_on: bool = False,
+    anyway: bool = False,
+    fail_fast: bool = False,
+) -> int:
+    """Run the jobs of `cfg`; returns the most serious of their exit codes.
+
+    go_on:     whether the sweep is resumed; jobs that are over are not run again
+    anyway:    whether jobs are resumed even if their states are of another model, data or version
+    fail_fast: whether no job starts after one has failed
+
+    Raises SpecError, before anything is written, if a job does not compose or validate. A sweeper that chooses
+    its jobs while it runs cannot list them: only their common configuration is checked then.
+    """
+    command = command_of(app, cfg, [])
+    with explained(command):
+        # Resolve the time in the directory's name once, so that it is the same for every job.
+        HydraConfig.instance().set_config(cfg)
+        sweep_dir = Path(os.path.abspath(str(cfg.hydra.sweep.dir)))
+        # Sweepers and launchers resolve their settings later, outside `explained`: find mistakes now.
+        OmegaConf.to_container(cfg.hydra.sweeper, resolve=True)
+        OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
+        named = app.jobs(cfg)
+    needs = NeededRuns(command, trust)
+    sweep_job = SweepJob(trust, go_on=go_on, anyway=anyway, stop=sweep_dir / STOP if fail_fast else None)
+    if named is None:
+        return _optimize(app, cfg, sweep_dir, sweep_job, needs)
+    if not named:
+        raise SpecError(_why_no_job(app, cfg))
+    jobs = jobs_of(app, cfg, named, MOST_REFUSED)
+    typed = [list(filter_overrides(job.overrides)) for job in jobs]
+    experiments, refused, shows = _validated(app, cfg, jobs, JobDirectories(sweep_dir) if go_on else None)
+    if not shows:
+        _refuse_ranks(experiments.values())
+    elif not is_main():  # only rank 0 prints the plan
+        return DONE
+    if refused and not _compile_differently(app, cfg):
+        experiments = {}  # report the problems now, before torch is imported
+    for experiment in experiments.values():
+        needs.find(experiment)
+    needs.prepare(shows=shows)
+    previous = previous_run(experiments.values(), outputs_folder())
+    runs = needs.known(previous)
+    experiments = {number: runs.of(experiment) for number, experiment in experiments.items()}
+    if experiments:
+        import_torch()
+    if experiments or refused:
+        message = _check(experiments, typed, refused, trust)
+        if shows:
+            return _show(
+                list(experiments.values()), [" ".join(typed[number]) for number in experiments], trust
+            )
+        print(message, flush=True)
+    del experiments
+    with claimed(sweep_dir, KEY if go_on else "hydra.sweep.dir"):
+        needs.make()
+        return _launch(app, cfg, sweep_dir, replace(sweep_job, runs=needs.known(previous)), jobs)
+
+
+def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
+    """Raise SpecError where the process is one of several ranks: a sweep runs in one process."""
+    if all(each.settings.compute.strategy == "none" for each in experiments):
+        refuse_ranks()
+    elif (size := size_of_world()) > 1:
+        what = (
+            f"found {size} processes (WORLD_SIZE), and a sweep runs its jobs one after the other in one: a rank that "
+            "failed in one job would end all later jobs too"
+        )
+        hint = "start each job with its own torchrun, or the sweep without torchrun"
+        raise SpecError([Problem("-m", what, hint)])
+
+
+def _compile_differently(app: App, cfg: DictConfig) -> bool:
+    """Whether the swept keys may change the names or shapes of the hooks."""
+    swept = {re.split(r"[./@]", each.key_or_group)[0] for each in app.swept(cfg) if each.is_sweep_override()}
+    return not swept.isdisjoint(_COMPILED)
+
+
+def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, needs: NeededRuns) -> int:
+    """Run a sweep whose jobs are chosen by their objective; returns the exit code.
+
+    The common configuration is checked here, and each job before it runs.
+    """
+    if cfg.get("baseline") is True:
+        what = "the sweeper of this sweep chooses its jobs as it goes, and a baseline is not one that it would choose"
+        raise SpecError([Problem("baseline", what, "run it beside the sweep: hooked=false, without -m")])
+    trust = sweep_job.trust
+    experiment = parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))
+    shows = task_of(experiment).shows
+    if not shows:
+        _refuse_ranks([experiment])
+    elif not is_main():
+        return DONE
+    needs.find(experiment)
+    needs.prepare(shows=shows)
+    previous = previous_run([experiment], outputs_folder())
+    experiment = needs.known(previous).of(experiment)
+    if shows:
+        return _show([experiment], [""], trust)
+    goal = required_goal(experiment)
+    message = set_direction(cfg, goal)
+    if not _compile_differently(app, cfg):  # else the jobs' own values decide whether they compile
+        for error in check_jobs({0: experiment}, JobCache(SECONDS), trust=trust).values():
+            raise error
+    print(message, flush=True)
+    with claimed(sweep_dir, KEY if sweep_job.go_on else "hydra.sweep.dir"):
+        needs.make()
+        prepare_sweeper(cfg, sweep_dir, experiment.settings.seed)
+        job = replace(sweep_job, optimizing=True, goal=goal, runs=needs.known(previous))
+        return _launch(app, cfg, sweep_dir, job, None)
+
+
+def _validated(
+    app: App, cfg: DictConfig, jobs: Sequence[ComposedJob], known: JobDirectories | None
+) -> tuple[dict[int, Experiment], dict[int, SpecError], bool]:
+    """The experiment of each valid job, the error of each invalid job, and whether all valid jobs are only shown.
+
+    Stops after MOST_REFUSED invalid jobs. A job that has finished is left out: it does not run again.
+
+    known: the jobs in the directory of a resumed sweep; None for a new sweep
+    """
+    experiments, refused = dict[int, Experiment](), dict[int, SpecError]()
+    run_dirs, shown = dict[Path, int](), set[int]()
+    finished = [False] * len(jobs) if known is None else known.finished([job.config for job in jobs])
+    for number, composed in enumerate(jobs):
+        if finished[number] or not (composed.config or composed.error):
+            continue
+        try:
+            if composed.error is not None:
+                raise composed.error
+            job = composed.configuration(number)
+            experiment = parse_experiment(plain_job(job))
+            if task_of(experiment).shows:
+                shown.add(number)
+                compose = partial(_job_config, app, cfg, number)
+                experiment = planned(experiment, composed.overrides, compose)
+            else:
+                is_new = known is None
+                run_dir = (
+                    unused_run_dir(job, "hydra.sweep.dir") if is_new else Path(job.hydra.runtime.output_dir)
+                )
+                _refuse_outside(run_dir, job)
+                _refuse_shared(run_dir, run_dirs.setdefault(run_dir, number), number)
+        except SpecError as error:
+            refused[number] = error
+            if len(refused) >= MOST_REFUSED:
+                break
+            continue
+        experiments[number] = experiment
+    if not (shows := shown >= experiments.keys()):
+        refused |= {number: SpecError([_SHOWN_AMONG_RUNS]) for number in shown}
+        experiments = {number: each for number, each in experiments.items() if number not in shown}
+    return experiments, refused, shows
+
+
+def _check(
+    experiments: Mapping[int, Experiment],
+    overrides: Sequence[Sequence[str]],
+    refused: Mapping[int, SpecError | CompileError],
+    trust: frozenset[str],
+) -> str:
+    """Check the valid jobs; returns a message that says what was checked.
+
+    experiments: job index -> experiment of each valid job
+    overrides:   the overrides of every job
+    refused:     job index -> error of each invalid job
+
+    Raises SpecError, or CompileError where nothing else is wrong, with the problems of all jobs.
+    """
+    cache = JobCache(SECONDS)
+    wrong = check_jobs(experiments, cache, trust=trust)
+    free_job_memory()
+    if all_refused := dict(sorted({**refused, **wrong}.items())):
+        is_spec = any(isinstance(error, SpecError) for error in all_refused.values())
+        raise (SpecError if is_spec else CompileError)(_grouped(all_refused, overrides))
+    message = f"sweep: {counted(len(experiments), 'job')} checked, with {counted(cache.proven, 'fake run')}"
+    if cache.unproven:
+        message += f"; the shapes of {cache.unproven} were not checked within {SECONDS} seconds: "
+        message += "those jobs check them first"
+    return message
+
+
+def _grouped(
+    refused: Mapping[int, SpecError | CompileError], overrides: Sequence[Sequence[str]]
+) -> list[Problem]:
+    """Each distinct problem once, with the first job that has it."""
+    jobs = dict[Problem, list[int]]()
+    for number, error in refused.items():
+        for problem in error.errors:
+            jobs.setdefault(problem, []).append(number)
+    common = set(overrides[0]).intersection(*overrides)
+    problems = list[Problem]()
+    for problem, (first, *others) in list(jobs.items())[:MOST_PROBLEMS]:
+        where = f"job {_named(first, overrides[first])}"
+        alike = [_named(n, [text for text in overrides[n] if text not in common]) for n in others]
+        also = f"; the same in {listed(alike, MOST_JOBS)}" if alike else ""
+        problems.append(
+            Problem(
+                f"{where}: {problem.where}" if problem.where else where, problem.what + also, problem.hint
+            )
+        )
+    if (beyond := len(jobs) - MOST_PROBLEMS) > 0:
+        of_all = f"{len(refused)} of {len(overrides)} jobs are refused"
+        problems.append(Problem("", f"{counted(beyond, 'more problem')}; {of_all}"))
+    return problems
+
+
+def _named(number: int, overrides: Sequence[str]) -> str:
+    return f"#{number} ({' '.join(overrides)})" if overrides else f"#{number}"
+
+
+def _why_no_job(app: App, cfg: DictConfig) -> list[Problem]:
+    """The problem of each override that stands for no value at all."""
+    return [
+        Problem(override.key_or_group, f"{override.get_value_string()} stands for no value: {why}", hint)
+        for override in app.swept(cfg)
+        if override.is_discrete_sweep() and next(iter(override.sweep_iterator()), None) is None
+        for why, hint in [_why_no_value(override, app)]
+    ] or [Problem("hydra.sweeper", "the sweep has no job", "give a key several values: seed=1,2")]
+
+
+def _why_no_value(override: Override, app: App) -> tuple[str, str]:
+    key, value = override.key_or_group, override.value()
+    if isinstance(value, Glob):
+        options = app.options(key)
+        if not options:
+            return "glob() picks names of a config group, and this is a key", f"list the values: {key}=1,2,3"
+        return f"it matches none of the config group {key!r}", nearest(" ".join(value.include), options)
+    if isinstance(value, RangeSweep):
+        return (
+            "the range is empty",
+            "a range goes from its start to below its stop: range(1,5), range(5,1,-1)",
+        )
+    return "it is empty", f"list the values: {key}=1,2,3"
+
+
+def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) -> dict[str, Any]:
+    with explained(command_of(app, cfg, overrides)):
+        return plain_job(app.job_config(cfg, overrides, number))
+
+
+def _refuse_outside(run_dir: Path, job: DictConfig) -> None:
+    """Raise SpecError for a `subdir` in which a value such as ``../..`` leads out of the sweep's directory."""
+    typed = str(OmegaConf.to_container(job.hydra.sweep, resolve=False)["subdir"])  # type: ignore[call-overload, index]
+    if "${" in typed and not run_dir.is_relative_to(os.path.abspath(str(job.hydra.sweep.dir))):
+        what = f"{typed} leads to {run_dir}, outside the directory of the sweep"
+        raise SpecError([Problem("hydra.sweep.subdir", what, "let it hold ${hydra.job.num}")])
+
+
+def _refuse_shared(run_dir: Path, first: int, number: int) -> None:
+    if first != number:
+        what = f"job #{first} has the same directory, {run_dir}"
+        raise SpecError([Problem("hydra.sweep.subdir", what, "let it hold ${hydra.job.num}")])
+
+
+def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]) -> int:
+    for number, (experiment, name) in enumerate(zip(experiments, names, strict=True)):
+        if name:
+            print(f"#{number}: {name}")
+        tasks.show(tasks.prepare(experiment, trust=trust))
+        free_job_memory()
+    return DONE
+
+
+def _launch(
+    app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob, jobs: Sequence[ComposedJob] | None
+) -> int:
+    """Run the jobs and write the page of the sweep; returns the exit code.
+
+    jobs: every job; None where the sweeper chooses them while it runs
+    """
+    before = _statuses(sweep_dir)
+    known = JobDirectories(sweep_dir) if job.go_on else None
+    if known is not None:
+        job = replace(job, begun=known.begun)
+    sweep_run = SweepRun(app, cfg, sweep_dir, known, goal=job.goal, fail_fast=job.stop is not None, jobs=jobs)
+    _remove_stop(sweep_dir)
+    if jobs is not None:
+        write_json(sweep_dir / SWEEP, {"jobs": len(jobs)})
+    try:
+        return _run_jobs(app, cfg, sweep_run, job)
+    except KeyboardInterrupt as interruption:
+        names = None if known is None else sweep_run.names
+        overrides = None if jobs is None else [each.overrides for each in jobs]
+        print(interrupted(interruption, sweep_dir, overrides, names), file=sys.stderr, flush=True)
+        raise
+    finally:
+        if job.go_on or _statuses(sweep_dir) != before:  # an interrupted sweep has a page as well
+            make_page(sweep_dir)
+
+
+def _remove_stop(sweep_dir: Path) -> None:
+    """Remove the files that an earlier start of the sweep left. Raises StoreError."""
+    for name in (STOP, SWEEP):
+        try:
+            (sweep_dir / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot remove {sweep_dir / name}: {os_reason(error)}") from error
+
+
+def _record_stop(sweep_dir: Path, stopped: SweepStopped) -> None:
+    """Add to sweep.json which job ended the sweep. Raises StoreError."""
+    path = sweep_dir / SWEEP
+    known = read_record(path, SweepRecord) if path.exists() else {}
+    write_json(path, {**known, "fail_fast": True, "stopped_by": stopped.job})
+    (sweep_dir / STOP).unlink(missing_ok=True)
+
+
+def _run_jobs(app: App, cfg: DictConfig, sweep_run: SweepRun, job: SweepJob) -> int:
+    """Run the jobs and print how they ended; returns the exit code."""
+    sweep_dir, codes = sweep_run.sweep_dir, sweep_run.codes
+    try:
+        with modules_not_collected():
+            app.sweep_checked(cfg, job, sweep_run.filtering)
+    except SweepStopped as stopped:
+        _record_stop(sweep_dir, stopped)
+        print(stopped)
+    except (HydraException, OmegaConfBaseException, ImportError, OSError) as error:
+        # Jobs raise nothing: this exception comes from a sweeper, a launcher or a directory.
+        with explained(command_of(app, cfg, [])):
+            raise error
+    except Exception as error:
+        if job.goal is None or isinstance(error, HookrunError):
+            raise
+        _refuse_no_value(sweep_dir, codes, job.goal, error)
+        raise
+    if not codes:
+        raise SpecError(
+            [Problem("hydra.sweeper", "the sweeper ran no job", "check the number of jobs in its settings")]
+        )
+    failed = {run_dir: code for run_dir, code in codes.items() if code != DONE}
+    before = f", {sweep_run.again} of them before" if sweep_run.again else ""
+    count = max(len(sweep_run.jobs or ()), len(codes))
+    rest = f", {count - len(codes)} not started" if count > len(codes) else ""
+    print(f"sweep: {len(codes) - len(failed)} of {count} jobs done{before}{rest}, in {sweep_dir}")
+    if sweep_run.left:
+        print(f"  {sweep_run.left} more in it, with configurations other than this sweep's")
+    for run_dir, code in failed.items():
+        print(f"  exit code {code}: {run_dir}")
+    if best := _best(sweep_dir):
+        print(best)
+    return most_serious(codes.values())
+
+
+def _best(sweep_dir: Path) -> str:
+    """A line about the best job; empty where no job has a value, or the jobs have different objectives."""
+    from hookrun.report.jobs import find_jobs
+    from hookrun.report.sweep_facts import SweepFacts
+
+    facts = SweepFacts(sweep_dir, find_jobs(sweep_dir), {})
+    best = facts.best
+    if best is None or best.value is None or len(facts.jobs) < 2:
+        return ""
+    settings = " ".join(f"{key}={best.overrides[key]}" for key in facts.varied if key in best.overrides)
+    name = f"{best.name} ({settings})" if settings else best.name
+    found = facts.difference(best)
+    baseline = f" (without hooks: {best.value - found.value:.6g})" if found else ""
+    return f"best: job {name}, {facts.goals[0].metric} {best.value:.6g}{baseline}; to {facts.goals[0]}"
+
+
+def _refuse_no_value(sweep_dir: Path, codes: Mapping[str, int], goal: Goal, error: Exception) -> None:
+    """Raise HookrunError if no job has a value of the goal, which explains why the sweeper failed with `error`."""
+    for run_dir in (path for path, code in codes.items() if code == DONE):
+        try:
+            tasks.objective(Path(run_dir))
+        except HookrunError:
+            continue
+        return
+    if not codes:
+        raise SpecError([Problem("hydra.sweeper", f"the sweeper ran no job: {reason(error)}")]) from error
+    said = f"none of the {len(codes)} jobs has a finite {goal.metric}: the sweeper has nothing to choose from"
+    failure = NoResult(f"{said}, in {sweep_dir}")
+    failure.exit_code = most_serious(codes.values()) or FAILED
+    raise failure from error
+
+
+class NoResult(HookrunError):
+    """No job of an optimizing sweep has a value of its objective."""
+
+
+def _statuses(sweep_dir: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in sweep_dir.rglob("status.json")}

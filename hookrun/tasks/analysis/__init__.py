@@ -1,0 +1,1 @@
+"""What probe and similarity compute from the captures of a run."""

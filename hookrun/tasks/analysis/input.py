@@ -1,0 +1,155 @@
+"""The input of an analysis: a run, its captures with one row for each sample, and the rows as vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+
+from hookrun.errors import HookrunError, Problem, SpecError, nearest, printable
+from hookrun.lookup import Lookup
+from hookrun.run_values import FoundRuns, UsedRun, used_run
+from hookrun.run_values.sources import BY_TOKEN, is_by_token
+from hookrun.spec import Experiment
+from hookrun.store.captures.read import StoredCapture
+from hookrun.store.format import CAPTURES, INDEX
+from hookrun.store.reader import Run
+from hookrun.store.run_dir import RunDir
+from hookrun.tasks.analysis.features import SHARE, Features, Projection
+from hookrun.tasks.base import Ready
+from hookrun.tasks.resume.states import Results
+from hookrun.tasks.run.progress import Screen
+
+
+@dataclass(frozen=True)
+class Analysis(Ready):
+    """An analysis with the run that it reads.
+
+    captures: module path -> its capture, [samples, ...]
+    found:    how the run was found, for the record
+    """
+
+    run: Run
+    captures: Mapping[str, StoredCapture]
+    found: UsedRun
+
+    @property
+    def runs(self) -> tuple[UsedRun, ...]:
+        """The run that the analysis reads."""
+        return (self.found,)
+
+
+@dataclass(frozen=True)
+class Analysing:
+    """A running analysis: its input, its own run directory, the screen, and its results so far."""
+
+    analysis: Analysis
+    run_dir: RunDir
+    screen: Screen
+    results: Results = field(default_factory=Results)
+
+
+def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis:
+    """Open the run and choose its captures.
+
+    path: the directory or name of the run; None is an error
+    hook: the name of the hook that captured; None: the only one of the run
+
+    Raises SpecError if there is no run, no such hook, or no capture with one row for each sample.
+    """
+    if path is None:
+        text = f"task={experiment.settings.task.name} reads the captures of another run, and no run is named"
+        raise SpecError([Problem("task.run", text, "name its directory: task.run=outputs/latest")])
+    try:
+        runs = FoundRuns(experiment.runs)
+        run, used = runs.open(path), used_run("task.run", path, runs)
+        if run is None or used is None:
+            hint = "leave out task=plan, so that it runs first"
+            raise SpecError([Problem("task.run", f"{path} has not been run yet", hint)])
+        return Analysis(experiment, run, _captures(run, hook), used)
+    except SpecError:
+        raise
+    except HookrunError as error:
+        raise SpecError([Problem("task.run", str(error))]) from error
+
+
+def _hint_of_empty(path: Path) -> str:
+    """The next step for a run without captures, often the newest: an analysis, or the training before it."""
+    hint = "give a run that has a hook with action: capture"
+    others = sorted((file.parent.parent for file in path.parent.glob(f"*/{CAPTURES}/{INDEX}")), reverse=True)
+    newest = next((each for each in others if not each.is_symlink()), None)
+    return f"{hint}; the newest one beside it: task.run={printable(str(newest))}" if newest else hint
+
+
+def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
+    """Module path -> capture, for the captures that hold one tensor with one row for each sample."""
+    there = {hook: run.captures[hook] for hook in run.captures}
+    if name is None and len(there) != 1:
+        listed = ", ".join(there) or "nothing"
+        hint = "name one: task.capture=NAME" if there else _hint_of_empty(run.path)
+        raise SpecError([Problem("task.capture", f"{run.path} captured {listed}", hint)])
+    if name is not None and name not in there:
+        raise SpecError([Problem("task.capture", f"found {name!r}", nearest(name, there))])
+    modules = there[name] if name is not None else next(iter(there.values()))
+    found = dict[str, StoredCapture]()
+    for module in modules:
+        kept = modules[module]
+        inside = (
+            {f"{module} {path}": kept[path] for path in kept} if isinstance(kept, Lookup) else {module: kept}
+        )
+        found |= {label: each for label, each in inside.items() if _is_by_sample(each)}
+    if not found:
+        text = f"in {run.path} no module of this hook has one row for each sample"
+        whole = [each for each in map(modules.__getitem__, modules) if not isinstance(each, Lookup)]
+        hint = BY_TOKEN if any(map(is_by_token, whole)) else "capture with task=predict"
+        raise SpecError([Problem("task.capture", text, hint)])
+    return found
+
+
+def _is_by_sample(capture: StoredCapture) -> bool:
+    ids = capture.sample_ids
+    samples = torch.stack([capture.splits, ids], dim=1)
+    return bool((ids >= 0).all()) and len(samples.unique(dim=0)) == len(ids)
+
+
+def features_of(analysis: Analysis, max_bytes: int, project: int | None) -> dict[str, Features]:
+    """Module path -> the rows of its capture as vectors.
+
+    max_bytes: the memory that the analysis may use
+    project:   the number of features to which wider rows are randomly projected; None: no projection
+    """
+    return {
+        name: Features(
+            name, capture, max_bytes // SHARE, _projection(capture, project, analysis.settings.seed)
+        )
+        for name, capture in analysis.captures.items()
+    }
+
+
+def _projection(capture: StoredCapture, to: int | None, seed: int) -> Projection | None:
+    width = Features("", capture, 0).captured
+    return None if to is None or width <= to else Projection(to, seed)
+
+
+def projection_entry(features: Features) -> dict[str, Any]:
+    """The entry about the projection of a module's features in a line of metrics; empty without a projection."""
+    return {} if features.projection is None else {"projection": str(features.projection)}
+
+
+def shown_width(features: Features) -> str:
+    """The number of features, ``802,816``, or ``802,816 → 4,096`` if they were projected."""
+    captured = f"{features.captured:,}"
+    return captured if features.projection is None else f"{captured} → {features.width:,}"
+
+
+def table(*columns: str) -> Table:
+    """An empty table; all columns except the first are for numbers and right-aligned."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        made.add_column(column, justify="right" if number else "left", no_wrap=True)
+    return made

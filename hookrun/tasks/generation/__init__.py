@@ -1,0 +1,1 @@
+"""Text that a model continues under hooks, token by token."""

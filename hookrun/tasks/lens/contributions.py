@@ -1,0 +1,370 @@
+"""Reads a forward of a decoder: the residual stream after each block, and what its modules add to the stream.
+
+Observers run after the experiment's hooks, so what a hook changes in the output of a part belongs to the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.errors import HookrunError
+from hookrun.hook_types import FORWARD, FORWARD_PRE
+from hookrun.models.decoder import SumOfTwo
+from hookrun.plan.plan import Match, ResolvedPlan
+from hookrun.runtime import Installation
+from hookrun.runtime.site import HookSite
+from hookrun.tasks.lens.norms import frozen, wide
+from hookrun.tasks.lens.places import HeadsPlace, Places
+from hookrun.tasks.run.observers import observer
+from hookrun.values.containers import tensors
+
+EMBED = "embed"
+BIAS = "bias"
+
+_SLACK = 32
+"""How far an element may be off, in machine epsilons of the sum of the magnitudes."""
+
+Rows = tuple[Tensor, Tensor]
+"""(sequence, column), each [N] on the model's device, of the N positions that are read."""
+
+
+@dataclass(frozen=True)
+class StreamPart:
+    """A part of the residual stream: a contribution, or the stream after a layer.
+
+    name:  the path of the module that adds it, or after which the stream is read
+    layer: the number of the block, from 0; None: before or after all blocks
+    head:  the number of the attention head; None: not of a single head
+    rows:  [N, D] in float32 or float64; for the stream, in the model's dtype
+    """
+
+    name: str
+    layer: int | None
+    head: int | None
+    rows: Tensor
+
+
+# ---- what is observed ------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class ObservedForward:
+    """One forward at the positions that are read, each value after all hooks on it.
+
+    inputs, outputs: module path -> rows [N, ...] of the first tensor with a row for each position
+    blocks: the paths of the blocks that have run, in their order
+    scores: [batch, length, vocabulary], the output of the unembedding
+    """
+
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    blocks: list[str] = field(default_factory=list)
+    scores: Tensor | None = None
+
+
+class Observer:
+    """Observes the model within a `with` block: call `begin` before each forward, `end` after it.
+
+    inside: also observe the modules inside the blocks
+    """
+
+    def __init__(self, model: nn.Module, places: Places, *, inside: bool) -> None:
+        self._model, self._places = model, places
+        self._rows: Rows | None = None
+        self._shape = (0, 0)
+        self._seen = ObservedForward()
+        inner = {id(each) for path in places.blocks for each in model.get_submodule(path).modules()}
+        self.embeddings = [
+            path
+            for path, module in model.named_modules()
+            if isinstance(module, nn.Embedding) and id(module) not in inner
+        ]
+        children = [child for path in places.blocks for child in children_of(model, path)] if inside else []
+        read = [heads.path for heads in places.heads]
+        self._inputs = dict.fromkeys([places.blocks[0], places.final_norm, *children, *read])
+        self._outputs = dict.fromkeys(
+            [*self.embeddings, *children, *read, *places.blocks, places.final_norm, places.unembed]
+        )
+        hooks = (
+            observer("lens inputs", FORWARD_PRE, self._matches(self._inputs), self._entered),
+            observer("lens outputs", FORWARD, self._matches(self._outputs), self._left),
+        )
+        self._installation = Installation(ResolvedPlan(type(model).__name__, hooks), model)
+
+    def _matches(self, paths: Sequence[str] | dict[str, None]) -> tuple[Match, ...]:
+        return tuple(
+            Match(path, (path,), type(self._model.get_submodule(path)).__name__, 0) for path in paths
+        )
+
+    def __enter__(self) -> Observer:
+        self._installation.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._installation.__exit__(kind, error, trace)
+
+    def begin(self, rows: Rows, shape: tuple[int, int]) -> None:
+        """Prepare for a forward of a batch of shape [batch, length], to be observed at the positions `rows`."""
+        self._rows, self._shape, self._seen = rows, shape, ObservedForward()
+
+    def end(self) -> ObservedForward:
+        """What was observed. HookrunError if a block, the norm or the unembedding did not run as expected."""
+        seen, self._seen, self._rows = self._seen, ObservedForward(), None
+        places = self._places
+        if seen.blocks != list(places.blocks):
+            raise HookrunError(
+                f"task.residual: the blocks ran as {seen.blocks[:8]}, expected {list(places.blocks)[:8]}: the lens "
+                "reads decoders whose blocks run once each, in this order"
+            )
+        if seen.scores is None or places.final_norm not in seen.outputs:
+            lacking = places.unembed if places.final_norm in seen.outputs else places.final_norm
+            raise HookrunError(
+                f"{lacking} did not return a tensor with a row for each position: name another module with "
+                "task.final_norm or task.unembed"
+            )
+        return seen
+
+    def _entered(self, site: HookSite, value: Any) -> None:
+        if self._rows is None:
+            return
+        if (rows := self._picked(value)) is not None:
+            self._seen.inputs[site.path] = rows
+        elif site.path == self._places.blocks[0]:
+            self._refuse(site.path)
+
+    def _left(self, site: HookSite, value: Any) -> None:
+        if self._rows is None:
+            return
+        path, seen, rows = site.path, self._seen, self._picked(value)
+        if path == self._places.unembed:
+            seen.scores = self._tensor(value)
+        if path in self._places.blocks:
+            seen.blocks.append(path)
+            if rows is None:
+                self._refuse(path)
+        if path in self.embeddings:
+            if self._places.blocks[0] in seen.inputs:  # used again, as an unembedding may be
+                return
+            if rows is not None and path in seen.outputs:
+                rows = seen.outputs[path] + rows
+        if rows is not None:
+            seen.outputs[path] = rows
+
+    def _refuse(self, path: str) -> None:
+        raise HookrunError(
+            f"{path} does not pass a tensor [{self._shape[0]}, {self._shape[1]}, width]: the lens reads decoders "
+            "whose blocks take and return the residual stream; name the blocks with task.residual"
+        )
+
+    def _tensor(self, value: Any) -> Tensor | None:
+        """The first floating-point tensor [batch, length, ...] in a value, or [batch * length, width] as OPT uses."""
+        batch, length = self._shape
+        found = [tensor for tensor in tensors(value) if tensor.is_floating_point()]
+        for tensor in found:
+            if tensor.dim() > 2 and tensor.shape[0] in (1, batch) and tensor.shape[1] == length:
+                return tensor
+        flat = (tensor for tensor in found if tensor.dim() == 2 and len(tensor) == batch * length)
+        return next((tensor.unflatten(0, self._shape) for tensor in flat), None)
+
+    def _picked(self, value: Any) -> Tensor | None:
+        """The rows [N, ...] of such a tensor, copied."""
+        tensor = self._tensor(value)
+        if tensor is None or self._rows is None:
+            return None
+        sequences, columns = self._rows
+        return tensor.detach()[sequences if len(tensor) == self._shape[0] else 0, columns]
+
+
+def children_of(model: nn.Module, block: str) -> list[str]:
+    """The paths of the modules in a block that may add to the stream; sums of two streams add nothing."""
+    children = model.get_submodule(block).named_children()
+    return [f"{block}.{name}" for name, child in children if not isinstance(child, SumOfTwo)]
+
+
+# ---- which modules add to the stream ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Which modules add to the residual stream, found in one forward without the experiment's hooks.
+
+    embeddings: the embeddings that add up to the input of the first block; none: this input is one part
+    chains:     for each block, the modules that add to the stream: a module with the modules that its output goes
+                through, such as a norm, before it is added; none: what the block adds is one part
+    """
+
+    embeddings: tuple[str, ...]
+    chains: tuple[tuple[tuple[str, ...], ...], ...]
+
+
+def find_structure(
+    model: nn.Module, places: Places, seen: ObservedForward, embeddings: Sequence[str]
+) -> Structure:
+    """The structure. Raises HookrunError if heads are to be read that no module of a block adds to the stream."""
+    entered = seen.inputs[places.blocks[0]]
+    found = [path for path in embeddings if path in seen.outputs]
+    adds_up = bool(found) and _adds_up([seen.outputs[path] for path in found], entered)
+    chains = []
+    for layer, block in enumerate(places.blocks):
+        left = seen.outputs[block]
+        of_block = _chains(model, block, seen, left.shape)
+        added = [seen.outputs[chain[-1]] for chain in of_block]
+        if not _adds_up([entered, *(wide(rows) * _factor(model, block) for rows in added)], left):
+            of_block = ()
+        if places.heads and _attention(of_block, places.heads[layer]) is None:
+            raise HookrunError(
+                f"task.heads: {places.heads[layer].summed} is not part of what {block} adds to the residual stream; "
+                "task.parts=residual reads the stream itself"
+            )
+        chains.append(of_block)
+        entered = left
+    return Structure(tuple(found) if adds_up else (), tuple(chains))
+
+
+def _chains(
+    model: nn.Module, block: str, seen: ObservedForward, shape: torch.Size
+) -> tuple[tuple[str, ...], ...]:
+    children = [path for path in children_of(model, block) if path in seen.outputs]
+    by_last = dict[str, tuple[str, ...]]()
+    for path in filter(lambda path: _has_matrix(model, path), children):
+        chain = [path]
+        while (following := _taker(chain, children, seen)) is not None:
+            chain.append(following)
+        if seen.outputs[chain[-1]].shape == shape and len(chain) > len(by_last.get(chain[-1], ())):
+            by_last[chain[-1]] = tuple(chain)
+    return tuple(by_last.values())
+
+
+def _taker(chain: Sequence[str], children: Sequence[str], seen: ObservedForward) -> str | None:
+    """The module whose input is the output of the last one in the chain; None if there is none."""
+    made, others = seen.outputs[chain[-1]], (path for path in children if path not in chain)
+    return next(
+        (path for path in others if path in seen.inputs and torch.equal(seen.inputs[path], made)), None
+    )
+
+
+def _has_matrix(model: nn.Module, path: str) -> bool:
+    """Whether the module has a matrix among its parameters, which norms do not have."""
+    return any(each.dim() > 1 for each in model.get_submodule(path).parameters())
+
+
+def _factor(model: nn.Module, block: str) -> float:
+    return float(
+        getattr(model.get_submodule(block), "residual_multiplier", 1.0)
+    )  # Granite scales contributions
+
+
+def _adds_up(parts: Sequence[Tensor], expected: Tensor) -> bool:
+    """Whether the parts add up to `expected`, within `_SLACK` machine epsilons of the sum of their magnitudes."""
+    if any(part.shape != expected.shape for part in parts):
+        return False
+    total, magnitude = torch.zeros_like(wide(expected)), torch.zeros_like(wide(expected))
+    for part in parts:
+        total += part
+        magnitude += part.abs()
+    most = _SLACK * torch.finfo(expected.dtype).eps * magnitude.clamp_min(1e-30)
+    return bool(((total - wide(expected)).abs() <= most).all())
+
+
+# ---- parts of the stream ---------------------------------------------------------------------------------------
+
+
+def residual(model: nn.Module, places: Places, seen: ObservedForward) -> Iterator[StreamPart]:
+    """The residual stream after the embedding and after each block."""
+    yield StreamPart(EMBED, None, None, seen.inputs[places.blocks[0]])
+    for layer, block in enumerate(places.blocks):
+        children = model.get_submodule(block).named_children()
+        sums = [f"{block}.{name}" for name, child in children if isinstance(child, SumOfTwo)]
+        yield StreamPart(sums[-1] if sums else block, layer, None, seen.outputs[block])
+
+
+def contributions(
+    model: nn.Module, places: Places, structure: Structure, seen: ObservedForward
+) -> Iterator[StreamPart]:
+    """The contributions of the embedding, each attention or each of its heads, and each MLP to the stream.
+
+    If no hook changes the stream elsewhere, their sum is the input of the final norm.
+    """
+    entered = seen.inputs[places.blocks[0]]
+    for path in structure.embeddings:
+        yield StreamPart(path, None, None, wide(seen.outputs[path]))
+    if not structure.embeddings:
+        yield StreamPart(EMBED, None, None, wide(entered))
+    for layer, (block, chains) in enumerate(zip(places.blocks, structure.chains, strict=True)):
+        if not chains:
+            yield StreamPart(block, layer, None, wide(seen.outputs[block]) - wide(entered))
+        factor = _factor(model, block)
+        attention = _attention(chains, places.heads[layer]) if places.heads else None
+        for chain in chains:
+            if chain == attention:
+                yield from _heads(model, seen, layer, chain, places.heads[layer], factor)
+            else:
+                name = next(path for path in reversed(chain) if _has_matrix(model, path))
+                yield StreamPart(name, layer, None, wide(seen.outputs[chain[-1]]) * factor)
+        entered = seen.outputs[block]
+
+
+def _attention(chains: Sequence[tuple[str, ...]], heads: HeadsPlace) -> tuple[str, ...] | None:
+    """The chain with the projection of the heads."""
+    return next((chain for chain in chains if any(_holds(path, heads.summed) for path in chain)), None)
+
+
+def _holds(owner: str, path: str) -> bool:
+    return path == owner or path.startswith(f"{owner}.")
+
+
+def _heads(
+    model: nn.Module,
+    seen: ObservedForward,
+    layer: int,
+    chain: Sequence[str],
+    place: HeadsPlace,
+    factor: float,
+) -> Iterator[StreamPart]:
+    """A part for each head, and one for the biases of the projection and of later norms."""
+    read = (seen.outputs if place.by_output else seen.inputs).get(place.path)
+    if read is None:
+        raise HookrunError(f"{place.path} was not called: name the projections with task.heads")
+    each = _head_rows(model, place, read)
+    bias = model.get_parameter(place.bias).detach() if place.bias else None
+    constant = torch.zeros_like(each[:, 0]) if bias is None else wide(bias).expand(len(each), -1)
+    first = next(number for number, path in enumerate(chain) if _holds(path, place.summed))
+    for path in chain[first + 1 :]:
+        module: Any = model.get_submodule(path)
+        entered = seen.inputs[path]
+        made = module.forward(entered)
+        if torch.equal(entered, made):  # a dropout
+            continue
+        linear = frozen(path, module, entered, made)  # the norm after an attention, as in Gemma 2
+        each = torch.stack([linear(rows) for rows in each.unbind(1)], dim=1)
+        constant = linear(constant) if linear.bias is None else linear(constant) + linear.bias
+    for head, rows in enumerate(each.unbind(1)):
+        yield StreamPart(chain[first], layer, head, rows * factor)
+    if constant.any():
+        yield StreamPart(place.bias or f"{chain[first]} {BIAS}", layer, None, constant * factor)
+
+
+def _head_rows(model: nn.Module, place: HeadsPlace, read: Tensor) -> Tensor:
+    """[N, heads, D]: the contribution of each head."""
+    if place.by_output:
+        return wide(read)
+    module: Any = model.get_submodule(place.path)
+    weight = wide(module.weight.detach())
+    # The weight of transformers' Conv1D is already [in, out].
+    weight = weight.T if isinstance(module, nn.Linear) else weight
+    width, count = weight.shape[0], place.count
+    if width % count or read.shape[-1] != width:
+        raise HookrunError(
+            f"{place.path}: its input of {read.shape[-1]} features is not the output of {count} heads"
+        )
+    return torch.einsum(
+        "nhd,hdw->nhw", wide(read).unflatten(-1, (count, -1)), weight.unflatten(0, (count, -1))
+    )

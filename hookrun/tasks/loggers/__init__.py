@@ -1,0 +1,106 @@
+"""The loggers of `task.loggers`. Each module here that defines a RunLogger subclass registers it. Imports no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from hookrun.discovery import discovered
+from hookrun.errors import Problem, reason
+from hookrun.tasks.loggers.base import LoggedRun, RunLogger
+
+if TYPE_CHECKING:
+    from hookrun.runtime.site import HookSite
+    from hookrun.store.records import Of
+
+
+@cache
+def loggers() -> Mapping[str, type[RunLogger]]:
+    """Every logger class by its name."""
+    return discovered(sys.modules[__name__], RunLogger, "logger_name")  # type: ignore[type-abstract]
+
+
+def not_installed(names: Iterable[str]) -> list[Problem]:
+    """A problem for each of these loggers whose library is not installed."""
+    packages = dict.fromkeys(loggers()[name].package for name in names)
+    return [
+        Problem("task.loggers", f"{package} is not installed", f"pip install 'hookrun[{package}]'")
+        for package in packages
+        if not _is_there(package)
+    ]
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # a module in sys.modules that has no __spec__
+        return False
+
+
+class Loggers:
+    """Passes each call to all loggers that have not failed."""
+
+    def __init__(self) -> None:
+        self._working = list[RunLogger]()
+
+    @contextmanager
+    def open(self, names: Sequence[str], run: LoggedRun) -> Iterator[None]:
+        """Open these loggers, and close them after the block, even if it raises."""
+        failed = True
+        try:
+            for name in dict.fromkeys(names):
+                self._tried(name, partial(self._add, name, run))
+            yield
+            failed = False
+        finally:
+            for logger in self._working:
+                self._tried(logger.logger_name, partial(logger.close, failed=failed))
+            self._working = []
+
+    def _add(self, name: str, run: LoggedRun) -> None:
+        self._working.append(loggers()[name](run))
+
+    def __bool__(self) -> bool:
+        return bool(self._working)
+
+    def reach(self, step: int) -> None:
+        """Tell the loggers that an evaluation begins at this training step."""
+        for logger in self._working:
+            logger.reached = step
+
+    def metrics(self, split: str, values: Mapping[str, float], step: int, of: Of | None = None) -> None:
+        """Log a line of metrics.jsonl."""
+        self._each(lambda logger: logger.metrics(split, values, step, of))
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Log a line of stats.jsonl."""
+        self._each(lambda logger: logger.record(record))
+
+    def value(self, site: HookSite, value: Any) -> None:
+        """Log a captured value."""
+        self._each(lambda logger: logger.value(site, value))
+
+    def _each(self, call: Callable[[RunLogger], None]) -> None:
+        for logger in tuple(self._working):
+            if not self._tried(logger.logger_name, partial(call, logger)):
+                self._working.remove(logger)
+                self._tried(logger.logger_name, partial(logger.close, failed=True), warn=False)
+
+    def _tried(self, name: str, call: Callable[[], None], *, warn: bool = True) -> bool:
+        """Call `call` and return whether it succeeded; a failure is printed as a warning."""
+        try:
+            call()
+        except Exception as error:  # any error of the library: the run itself must not fail
+            if warn:
+                what = f"the logger {name} failed and is not used further: {reason(error)}"
+                print(
+                    f"WARNING: {what}\n  the run continues: metrics.jsonl has every line",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return False
+        return True

@@ -1,1 +1,0 @@
-"""Code that the tasks share: batches, passes over the data, losses, metrics, optimizers and progress."""

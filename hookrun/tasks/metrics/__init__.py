@@ -1,0 +1,1 @@
+"""Losses and metrics: functions of rows, whose means are summed on the device."""

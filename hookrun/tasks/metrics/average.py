@@ -1,0 +1,245 @@
+"""The mean loss and metrics of a pass, summed on the device batch by batch and read only when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, Metric, precise, precise_dtype
+from hookrun.tasks.metrics.rows import BatchRows
+
+Line = dict[str, Any]
+Cell = tuple[Tensor | float, int]
+"""A sum of values, and their number."""
+
+
+class Average:
+    """The mean loss and metrics of the samples seen since the last reset, also by position and by sample.
+
+    metrics: in the order in which they are shown
+    of_loss: (output, targets) -> loss, for the loss of single samples and tokens
+    """
+
+    def __init__(
+        self,
+        metrics: Sequence[Metric] = DEFAULT,
+        of_loss: Callable[[Any, Tensor], Tensor] | None = None,
+    ) -> None:
+        self.samples = 0
+        self._metrics = metrics
+        self._of_loss = of_loss
+        computed = {metric.name: metric for metric in metrics if metric.name != LOSS}.values()
+        self._computed = {
+            of_tokens: [
+                [metric for metric in computed if metric.leaves_out(of_tokens=of_tokens) is left_out]
+                for left_out in (False, True)
+            ]
+            for of_tokens in (False, True)
+        }  # of samples, and of tokens: the metrics of all rows, and of the rows that have a target
+        self._grouped = [metric for metric in metrics if metric.by is not None]
+        self._sums = dict[str, Cell]()
+        self._groups = dict[tuple[str, str, str], dict[int, Cell]]()  # (metric, `by`, split) -> key -> sum
+
+    def add(
+        self,
+        loss: Tensor | None,
+        rows: BatchRows,
+        *,
+        weight: int | None = None,
+        ids: Tensor | None = None,
+        split: str = "",
+    ) -> None:
+        """Add one batch.
+
+        loss:   its mean loss; None: not computed
+        rows:   its samples, or the chosen tokens; each token with a target counts as a sample
+        weight: the number of samples or tokens in the mean loss; None: all
+        ids:    [B] the numbers of the samples, and with `split` their names, for metrics by sample
+
+        Raises HookrunError if a metric cannot be computed from the output and targets.
+        """
+        size = len(rows) if rows.samples is None else len(rows.with_targets)
+        weight = size if weight is None else weight
+        self.samples += size
+        if loss is not None and weight:
+            # On the CPU `item` gives the same float64 number at a tenth of the cost.
+            self._add(self._sums, LOSS, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
+        values = self._values(rows)
+        for name, (source, column) in values.items():
+            is_count = column.dtype is torch.bool  # then counting is three times faster than summing
+            total = column.count_nonzero() if is_count else column.sum(dtype=precise_dtype(column))
+            self._add(self._sums, name, total, len(source))
+        if self._grouped and ids is not None:
+            self._add_groups(rows, values, ids, split, with_loss=loss is not None)
+
+    def _values(self, rows: BatchRows) -> dict[str, tuple[BatchRows, Tensor]]:
+        """Name -> the rows from which the metric is computed, and its value at each of them."""
+        found = dict[str, tuple[BatchRows, Tensor]]()
+        everywhere, at_targets = self._computed[rows.samples is not None]
+        for metrics in (everywhere, at_targets):
+            if not metrics:
+                continue
+            source = rows if metrics is everywhere else rows.with_targets
+            columns: dict[str, list[Tensor | None]] = {metric.name: [] for metric in metrics}
+            for part in source.parts():
+                for metric in metrics:
+                    if metric.of_rows is not None:
+                        columns[metric.name].append(metric.of_rows(part))
+            for metric in metrics if len(source) else ():
+                if metric.of_batch is not None:
+                    with torch.no_grad():
+                        columns[metric.name].append(metric.of_batch(*source.whole()).expand(len(source)))
+                column = [values for values in columns[metric.name] if values is not None]
+                if column:
+                    found[metric.name] = source, torch.cat(column) if len(column) > 1 else column[0]
+                elif self._metrics is not DEFAULT:
+                    raise metric.misfit(rows.targets)
+        return found
+
+    @torch.no_grad()
+    def _add_groups(
+        self,
+        rows: BatchRows,
+        values: Mapping[str, tuple[BatchRows, Tensor]],
+        ids: Tensor,
+        split: str,
+        *,
+        with_loss: bool,
+    ) -> None:
+        """Add the metrics that are shown by position or by sample."""
+        for metric in self._grouped:
+            if metric.name == LOSS:
+                if not with_loss:
+                    continue
+                source = rows if rows.samples is None else rows.with_targets
+                column = self._losses(source)
+            elif metric.name not in values:
+                continue
+            else:
+                source, column = values[metric.name]
+                if metric.of_batch is not None:
+                    column = _sample_by_sample(source, metric.of_batch)
+            if not len(source):
+                continue
+            if metric.by == "position" and source.positions is not None:
+                self._add_group((metric.name, "position", ""), source.positions, column)
+            else:
+                keys = ids if source.samples is None else ids[source.samples.cpu()]
+                self._add_group((metric.name, "sample", split), keys, column)
+
+    def _losses(self, rows: BatchRows) -> Tensor:
+        """[n]: the loss of each sample as a batch of one, or of each token as a sequence of length 1."""
+        assert self._of_loss is not None
+        if rows.samples is None:
+            return _sample_by_sample(rows, self._of_loss)
+        of_each = torch.func.vmap(self._of_loss)
+        values = [of_each(part.scores[:, None, None], part.targets[:, None, None]) for part in rows.parts()]
+        return torch.cat(values) if values else torch.zeros(0)
+
+    def _add_group(self, column: tuple[str, str, str], keys: Tensor, values: Tensor) -> None:
+        # On the CPU the order of the additions is always the same.
+        values, keys = values.detach().cpu().to(torch.float64), keys.cpu()
+        unique, places = keys.unique(return_inverse=True)
+        sums = torch.zeros(len(unique), dtype=torch.float64).index_add_(0, places, values)
+        counts = torch.bincount(places, minlength=len(unique))
+        cells = self._groups.setdefault(column, {})
+        for key, total, count in zip(unique.tolist(), sums.tolist(), counts.tolist(), strict=True):
+            self._add(cells, key, total, count)
+
+    @staticmethod
+    def _add(cells: dict[Any, Cell], key: str | int, total: Tensor | float, count: int) -> None:
+        if isinstance(total, Tensor) and total.is_cpu:
+            total = total.item()  # on the CPU this needs no synchronization
+        before = cells.get(key)
+        cells[key] = (total, count) if before is None else (before[0] + total, before[1] + count)
+
+    # ---- saved states, sums of other ranks and of steps ------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums so far, as plain values and tensors."""
+        return {
+            "samples": self.samples,
+            "sums": {name: total for name, (total, _) in self._sums.items()},
+            "counts": {name: count for name, (_, count) in self._sums.items()},
+            "parted": [[*column, _columns(cells)] for column, cells in self._groups.items()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the sums by saved ones."""
+        self.clear()
+        self.samples = state["samples"]
+        for name, total in state["sums"].items():
+            self._add(self._sums, name, total, state["counts"][name])
+        for name, by, split, columns in state["parted"]:
+            cells = self._groups.setdefault((name, by, split), {})
+            for key, total, count in zip(
+                *(columns[each].tolist() for each in ("keys", "sums", "counts")), strict=True
+            ):
+                self._add(cells, key, total, count)
+
+    def clear(self) -> None:
+        """Forget all samples."""
+        self.samples = 0
+        self._sums.clear()
+        self._groups.clear()
+
+    def include(self, other: Average) -> None:
+        """Add the sums of another Average of the same metrics."""
+        self.samples += other.samples
+        for name, (total, count) in other._sums.items():
+            self._add(self._sums, name, total, count)
+        for column, added in other._groups.items():
+            cells = self._groups.setdefault(column, {})
+            for key, (total, count) in added.items():
+                self._add(cells, key, total, count)
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self) -> dict[str, float]:
+        """`loss` and the metrics by name, `accuracy` as a fraction; those without a value are left out."""
+        shown = {LOSS: float, **{metric.name: metric.shown for metric in self._metrics}}
+        means = {name: float(total) / count for name, (total, count) in self._sums.items()}
+        return {name: show(means[name]) for name, show in shown.items() if name in means}
+
+    def lines(self) -> Iterator[tuple[str, Line]]:
+        """(split, a line of metrics.jsonl) for each position and sample; the split is ``""`` for positions."""
+        shown = {metric.name: metric.shown for metric in self._metrics}
+        for by, split in dict.fromkeys((by, split) for _, by, split in self._groups):
+            lines = dict[tuple[int, int], Line]()
+            for (name, of, of_split), cells in self._groups.items():
+                if (of, of_split) != (by, split):
+                    continue
+                for key, (total, count) in sorted(cells.items()):
+                    # A line has one count of tokens, so metrics with different counts need several lines.
+                    place = (key, count if by == "position" else 0)
+                    line = lines.setdefault(place, {"of": by, by: key})
+                    line[name] = shown[name](float(total) / count)
+            for (_, count), line in sorted(lines.items()):
+                yield split, line | ({"tokens": count} if by == "position" else {})
+
+
+def _columns(cells: Mapping[int, Cell]) -> dict[str, Tensor]:
+    """The keys, the sums and the counts, each [n]."""
+    sums, counts = ([cell[place] for cell in cells.values()] for place in (0, 1))
+    return {
+        "keys": torch.tensor(list(cells), dtype=torch.int64),
+        "sums": torch.tensor(sums, dtype=torch.float64),
+        "counts": torch.tensor(counts, dtype=torch.int64),
+    }
+
+
+def _sample_by_sample(rows: BatchRows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
+    """[n]: the value of a function of a batch for the sample of each row, computed as a batch of this sample alone."""
+    if rows.samples is None:
+        return _numbers(function(*rows.of_sample(number)) for number in range(len(rows)))
+    output, targets = rows.whole()
+    samples, places = rows.samples.unique(return_inverse=True)
+    of_samples = [places == number for number in range(len(samples))]
+    return _numbers(function(output[chosen], targets[chosen]) for chosen in of_samples)[places.cpu()]
+
+
+def _numbers(values: Iterable[Tensor]) -> Tensor:
+    return torch.tensor([float(value) for value in values], dtype=torch.float64)

@@ -1,0 +1,313 @@
+"""The metrics of `task.metrics`: functions of rows by name, and functions of trusted packages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hookrun.data import DataInfo
+from hookrun.errors import HookrunError, Problem, SpecError, nearest
+from hookrun.spec.experiment import Train
+from hookrun.spec.metric import By, MetricKeys
+from hookrun.spec.objective import Direction, direction_of
+from hookrun.tasks.metrics.losses import UserFunction, are_labels
+from hookrun.tasks.metrics.rows import RowPart
+from hookrun.trust.callables import Code
+from hookrun.trust.load import METRICS as KIND
+from hookrun.trust.load import is_own, load, short_names
+
+WHERE = "task.metrics"
+LOSS = "loss"
+LABELS_NEEDED = "class scores [batch, classes, ...] and labels [batch, ...]"
+ROWS_NEEDED = "scores [batch, classes] and labels [batch], or a score for each token at each position"
+
+OfRows = Callable[[RowPart], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric, whose mean over all samples, or over all predicted tokens, is logged.
+
+    name:      its name in metrics.jsonl
+    direction: whether to maximize or minimize it; None: not known
+    of_rows:   n rows -> a value for each [n]; None if the output and the targets do not fit. The loss does not have
+               this function, since it is computed anyway
+    needs:     a description of the output and the targets that it needs
+    rows:      the rows that it is computed from: `tokens`: all samples, and the tokens that have a target; `labels`:
+               only samples and tokens that have one; `all`: also tokens without a target
+    of_batch:  a user's own function, (output, targets) -> its mean over a batch, in place of `of_rows`
+    shown:     mean -> the value that is logged
+    code:      the code of a user's own function
+    by:        it is also logged by position or by sample
+    against:   for `kl`: the run with which it compares; None: the model without hooks
+    """
+
+    name: str
+    direction: Direction | None
+    of_rows: OfRows | None = None
+    needs: str = "targets"
+    rows: Literal["tokens", "labels", "all"] = "tokens"
+    of_batch: Callable[[Any, Tensor], Tensor] | None = None
+    shown: Callable[[float], float] = float
+    code: Code | None = None
+    by: By | None = None
+    against: str | None = None
+
+    def leaves_out(self, *, of_tokens: bool) -> bool:
+        """Whether rows without a target are left out: of tokens, or of samples."""
+        return self.rows == "labels" or (self.rows == "tokens" and of_tokens)
+
+    def misfit(self, target: Tensor) -> HookrunError:
+        """The error for targets, or an output, for which it cannot be computed."""
+        there = f"the targets have shape {list(target.shape)}, {target.dtype}"
+        return HookrunError(f"{WHERE}: {self.name!r} needs {self.needs}; {there}")
+
+
+# ---- functions of rows ---------------------------------------------------------------------------------------------
+
+
+def is_right(part: RowPart) -> Tensor | None:
+    """1 if the target has the largest score, else 0; of several labels (pixels), the fraction that is right."""
+    if part.targets.is_floating_point() or not are_labels(part.scores, part.targets):
+        return None
+    return _of_each(part.scores.argmax(1) == part.targets)
+
+
+def is_among(most: int) -> OfRows:
+    """As `is_right`, for targets among the `most` largest scores."""
+
+    def is_among(part: RowPart) -> Tensor | None:
+        if part.targets.is_floating_point() or not are_labels(part.scores, part.targets):
+            return None
+        largest = part.scores.topk(min(most, part.scores.shape[1]), dim=1).indices
+        return _of_each((largest == part.targets.unsqueeze(1)).any(1))
+
+    return is_among
+
+
+def _of_each(right: Tensor) -> Tensor:
+    return right if right.dim() == 1 else right.float().flatten(1).mean(1)
+
+
+def differences(measure: Callable[[Tensor], Tensor]) -> OfRows:
+    """A metric: the mean of measure(output - target) over the elements of a row."""
+
+    def differences(part: RowPart) -> Tensor | None:
+        if part.scores.numel() != part.targets.numel() or not part.scores.numel():
+            return None
+        error = part.scores - part.targets.reshape(part.scores.shape).to(part.scores.dtype)
+        return measure(error).reshape(len(error), -1).mean(1)
+
+    return differences
+
+
+def surprisal(part: RowPart) -> Tensor | None:
+    """The negative logarithm of the target's probability, in nats; `perplexity` is exp of its mean."""
+    return -part.at(part.log_probabilities, part.targets) if part.of_labels else None
+
+
+def probability(part: RowPart) -> Tensor | None:
+    """The target's probability: softmax over all classes or tokens."""
+    return part.at(part.log_probabilities, part.targets).exp() if part.of_labels else None
+
+
+def rank(part: RowPart) -> Tensor | None:
+    """The target's rank by its score: 1 is the most probable; equal scores share the better rank; NaN gives NaN."""
+    if not part.of_labels:
+        return None
+    place = 1 + (part.scores > part.at(part.scores, part.targets)[:, None]).sum(1)
+    return place.to(part.scores.dtype).masked_fill(part.scores.isnan().any(1), torch.nan)
+
+
+def logit_difference(part: RowPart) -> Tensor:
+    """The score of the right answer minus that of the wrong answer."""
+    if part.answers is None or part.wrong is None:
+        raise HookrunError(f"{WHERE}: 'logit_difference' needs a right and a wrong answer for each sample")
+    return part.at(part.scores, part.answers) - part.at(part.scores, part.wrong)
+
+
+def kl(part: RowPart) -> Tensor | None:
+    """KL(P || Q) in nats: P the probabilities to compare with, Q those of the model under its hooks."""
+    if not part.of_classes:
+        return None
+    if part.log_others is None:
+        raise HookrunError(f"{WHERE}: 'kl' has nothing to compare with")
+    ours, theirs = part.log_probabilities, part.log_others
+    terms = theirs.exp() * (theirs - ours)
+    # A class with probability 0 in P adds 0, whatever its probability in Q.
+    terms = torch.where(theirs == -torch.inf, 0.0, terms)
+    # Rounding may give a value below 0; NaN stays NaN.
+    return terms.sum(1, dtype=precise_dtype(terms)).clamp(min=0)
+
+
+# ---- the metrics by name -------------------------------------------------------------------------------------------
+
+
+def _ours(name: str, *more: Any, **others: Any) -> Metric:
+    return Metric(name, direction_of(name), *more, **others)
+
+
+def _exp(value: float) -> float:
+    """exp(value), infinite where Python's own function raises OverflowError."""
+    return math.exp(value) if not value > _LARGEST else math.inf
+
+
+_LARGEST = 709.0
+
+PERPLEXITY, PROBABILITY, RANK = "perplexity", "probability", "rank"
+LOGIT_DIFFERENCE, KL = "logit_difference", "kl"
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        _ours(LOSS),
+        _ours("accuracy", is_right, LABELS_NEEDED),
+        _ours("top5_accuracy", is_among(5), LABELS_NEEDED),
+        _ours("mean_absolute_error", differences(torch.abs)),
+        _ours("mean_squared_error", differences(torch.square)),
+        _ours(PERPLEXITY, surprisal, ROWS_NEEDED, "labels", shown=_exp),
+        _ours(PROBABILITY, probability, ROWS_NEEDED, "labels"),
+        _ours(RANK, rank, ROWS_NEEDED, "labels"),
+        _ours(LOGIT_DIFFERENCE, logit_difference, ROWS_NEEDED, "all"),
+        _ours(KL, kl, ROWS_NEEDED, "all"),
+    )
+}
+"""Every metric of hookrun by its name."""
+
+OF_TOKENS = frozenset({LOSS, *METRICS}) - {"mean_absolute_error", "mean_squared_error"}
+"""The metrics that have a value for each token, and so for each position."""
+
+DEFAULT = (METRICS[LOSS], METRICS["accuracy"])
+"""The metrics if `task.metrics` is not given; the accuracy is computed only if the targets are labels."""
+
+COLUMNS = frozenset(
+    {
+        "split",
+        "epoch",
+        "step",
+        "lr",
+        "samples",
+        "module",
+        "kind",
+        "of",
+        "seconds",
+        "ema",
+        "skipped_steps",
+        "position",
+        "sample",
+        "tokens",
+    }
+)
+"""Other keys of lines in metrics.jsonl, which a metric cannot have as its name."""
+
+
+def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]:
+    """The metrics that `task.metrics` lists.
+
+    Raises SpecError with all names that are unknown, given twice or not trusted.
+    """
+    if names is None:
+        return DEFAULT
+    found, problems = list[Metric](), list[Problem]()
+    for place, keys in enumerate(names):
+        entry, where = MetricKeys(name=keys) if isinstance(keys, str) else keys, f"{WHERE}.{place}"
+        try:
+            against = None if entry.against is None else entry.against.run
+            metric = replace(_load(entry.name, where), by=entry.by, against=against)
+        except SpecError as error:
+            problems += error.errors
+            continue
+        problems += _repeated(metric, found, where)
+        found.append(metric)
+    if problems:
+        raise SpecError(problems)
+    return tuple(found)
+
+
+def _repeated(metric: Metric, before: Sequence[Metric], where: str) -> Iterator[Problem]:
+    """A problem if another metric has the same name; the same metric may be listed by position, sample and total."""
+    for other in (each for each in before if each.name == metric.name):
+        same_number = (other.against, other.code) == (metric.against, metric.code)
+        if not same_number or other.by == metric.by:
+            what = f"two metrics have the name '{metric.name}', which is their key in metrics.jsonl"
+            yield Problem(where, what, "leave one out, or give its function another name")
+            return
+
+
+def _load(name: str, where: str) -> Metric:
+    if name in METRICS:
+        return METRICS[name]
+    if not is_own(name, KIND):
+        known = [*METRICS, *short_names(KIND)]
+        raise SpecError([Problem(where, f"found {name!r}, which is not a metric", nearest(name, known))])
+    own = load(name, KIND, where)
+    if own.name in COLUMNS or own.name in METRICS:
+        what = (
+            f"'{own.text}' would have the key '{own.name}' in metrics.jsonl, which has another meaning there"
+        )
+        raise SpecError([Problem(where, what, "give the function another name")])
+    direction = getattr(own.target, "direction", None)
+    if direction not in ("maximize", "minimize", None):
+        what = f"'{own.text}' has the attribute direction={direction!r}"
+        raise SpecError([Problem(where, what, "expected 'maximize' or 'minimize'")])
+    function = UserFunction.of(own, {}, where)
+    return Metric(own.name, direction, of_batch=_mean_of(function), code=own.code)
+
+
+def _mean_of(function: UserFunction) -> Callable[[Any, Tensor], Tensor]:
+    """The mean over a batch that a user's function returns, a tensor without dimensions."""
+
+    def mean(output: Any, target: Tensor) -> Tensor:
+        found = function(output, target)
+        if isinstance(found, int | float):
+            return torch.tensor(float(found), dtype=torch.float64)
+        if isinstance(found, Tensor) and found.numel() == 1 and not found.is_complex():
+            return precise(found.reshape(()))
+        raise function.wrong(found, "expected one number: the mean over the batch")
+
+    return mean
+
+
+def precise_dtype(value: Tensor) -> torch.dtype:
+    """The dtype of its sums: float64; float32 on mps, which has no float64."""
+    return torch.float32 if value.is_mps else torch.float64
+
+
+def precise(value: Tensor) -> Tensor:
+    """The value, detached, in float64; in float32 on mps."""
+    return value.detach().to(precise_dtype(value))
+
+
+def measured(
+    names: Sequence[str | MetricKeys] | None,
+    train: Train,
+    info: DataInfo,
+    splits: Iterable[str],
+    *,
+    with_loss: bool = True,
+) -> dict[str, Direction | None]:
+    """``split/name`` of each metric -> whether to maximize or minimize it.
+
+    Without `task.metrics` the accuracy is included if the targets are labels and train.loss is not `output`: whether a
+    model that computes its own loss also returns scores is not known before the run.
+
+    names:     `task.metrics`
+    with_loss: the loss is computed even if it is not listed
+
+    Raises SpecError for metrics that cannot be loaded.
+    """
+    target, metrics = info.target, load_metrics(names)
+    if names is None:
+        has_accuracy = (
+            target is not None and not target.dtype.is_floating_point and train.loss.name != "output"
+        )
+        metrics = metrics if has_accuracy else (METRICS[LOSS],)
+    directions = {metric.name: metric.direction for metric in metrics}
+    if with_loss:
+        directions.setdefault(LOSS, METRICS[LOSS].direction)
+    return {f"{split}/{name}": each for split in splits for name, each in directions.items()}

@@ -1,0 +1,202 @@
+"""The rows of a batch from which metrics are computed: one for each sample, or for each chosen token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hookrun.data.samples import IGNORED
+from hookrun.errors import HookrunError
+from hookrun.run_values.sources import computable
+from hookrun.tasks.metrics.losses import main_tensor
+from hookrun.values.containers import children, rebuild, tensors
+
+MOST_NUMBERS = 2**23
+"""How many scores are converted to float32 at once, so that a large output is never copied as a whole."""
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """Some of the rows, in float32 or float64: what a metric takes.
+
+    scores:  [n, ...], the model's output; [n, classes] for classes and tokens, not normalized
+    targets: [n, ...]; IGNORED where nothing is to be predicted
+    answers, wrong: [n] int64, the right and the wrong answer of each row's sample; None: not known
+    others:  [n, classes], the scores to compare with; None: no comparison
+    """
+
+    scores: Tensor
+    targets: Tensor
+    answers: Tensor | None = None
+    wrong: Tensor | None = None
+    others: Tensor | None = None
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether there is one score for each class."""
+        return self.scores.dim() == 2
+
+    @property
+    def of_labels(self) -> bool:
+        """Whether there is one score for each class, and one label for each row."""
+        return self.of_classes and self.targets.dim() == 1 and not self.targets.is_floating_point()
+
+    @cached_property
+    def log_probabilities(self) -> Tensor:
+        """[n, classes]: the log-softmax of the scores."""
+        return F.log_softmax(self.scores, dim=1)
+
+    @cached_property
+    def log_others(self) -> Tensor | None:
+        """[n, classes]: the log-softmax of the scores to compare with; None: no comparison."""
+        return None if self.others is None else F.log_softmax(self.others, dim=1)
+
+    def at(self, values: Tensor, classes: Tensor) -> Tensor:
+        """[n]: from values [n, classes], the value of one class in each row."""
+        return values.gather(1, classes[:, None].long()).squeeze(1)
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """N rows of a batch, on the model's device.
+
+    scores:    [R, ...] in the model's dtype; None: the output has none that belong to rows
+    targets:   [N, ...]; IGNORED where nothing is to be predicted
+    chosen:    [N], the indices of the rows in `scores`; None: all of them
+    samples:   [N], the index of each token's sample in the batch; None: the rows are the samples of the batch
+    positions: [N], the position of each token, counted from its sample's first real token
+    answers, wrong, others: see `RowPart`; `others` [R, classes] has all rows
+    output:    for rows that are samples, the model's whole output
+    """
+
+    scores: Tensor | None
+    targets: Tensor
+    chosen: Tensor | None = None
+    samples: Tensor | None = None
+    positions: Tensor | None = None
+    answers: Tensor | None = None
+    wrong: Tensor | None = None
+    others: Tensor | None = None
+    output: Any = None
+
+    def __len__(self) -> int:
+        return self.targets.shape[0]
+
+    @cached_property
+    def with_targets(self) -> BatchRows:
+        """The rows that have a target."""
+        if self.targets.dim() != 1 or self.targets.is_floating_point():
+            return self
+        kept = self.targets != IGNORED
+        if bool(kept.all()):
+            return self
+        found = {name: getattr(self, name) for name in ("samples", "positions", "answers", "wrong")}
+        columns = {name: None if column is None else column[kept] for name, column in found.items()}
+        everything = torch.arange(len(self), device=kept.device) if self.chosen is None else self.chosen
+        return replace(self, targets=self.targets[kept], chosen=everything[kept], **columns)
+
+    def with_answers(self, answers: Tensor, wrong: Tensor) -> BatchRows:
+        """The tokens with the right and the wrong answer [B] of each sample."""
+        assert self.samples is not None
+        return replace(self, answers=answers.to(self.samples.device)[self.samples], wrong=wrong[self.samples])
+
+    def compared_with(self, others: Tensor) -> BatchRows:
+        """The rows with scores of the same shape to compare them with. Raises HookrunError for another shape."""
+        there, shape = others.flatten(0, -2), [] if self.scores is None else list(self.scores.shape)
+        if self.scores is None or list(there.shape) != shape:
+            shapes = f"shape {shape}, and those to compare with {list(there.shape)}"
+            raise HookrunError(f"task.metrics: 'kl': the scores have {shapes} (rows, classes)")
+        return replace(self, others=there.to(self.scores.device))
+
+    def whole(self) -> tuple[Any, Tensor]:
+        """The output and the targets of all rows; of tokens, their scores [N, classes] in the model's dtype."""
+        if self.samples is None:
+            return self.output, self.targets
+        assert self.scores is not None
+        return self.scores[self.chosen], self.targets
+
+    def of_sample(self, number: int) -> tuple[Any, Tensor]:
+        """Output and target of one sample as a batch of one; half precision becomes float32."""
+
+        def row(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != len(self):
+                return leaf
+            own = leaf[number : number + 1].detach()
+            return computable(own) if own.is_floating_point() else own
+
+        return rebuild(self.output, row), self.targets[number : number + 1]
+
+    def parts(self) -> Iterator[RowPart]:
+        """The rows in parts of at most `MOST_NUMBERS` scores; none if there are no scores."""
+        if self.scores is None:
+            return
+        if self.chosen is None and self.others is None and 0 < self.scores.numel() <= MOST_NUMBERS:
+            yield RowPart(computable(self.scores), self.targets)  # samples, all at once
+            return
+        step = max(1, MOST_NUMBERS // max(1, math.prod(self.scores.shape[1:])))
+        for start in range(0, len(self), step):
+            part = slice(start, start + step)
+            rows = part if self.chosen is None else self.chosen[part]
+            yield RowPart(
+                computable(self.scores[rows]),
+                self.targets[part],
+                None if self.answers is None else self.answers[part],
+                None if self.wrong is None else self.wrong[part],
+                None if self.others is None else computable(self.others[rows]),
+            )
+
+
+def token_scores(output: Any) -> Tensor | None:
+    """A model's scores for the next tokens, detached: its output, the output's `logits`, or its first tensor.
+
+    None if the output has named members without `logits`: another tensor may have the same shape by chance.
+    """
+    members = dict(children(output))
+    found = output if isinstance(output, Tensor) else members.get("logits")
+    if found is None and all(isinstance(key, int) for key in members):
+        found = next((member for member in members.values() if isinstance(member, Tensor)), None)
+    return found.detach() if isinstance(found, Tensor) else None
+
+
+def class_scores(output: Any) -> Tensor | None:
+    """A model's scores [batch, classes], detached; None if its output does not have this form."""
+    if next(tensors(output), None) is None:
+        return None
+    scores = main_tensor(output).detach()
+    return scores if scores.dim() == 2 and scores.is_floating_point() else None
+
+
+def of_samples(output: Any, target: Tensor) -> BatchRows:
+    """A row for each sample: its part of the model's main tensor, if that has one for each sample, and its target."""
+    is_tensor = isinstance(output, Tensor)
+    scores = main_tensor(output).detach() if is_tensor or next(tensors(output), None) is not None else None
+    if scores is not None and (scores.dim() == 0 or scores.shape[0] != target.shape[0]):
+        scores = None
+    return BatchRows(scores, target, output=output)
+
+
+def of_tokens(output: Any, target: Tensor, chosen: Tensor, positions: Tensor) -> BatchRows | None:
+    """A row for each chosen token, from scores [batch, length, classes]; None if the output has no such scores.
+
+    target:    [batch, length], the next token of each; IGNORED where nothing is to be predicted
+    chosen:    [batch, length] bool
+    positions: [batch, length], counted from each sample's first real token
+    """
+    scores = token_scores(output)
+    if scores is None or scores.dim() != 3 or scores.shape[:2] != target.shape:
+        return None
+    samples, columns = (indices.to(scores.device) for indices in chosen.nonzero(as_tuple=True))
+    return BatchRows(
+        scores.flatten(0, 1),
+        target[samples, columns],
+        chosen=samples * target.shape[1] + columns,
+        samples=samples,
+        positions=positions.to(scores.device)[samples, columns],
+    )

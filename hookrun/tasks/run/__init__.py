@@ -1,0 +1,1 @@
+"""One run: from an experiment to its finished directory. Begin with execute.py."""

@@ -1,0 +1,284 @@
+"""Batches of a split in a reproducible order, each with the ids of its samples, on the device of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from hookrun import data
+from hookrun.data import Split
+from hookrun.data.samples import IGNORED, Samples, TensorSamples
+from hookrun.ranks.alone import ALONE, Ranks, share
+from hookrun.runtime.rng import derived_seed
+from hookrun.signals import left_to_main
+from hookrun.spec import Settings
+from hookrun.spec.experiment import Data
+from hookrun.tasks.run.generators import all_seeded, seeded
+from hookrun.tasks.run.prepare import Prepared
+from hookrun.values.containers import rebuild
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch of one split.
+
+    ids:        [B] int64 on the CPU, the numbers of the samples
+    inputs:     a tensor [B, ...], or several by name
+    target:     [B, ...]
+    population: how many samples of the split the run can reach
+    data:       the samples from which the batch was taken
+    whole:      the number of rows of the batch on all ranks together
+    pattern:    if this rank has no row of the batch, a batch with a row of another rank, for sharded models, whose
+                forward all ranks must call
+    """
+
+    ids: Tensor
+    inputs: Tensor | dict[str, Tensor]
+    target: Tensor
+    population: int
+    split: Split
+    data: Samples
+    whole: int
+    pattern: Batch | None = None
+
+    @property
+    def spans(self) -> Mapping[str, Tensor]:
+        """For sequences of tokens: name -> [B, 2] int64 on the CPU, first position and end; see `Samples.spans`."""
+        return self.data.spans(self.ids)
+
+    @property
+    def wrong(self) -> Tensor | None:
+        """[B] int64 on the CPU, the token of the wrong answer; None if the data does not name one."""
+        return self.data.wrong(self.ids)
+
+    @property
+    def weight(self) -> Tensor | int:
+        """The weight of its mean loss: the number of samples, or for sequences of tokens to be predicted."""
+        return (self.target != IGNORED).sum() if self.data.of_tokens else len(self.ids)
+
+    def to(self, device: torch.device | str, **options: Any) -> Batch:
+        """The batch with inputs and target on the device; the ids stay on the CPU."""
+        return replace(
+            self, inputs=_on(device, self.inputs, options), target=_on(device, self.target, options)
+        )
+
+
+def _on(device: torch.device | str, value: Any, options: Mapping[str, Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _on(device, member, options) for name, member in value.items()}
+    return value.to(device, **options)
+
+
+class BatchSource(Protocol):
+    """The settings and the device for which batches are made."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the experiment."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the batches."""
+
+
+Seeded = Callable[[int], AbstractContextManager[None]]
+
+
+def _seeded(config: Data, split: Split) -> Seeded | None:
+    """How to seed the random draws of a sample's transforms; None if they draw nothing."""
+    if config.name == data.PYTHON:
+        return all_seeded
+    return seeded if data.transforms_draw(config, split) else None
+
+
+class _Numbered(Dataset[tuple[int, Any, Tensor]]):
+    """Samples with their ids. The random draws of a sample depend only on the seed, the epoch and the sample.
+
+    So the draws are the same in every worker process, and in a run that resumes within the epoch.
+
+    seed:   the seed of the run
+    seeded: a context manager that seeds the draws of its block; None: nothing is drawn
+    epoch:  the current epoch
+    """
+
+    def __init__(self, samples: Dataset[tuple[Any, Tensor]], seed: int, seeded: Seeded | None) -> None:
+        self._samples = samples
+        self._seed = seed
+        self._seeded = seeded
+        self.epoch = 0
+
+    @property
+    def draws(self) -> bool:
+        """Whether loading a sample draws random numbers."""
+        return self._seeded is not None
+
+    def __len__(self) -> int:
+        return len(self._samples)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> tuple[int, Any, Tensor]:
+        """(index, inputs, target). The index `~n` is sample n used as a pattern, see `rows_of_rank`."""
+        number = max(index, ~index)
+        if self._seeded is None:
+            inputs, target = self._samples[number]
+        else:
+            with self._seeded(derived_seed(self._seed, self.epoch, number)):
+                inputs, target = self._samples[number]
+        return index, inputs, target
+
+    def __getitems__(self, indices: list[int]) -> _WholeBatch | list[tuple[int, Any, Tensor]]:
+        """A batch, passed on to `_collated`. torch's loader calls this method instead of `__getitem__`."""
+        take = getattr(self._samples, "batch", None)
+        found = (
+            None if take is None or self._seeded is not None else take([max(each, ~each) for each in indices])
+        )
+        return (
+            [self[index] for index in indices]
+            if found is None
+            else _WholeBatch(torch.tensor(indices), *found)
+        )
+
+
+class _WholeBatch(NamedTuple):
+    """A batch that was read at once: ids [B], inputs and target [B, ...]."""
+
+    ids: Tensor
+    inputs: Any
+    target: Tensor
+
+
+def _collated(found: _WholeBatch | list[tuple[int, Any, Tensor]]) -> Any:
+    return found if isinstance(found, _WholeBatch) else default_collate(found)
+
+
+class Batches:
+    """The batches of a split, for any number of passes; `len` is the number of batches of a pass.
+
+    data:    the samples
+    samples: the number of samples
+    shuffle: a new order in each epoch, which depends only on the seed and the epoch
+    ranks:   the processes that split each batch
+    """
+
+    def __init__(
+        self, prepared: BatchSource, split: Split, *, shuffle: bool = False, ranks: Ranks = ALONE
+    ) -> None:
+        settings = prepared.settings
+        self._device = prepared.device
+        self._split = split
+        self._seed = settings.seed
+        self._batch_size = settings.data.batch_size
+        self._generator = torch.Generator()
+        if not ranks.is_main:
+            ranks.meet()
+        samples = data.load(settings.data, split, seed=settings.seed)
+        if ranks.is_main:
+            ranks.meet()  # rank 0 may have downloaded the data for the other ranks
+        self.data = samples
+        self.samples = len(samples)
+        self._numbered = _Numbered(samples, settings.seed, _seeded(settings.data, split))
+        self._shuffle, self._ranks = shuffle, ranks
+        # The numbers of the samples of each batch of the current epoch that this rank loads.
+        self._indices = list[list[int]]()
+        self._loader: DataLoader[Any] = DataLoader(
+            self._numbered,
+            batch_sampler=self._indices,
+            collate_fn=_collated,
+            num_workers=settings.data.workers,
+            worker_init_fn=left_to_main,
+            generator=self._generator,
+            pin_memory=prepared.device.type == "cuda",
+        )
+        count, limit = -(-self.samples // self._batch_size), settings.train.limit_batches
+        self._length = count if limit is None else min(limit, count)
+        # torch's loader is needed for workers and transforms; otherwise reading from memory is faster.
+        loads = self._loader.num_workers > 0 or self._loader.pin_memory or self._numbered.draws
+        loads |= ranks.several
+        self._in_memory = samples if isinstance(samples, TensorSamples) and not loads else None
+        in_reach = self.samples if shuffle else self._length * settings.data.batch_size
+        self._population = min(self.samples, in_reach)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one pass, without its first `start`."""
+        rest = self._order(number)[start * self._batch_size : self._length * self._batch_size]
+        batches = rest.split(self._batch_size) if len(rest) else ()
+        if self._in_memory is not None:
+            for at, ids in enumerate(batches, start):
+                yield self._batch(at, ids, *self._in_memory.batch(ids))
+            return
+        self._numbered.epoch = number
+        self._indices[:] = [rows_of_rank(ids.tolist(), self._ranks.rank, self._ranks.size) for ids in batches]
+        for at, (ids, inputs, target) in enumerate(self._loader, start):
+            batch = self._batch(at, ids, inputs, target)
+            yield batch if int(ids[0]) >= 0 else _without_rows(batch)
+
+    def _order(self, epoch: int) -> Tensor:
+        """[samples]: their numbers in the order of the epoch; that of torch's loader, which draws one number first."""
+        if not self._shuffle:
+            return torch.arange(self.samples, device="cpu")
+        generator = self._generator.manual_seed(derived_seed(self._seed, epoch))
+        torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
+        return torch.randperm(self.samples, generator=generator, device="cpu")
+
+    def _batch(self, at: int, ids: Tensor, inputs: Any, target: Any) -> Batch:
+        """The batch with the number `at` in the pass, on the device."""
+        whole = min(self._batch_size, self.samples - at * self._batch_size)
+        if self._device.type != "cpu":
+            inputs, target = self._placed(inputs), self._placed(target)
+        return Batch(ids, inputs, target, self._population, self._split, self.data, whole)
+
+    def _placed(self, value: Any) -> Any:
+        return _on(self._device, value, {"non_blocking": True})
+
+
+def rows_of_rank(batch: Sequence[int], rank: int, size: int) -> list[int]:
+    """The sample numbers of the rows of a batch that this rank loads.
+
+    A rank without rows loads the first row of the batch as a pattern of its shape. The number `n` of this row is given
+    as `~n`, and the row is removed from the batch.
+    """
+    return [batch[place] for place in share(len(batch), rank, size)] or [~batch[0]]
+
+
+def _without_rows(batch: Batch) -> Batch:
+    """The batch without rows, with the structure, dtypes and other dimensions; its row becomes the pattern."""
+
+    def nothing(leaf: Any) -> Any:
+        return leaf[:0] if isinstance(leaf, Tensor) else leaf
+
+    inputs, target = rebuild(batch.inputs, nothing), rebuild(batch.target, nothing)
+    return replace(
+        batch, ids=batch.ids[:0], inputs=inputs, target=target, pattern=replace(batch, ids=~batch.ids)
+    )
+
+
+class BatchesOfSplits:
+    """The batches of several splits, one split after the other; `len` is the number of batches of all of them.
+
+    parts: the batches of each split; a split that the data does not have is left out
+    ranks: the processes that split each batch
+    """
+
+    def __init__(self, prepared: Prepared, splits: Sequence[Split], ranks: Ranks = ALONE) -> None:
+        sizes = prepared.data.sizes
+        there = [split for split in splits if sizes[split] != 0 or len(splits) == 1]
+        self.parts = {split: Batches(prepared, split, ranks=ranks) for split in there}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts.values()))
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one pass, without its first `start`."""
+        for part in self.parts.values():
+            skipped = min(start, len(part))
+            start -= skipped
+            if skipped < len(part):
+                yield from part.epoch(number, skipped)

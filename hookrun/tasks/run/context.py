@@ -1,0 +1,436 @@
+"""The current run, as tasks use it: the hooked model, the run directory, the screen, and passes over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+from hookrun.data import Split
+from hookrun.errors import HookrunError
+from hookrun.plan.texts import decoder_of, tokenizer_of
+from hookrun.ranks.alone import Ranks, share
+from hookrun.runtime import Installation
+from hookrun.runtime.clock import Clock, RowsOfRank
+from hookrun.runtime.reduced import ReducedGradients
+from hookrun.signals import pending
+from hookrun.spec import Settings
+from hookrun.store.records import Of
+from hookrun.store.run_dir import RunDir
+from hookrun.store.states.files import SECONDS
+from hookrun.tasks.metrics.average import Average
+from hookrun.tasks.metrics.measuring import Measuring
+from hookrun.tasks.resume.states import Resuming
+from hookrun.tasks.run.batches import Batch, Batches, BatchesOfSplits
+from hookrun.tasks.run.compile_check import Compiled, buffers_kept
+from hookrun.tasks.run.components import as_call
+from hookrun.tasks.run.generators import generator_states, set_generators
+from hookrun.tasks.run.prepare import Prepared
+from hookrun.tasks.run.progress import Screen, numbers
+from hookrun.tasks.run.sample_names import SampleNames
+from hookrun.tasks.run.session import leave_new_memory
+from hookrun.tasks.run.sink import RunSink
+from hookrun.tasks.sharded.over_ranks import agreed_stop, draws_of_main, summed
+from hookrun.tasks.sharded.sharding import reshard
+from hookrun.values.containers import rebuild
+
+
+class Resumable(Protocol):
+    """An object with sums over batches, which can be saved and loaded."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state between two batches, as plain values and tensors."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace its state by a saved one."""
+
+
+@dataclass
+class PartialPass:
+    """The progress of a pass.
+
+    step:    the step of the hooks' clock before the pass; during the pass the clock counts batches from 0
+    holding: the objects with sums over batches, by name
+    batches: the number of finished batches
+    """
+
+    step: int
+    holding: Mapping[str, Resumable] = field(default_factory=dict)
+    batches: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The progress with the states of the sums, as plain values and tensors."""
+        sums = {name: each.state_dict() for name, each in self.holding.items()}
+        return {"step": self.step, "batches": self.batches, "holding": sums}
+
+    def sums(self) -> dict[str, Average]:
+        """Key path in the state -> the sums over the rows of this rank only."""
+        return {f"holding.{name}": each for name, each in self.holding.items() if isinstance(each, Average)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the progress by a saved one."""
+        self.step, self.batches = state["step"], state["batches"]
+        for name, each in self.holding.items():
+            each.load_state_dict(state["holding"][name])
+
+
+class DurableRows:
+    """Decides when to save a state in a task without training: when captured rows have been written to disk.
+
+    Then these rows are not computed again. Saving writes buffered rows too, so that indexes and the state agree.
+    """
+
+    def __init__(self, run_dir: RunDir, resuming: Resuming) -> None:
+        self._run_dir, self._resuming = run_dir, resuming
+        self._shards = run_dir.shards
+
+    def point(self) -> None:
+        """Call it after each batch; saves a state if one is due."""
+        due = self._run_dir.shards != self._shards or self._resuming.seconds >= SECONDS
+        if self._resuming.point(due):
+            self._shards = self._run_dir.shards
+
+
+PASS = "pass"
+_AS_IT_IS = nullcontext()
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class RunContext:
+    """The objects of the current run, which all tasks use.
+
+    scaler:   the gradient scaler; it is enabled only with `compute.precision: fp16`
+    resuming: saves and loads resumable states
+    reduced:  runs the hooks on parameter gradients, if several ranks sum these
+    _others:  the output for the current batch without the hooks, if a metric compares with it
+    _begun:   the first batch has been set
+    """
+
+    prepared: Prepared
+    hooks: Installation
+    sink: RunSink
+    run_dir: RunDir
+    screen: Screen
+    scaler: GradScaler
+    resuming: Resuming
+    reduced: ReducedGradients = field(default_factory=ReducedGradients)
+    _others: Any = None
+    _begun: bool = False
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """The processes of the run."""
+        return self.run_dir.ranks
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of the experiment."""
+        return self.prepared.settings
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The hooked model."""
+        return self.prepared.model
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a check stops the run. Pending results of checks are read only if some check may stop it."""
+        return self.sink.stop is not None or (self._may_stop and self.hooks.stopped is not None)
+
+    @cached_property
+    def _may_stop(self) -> bool:
+        return any(hook.spec.action.may_stop() for hook in self.prepared.plan.hooks)
+
+    def forward(self, batch: Batch) -> Any:
+        """The model's output, under automatic mixed precision if configured; None if this rank has no row."""
+        if not batch.ids.numel():  # faster than `len`, which torch implements in Python
+            if self.sharded and batch.pattern is not None:
+                with self.standing_in():
+                    self.forward(batch.pattern)
+            return None
+        if self.measuring.without_hooks:
+            self._others = self._without_hooks(batch)
+        self.set_batch(batch)
+        args, kwargs = as_call(batch.inputs, self.model)
+        with self.autocast():
+            return self._call(*args, **kwargs)
+
+    def set_batch(self, batch: Batch) -> None:
+        """Tell the hooks that the next calls of the model are for the samples of this batch.
+
+        Only in the first batch does torch fill new memory with NaN, so that it shows whether the model reads memory
+        that it has not written.
+        """
+        if self._begun:
+            leave_new_memory()
+        self._begun = True
+        clock = self.hooks.clock
+        clock.samples, clock.population = batch.ids, batch.population
+        self.sink.split = batch.split
+        if self.ranks.several:
+            mine = share(batch.whole, self.ranks.rank, self.ranks.size)
+            clock.rows = None if clock.stands_in else RowsOfRank(mine, batch.whole)
+        if self._names_spans:
+            self.hooks.spans = batch.spans
+
+    @cached_property
+    def sharded(self) -> bool:
+        """Whether parameters are sharded over the ranks, so that every rank has to take part in every pass."""
+        return self.ranks.several and self.settings.compute.strategy == "fsdp"
+
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """Within the block the model computes only for other ranks: hooks count and record nothing of it."""
+        clock = self.hooks.clock
+        clock.stands_in = True
+        try:
+            with self.hooks.uncounted(), buffers_kept(self.model):
+                yield
+        finally:
+            clock.stands_in = False
+
+    def _without_hooks(self, batch: Batch) -> Any:
+        """The output without the hooks; buffers and random generators are restored afterwards.
+
+        It is computed before the output with hooks, so that layers such as dropout draw the same numbers for both.
+        """
+        args, kwargs = as_call(rebuild(batch.inputs, _copied), self.model)
+        states = generator_states()
+        with self.hooks.paused(), buffers_kept(self.model), torch.no_grad(), self.autocast():
+            try:
+                return self.model(*args, **kwargs)
+            finally:
+                set_generators(states)
+
+    @cached_property
+    def measuring(self) -> Measuring:
+        """Computes the task's metrics."""
+        return Measuring(self.prepared)
+
+    def measure(self, average: Average, loss: Tensor | None, output: Any, batch: Batch) -> None:
+        """Add a batch to the means.
+
+        loss: the mean loss of this rank's rows; None: not computed
+        """
+        others, self._others = self._others, None
+        if loss is not None and self.ranks.several and self.prepared.loss.sums:
+            loss = loss * (
+                batch.whole / len(batch.ids)
+            )  # each rank has only a part of the sum over the batch
+        self.measuring.add(average, loss, output, batch, others)
+
+    @cached_property
+    def _names_spans(self) -> bool:
+        clauses = [hook.spec.keys.tokens for hook in self.prepared.plan.hooks]
+        return any(each.spans for clause in clauses if clause for each in clause.filters)
+
+    @cached_property
+    def _call(self) -> Callable[..., Any]:
+        return Compiled(self.hooks, self.model) if self.settings.compute.compile else self.model
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """The loss of the batch."""
+        with self.autocast():
+            return self.prepared.loss(output, batch.target)
+
+    def sample_names(self, parts: Mapping[Split, Batches]) -> SampleNames:
+        """The writer of samples.jsonl for these splits, with the texts of tokens."""
+        data = self.prepared.data
+        decode = decoder_of(tokenizer_of(self.model, data.tokenizer).tokenizer)
+        log_texts = None if decode is None else partial(self.sink.log_texts, decode)
+        return SampleNames(self.run_dir, parts, data.num_classes, log_texts)
+
+    def average(self) -> Average:
+        """An empty Average of the task's metrics."""
+        return self.measuring.average()
+
+    def sum_over_ranks(self, average: Average) -> Average:
+        """The sum of the Averages of all ranks; every rank calls it."""
+        return summed(average, self.measuring.average, self.ranks)
+
+    def after(self, batch: Batch) -> None:
+        """Call it after each batch on every rank.
+
+        If a rank had no row of the batch, its hooks made fewer random draws, so draws are set to those of rank 0.
+        """
+        self.run_dir.batches += 1
+        if self.ranks.several and batch.whole < self.ranks.size:
+            draws_of_main(self.hooks, self.ranks)
+
+    def agree(self) -> None:
+        """If a check on one rank stops the run, stop it on every rank; every rank calls it."""
+        if self.ranks.several and self._may_stop:
+            self.sink.stop = agreed_stop(self.hooks.stopped, self.ranks)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """A context manager for automatic mixed precision, if configured."""
+        dtype = self._autocast_dtype
+        return _AS_IT_IS if dtype is None else torch.autocast(self.prepared.device.type, dtype)
+
+    @cached_property
+    def _autocast_dtype(self) -> torch.dtype | None:
+        return _AUTOCAST.get(self.settings.compute.precision)
+
+    def log(self, split: str, values: dict[str, float], of: Of | None = None, **more: float) -> None:
+        """Write one line of metrics.jsonl, also to the loggers.
+
+        of: whether the values are means of a logged batch or of a whole pass over the split; None: neither
+        """
+        clock = self.hooks.clock
+        about = {"split": split, "epoch": clock.epoch, "step": clock.step}
+        about |= {} if of is None else {"of": of}
+        self.run_dir.log_metrics(**about, **values, **more)
+        self.sink.loggers.metrics(split, {**values, **more}, clock.step, of)
+
+    def read(self, split: str, average: Average) -> dict[str, float]:
+        """The means of a whole pass. Metrics by position or sample are written to metrics.jsonl here.
+
+        Raises HookrunError if a requested metric has no value.
+        """
+        values, clock = average.read(), self.hooks.clock
+        self.measuring.require_all(values)
+        for of_split, line in average.lines():
+            about = {"split": of_split or split, "epoch": clock.epoch, "step": clock.step}
+            self.run_dir.log_metrics(**about, **line)
+        return values
+
+    def conclude(self, split: str, values: dict[str, float], of: Of | None = None) -> None:
+        """Write the result of the task as a line of metrics.jsonl, and print it."""
+        self.log(split, values, of)
+        self.screen.say(f"{split:8} {numbers(values)}")
+
+    def logged(self, number: int) -> Logged:
+        """A block for one step or batch. It is logged, and edits are counted, on every `train.log_every`-th."""
+        return Logged(self.hooks.clock, number % self.settings.train.log_every == 0)
+
+    def evaluate(
+        self,
+        batches: Batches | BatchesOfSplits,
+        split: str,
+        label: str,
+        forward: Callable[[Batch], Any] | None = None,
+        names: SampleNames | None = None,
+    ) -> dict[str, float]:
+        """Mean loss and metrics of the model in evaluation mode. The hooks' clock counts a batch as a step.
+
+        split:   the split, for messages and lines of metrics
+        label:   the label of the progress bar
+        forward: batch -> the model's output; None: `forward` of this object
+        names:   writes samples.jsonl; None: not written
+
+        Raises HookrunError for a split without samples.
+        """
+        if not len(batches):
+            raise HookrunError(f"the data has no samples in its {split} split")
+        average = self.average()
+        held: dict[str, Resumable] = {"average": average, **({} if names is None else {"names": names})}
+        with self.evaluating(batches, label, held) as (passed, shown):
+            for batch in passed:
+                number = self.hooks.clock.step
+                with self.logged(number):
+                    output = (forward or self.forward)(batch)
+                    if batch.ids.numel():  # otherwise other ranks have all of its rows
+                        loss = self.loss(output, batch)
+                        self.measure(average, loss, output, batch)
+                if names is not None and len(batch.ids):
+                    names.write(batch, output)
+                self.hooks.step()
+                if number % self.settings.train.log_every == 0:
+                    shown.update(self.sum_over_ranks(average).read())
+        if names is not None:
+            names.write_pictures()
+        return self.read(split, self.sum_over_ranks(average))
+
+    @contextmanager
+    def evaluating(
+        self,
+        batches: Batches | BatchesOfSplits,
+        label: str,
+        holding: Mapping[str, Resumable] | None = None,
+    ) -> Iterator[tuple[Iterator[Batch], dict[str, float]]]:
+        """One pass in evaluation mode without gradients; the clock's step and the model's mode are restored afterwards.
+
+        Yields the batches, and the numbers to show beside the progress bar. The pass ends early if a check stops the
+        run.
+
+        holding: the caller's sums over batches, which are saved so that the run can be resumed within the pass;
+                 None: no state is saved during the pass
+        """
+        if self.ranks.several:  # in training, each rank has changed its own buffers
+            self.ranks.from_main(list(self.model.buffers()))
+        clock, training = self.hooks.clock, self.model.training
+        at = PartialPass(clock.step, holding or {})
+        if holding is None or not self.resuming.take(PASS, at.load_state_dict):
+            clock.step = 0
+        self.sink.loggers.reach(at.step)
+        shown = dict[str, float]()
+        self.model.eval()
+        try:
+            with ExitStack() as stack:
+                if holding is not None:
+                    stack.enter_context(self.resuming.hold(PASS, at.state_dict, at.sums))
+                stack.enter_context(torch.no_grad())
+                self.resuming.begin()
+                passed = self._passed(batches, at, label, shown, saves=holding is not None)
+                yield stack.enter_context(closing(passed)), shown
+        finally:
+            self.sink.settle()
+            reshard(self.model)
+            self.model.train(training)
+            clock.step = at.step
+
+    def _passed(
+        self,
+        batches: Batches | BatchesOfSplits,
+        at: PartialPass,
+        label: str,
+        shown: dict[str, float],
+        *,
+        saves: bool,
+    ) -> Generator[Batch]:
+        """The remaining batches; a request for the next batch means that the last one is finished."""
+        rest = batches.epoch(0, at.batches)
+        trains, rows = self.prepared.task.trains, DurableRows(self.run_dir, self.resuming)
+        with closing(self.screen.track(rest, len(batches), label, shown, at.batches)) as tracked:
+            for batch in tracked:
+                yield batch
+                at.batches += 1
+                self.after(batch)
+                self.agree()
+                if self.stopped:
+                    if saves:
+                        self.resuming.save()
+                    return
+                if not saves and (signal := pending()) is not None:
+                    raise signal  # without saving: a state would lack the task's sums
+                if saves and trains:
+                    self.resuming.point()
+                elif saves:
+                    rows.point()
+
+
+class Logged:
+    """A context manager for a step; its value is whether the step is logged."""
+
+    __slots__ = ("_clock", "_logs")
+
+    def __init__(self, clock: Clock, logs: bool) -> None:
+        self._clock, self._logs = clock, logs
+
+    def __enter__(self) -> bool:
+        self._clock.counting = self._logs
+        return self._logs
+
+    def __exit__(self, *_: object) -> None:
+        self._clock.counting = False
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf

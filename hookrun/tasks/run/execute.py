@@ -1,0 +1,233 @@
+"""A whole run, from a prepared experiment to its finished directory; read this file first.
+
+ready = prepare(experiment)            hookrun.tasks: model, data, and the plan of the hooks, proven on a copy
+execute(ready, path)                   this file: the run directory and its status
+    run_under_hooks(ready, ...)        session, hooks on the model, loggers, resumable states
+        task.perform(context)          tasks/train.py, evaluate.py, predict.py, ...: batches through the model
+            train(context)             training.py: epochs of steps, validation, checkpoints
+                train_step(training)   step.py: forward, backward, clip, check, step, log
+    summary(context)                   summaries.py: how often each hook fired, what it changed
+hookrun.report                         report.html, made from the directory alone
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch.amp import GradScaler
+
+from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.models import RANDOM
+from hookrun.plan import table
+from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.runtime import Installation
+from hookrun.runtime.reduced import ReducedGradients
+from hookrun.signals import listening, shielded
+from hookrun.store.environment import environment
+from hookrun.store.rank_dir import RankDir, take_kept
+from hookrun.store.reader import open_run
+from hookrun.store.run_dir import RunDir
+from hookrun.store.scores import result
+from hookrun.store.states.files import named_state, newest_state, remove_states, remove_unfinished
+from hookrun.tasks.base import Ready
+from hookrun.tasks.goals import goal_of
+from hookrun.tasks.loggers import Loggers
+from hookrun.tasks.loggers.base import LoggedRun
+from hookrun.tasks.resume.states import Resuming, require_same
+from hookrun.tasks.run.context import RunContext
+from hookrun.tasks.run.endings import ending, failure_recorded, print_failure
+from hookrun.tasks.run.prepare import Prepared
+from hookrun.tasks.run.progress import Screen
+from hookrun.tasks.run.session import session
+from hookrun.tasks.run.sink import RunSink
+from hookrun.tasks.run.summaries import hook_facts, hook_lines, inactive_lines, model_facts, summary
+from hookrun.tasks.sharded.over_ranks import RANKS, bytes_of_all, counts_of_all, effects_of_all, left_out
+from hookrun.tasks.sharded.rank_fit import under_ranks
+from hookrun.tasks.sharded.sharding import shard
+
+STOPPED = 3
+
+
+def execute(
+    ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, ranks: Ranks = ALONE
+) -> int:
+    """Run the task in the directory `path`.
+
+    go_on:  resume an unfinished run in its directory, from its newest undamaged state; without any state, its records
+            are deleted and it starts from the beginning
+    anyway: resume even if the state was saved with another configuration, model, data or version
+    ranks:  the processes of the run; this process is rank 0, and the others call `execute_as_rank`
+
+    Returns 0, or 3 if a check with policy `stop` ended the run. An exception is written to status.json before it is
+    raised, except a SpecError because the state does not fit: then no file is changed.
+    """
+    goal = goal_of(ready.experiment)
+    buffer = ready.settings.compute.capture_buffer * 2**20
+    run_dir = _reopened(ready, path, buffer, anyway=anyway) if go_on else RunDir.create(path, buffer)
+    run_dir.ranks = ranks
+    with failure_recorded(run_dir), ranks.failures_told():
+        run_dir.set_status("running")
+        ranks.gathered([str(run_dir.path), None if run_dir.resumed is None else run_dir.resumed.path.name])
+        with ending(run_dir.close):
+            stopped = ready.task.execute(ready, run_dir)
+        ranks.meet()  # the captures of the other ranks are on disk now
+        found = None if goal is None else result(open_run(path).metrics, goal).to_dict()
+        run_dir.write_manifest()
+        with shielded():
+            if stopped is None:
+                run_dir.set_status("done", objective=found)
+            else:
+                run_dir.set_status("stopped", stopped)
+    if stopped is not None:
+        print(f"stopped by a check: {stopped}", file=sys.stderr, flush=True)
+        return STOPPED
+    if not ready.settings.train.checkpoint.keep_done:
+        print_failure(partial(remove_states, path))
+    return 0
+
+
+def run_under_hooks(
+    prepared: Prepared, run_dir: RunDir, perform: Callable[[RunContext], None], *, loggers: Sequence[str]
+) -> str | None:
+    """Run a task under its hooks; returns why a check stopped it, or None.
+
+    perform: the task itself, called with the hooks installed
+    loggers: the names of the loggers to open
+
+    Raises HookrunError under `strict` if a hook matched modules but did nothing.
+    """
+    run_dir.write_plan(prepared.plan.to_dict())
+    run_dir.write_env(environment(device=str(prepared.device)))
+    run_dir.write_model(model_facts(prepared.model, prepared.weights))
+    settings = prepared.settings
+    ranks = run_dir.ranks
+    screen = Screen(quiet=not ranks.is_main)
+    show_plan(prepared, screen, table.SHOWN)
+    sharded = ranks.several and settings.compute.strategy == "fsdp"
+    together, reduced = Loggers(), ReducedGradients(stands_in=sharded) if ranks.several else None
+    sink = RunSink(run_dir, screen.say, together)
+    hooked = [hook.spec for hook in prepared.plan.hooks]
+    sink.of_rows = {each.name for each in hooked if each.hook_type.of_rows or each.keys.when.rank is not None}
+    model = prepared.model.to(prepared.device)
+    scaler = GradScaler(prepared.device.type, enabled=settings.compute.precision == "fp16")
+    with (
+        together.open(loggers if ranks.is_main else (), LoggedRun(run_dir.path, _config(prepared))),
+        session(settings.compute, settings.seed),
+        Installation(
+            prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied, reduced=reduced
+        ) as hooks,
+    ):
+        _load_leftover(prepared, hooks)
+        resuming = Resuming(prepared, run_dir, model, hooks)
+        if sharded:
+            if prepared.trained is not None:
+                prepared.trained.freeze_rest(model)  # parameters that hooks have added
+            shard(model, settings.compute.fsdp, prepared.device, ranks.size)
+            hooks.follow_parameters()
+        if run_dir.resumed is not None:
+            screen.say(f"resumed from {run_dir.resumed.path.name}, step {hooks.clock.step}")
+            of_rank = {each.spec.name: each.spec.keys.when.rank for each in prepared.plan.hooks}
+            chosen = {name: of for name, of in of_rank.items() if of is not None}
+            screen.note(left_out(len(run_dir.resumed.part(RANKS)), ranks, chosen))
+        context = RunContext(
+            prepared, hooks, sink, run_dir, screen, scaler, resuming, reduced or ReducedGradients()
+        )
+        # Records are written after a failure too, since they may explain it.
+        last = (
+            resuming.writer.close,
+            sink.settle,
+            run_dir.flush,
+            lambda: run_dir.write_hooks(hook_facts(hooks)),
+        )
+        with ending(*last), listening():
+            perform(context)
+            sink.settle()
+            take_kept(run_dir)
+            effects_of_all(hooks, ranks)
+            bytes_of_all(sink.bytes, sink.of_rows, ranks)
+            if any(each.action.captures for each in hooked):
+                counts_of_all(run_dir.captures.counts, ranks, run_dir.reached)
+        stopped = hooks.stopped
+        if (inactive := inactive_lines(hooks)) and settings.strict and stopped is None:
+            for line in hook_lines(context):
+                screen.say(line)
+            raise HookrunError("\n".join(["strict: hooks matched and did nothing", *inactive]))
+        for line in summary(context):
+            screen.say(line)
+    return stopped
+
+
+def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
+    """The directory of an unfinished run, reset to its newest undamaged state."""
+    saved, damaged = newest_state(path)
+    for line in damaged.values():
+        print(f"{line}; it is ignored", file=sys.stderr, flush=True)
+    if saved is None and damaged and not anyway:
+        hint = "type resume_anyway=true to start from the beginning and lose the records"
+        raise SpecError([Problem("resume", f"{path} has no undamaged state", hint)])
+    if saved is not None and not anyway:
+        require_same(saved, ready, path)
+    if saved is None:
+        print(f"no state was saved in {path}: the run starts from the beginning", flush=True)
+    run_dir = RunDir.reopen(path, None if saved is None else saved.part("files"), buffer)
+    remove_unfinished(path, damaged)
+    run_dir.resumed = saved
+    return run_dir
+
+
+def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
+    """Load the values of parameters that hooks add from the file of `model.weights`. SpecError for a wrong shape."""
+    added = dict(hooks.named_parameters())
+    for name, tensor in prepared.leftover.items():
+        if tensor.shape != added[name].shape:
+            shapes = f"{list(tensor.shape)} in the file, and its hook adds {list(added[name].shape)}"
+            hint = "use the hooks that the file was saved with"
+            raise SpecError([Problem("model.weights", f"{name} has shape {shapes}", hint)])
+        added[name].data.copy_(tensor)
+
+
+def execute_as_rank(ready: Ready, ranks: Ranks) -> int:
+    """Run the task on a rank other than 0, in the directory that rank 0 sends. Returns what `execute` returns."""
+    with ranks.failures_told():
+        place, state = ranks.gathered(None)[0]
+        if place is None:  # another process has just finished the run
+            return 0
+        saved = None if state is None else named_state(Path(place), state)
+        position = None if saved is None else saved.part("files")
+        run_dir = RankDir(Path(place), ranks, ready.settings.compute.capture_buffer * 2**20, position)
+        run_dir.resumed = saved
+        with ending(run_dir.close):
+            stopped = ready.task.execute(ready, run_dir)
+        ranks.meet()
+    return 0 if stopped is None else STOPPED
+
+
+def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:
+    """Print the plan with at most `limit` modules for each hook (None: all), the weights' source, lines and notes."""
+    several = prepared.settings.compute.strategy != "none"
+    table.show(prepared.plan, screen.console, limit, under_ranks(prepared.plan) if several else None)
+    screen.say(f"weights: {_weights(prepared)}")
+    for line in prepared.lines:
+        screen.say(line)
+    screen.note(prepared.notes)
+
+
+def _weights(prepared: Prepared) -> str:
+    task = prepared.task
+    if prepared.weights != RANDOM or task.trains:
+        return prepared.weights
+    return (
+        f"{RANDOM}, and task={task.name} does not train them (model.weights takes a file or a published name)"
+    )
+
+
+def _config(prepared: Prepared) -> dict[str, Any]:
+    """The experiment as plain values, for loggers."""
+    settings = prepared.settings.model_dump(mode="json", serialize_as_any=True)
+    settings["task"] = {"name": prepared.task.name, **settings["task"]}
+    hooks = {hook.pop("name"): hook for hook in prepared.plan.to_dict()["hooks"]}
+    return {**settings, "hooks": hooks}

@@ -1,0 +1,120 @@
+"""The model and the data of an experiment for a user's own loop: each split as a run reads it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from hookrun import data
+from hookrun.data import DataInfo, Split
+from hookrun.data.info import SPLITS
+from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest
+from hookrun.lookup import NoSuchKey
+from hookrun.spec import Experiment, Settings, Spec
+from hookrun.spec.experiment import RunWeights
+from hookrun.tasks.base import task_of
+from hookrun.tasks.run.batches import Batch, Batches
+from hookrun.tasks.run.prepare import prepare_alone
+from hookrun.tasks.under_hooks import TaskUnderHooks
+from hookrun.trust.packages import read_once
+
+
+@dataclass(frozen=True)
+class ExperimentData(Mapping[str, Dataset[tuple[Any, torch.Tensor]]]):
+    """The splits of an experiment's data: ``data["train"]`` is a dataset of (inputs, target), with transforms applied.
+
+    settings: the experiment's settings: data, seed, batch size, limits
+    info:     shapes, dtypes, number of classes, samples in each split
+    device:   the device of the batches: that of the model
+    """
+
+    settings: Settings
+    info: DataInfo
+    device: torch.device
+
+    def __getitem__(self, split: str) -> Dataset[tuple[Any, torch.Tensor]]:
+        """Read a split. KeyError if the data has no such split or no samples in it."""
+        return data.load(self.settings.data, self._known(split), seed=self.settings.seed)
+
+    def __iter__(self) -> Iterator[str]:
+        return (split for split in SPLITS if self.info.sizes[split] != 0)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def loader(self, split: str, *, shuffle: bool | None = None) -> SplitLoader:
+        """The batches of a split: order, batch size, sample ids and limits as in a run.
+
+        shuffle: None: `train.shuffle` for training samples, False for validation samples
+        """
+        known = self._known(split)
+        shuffled = (known == "train" and self.settings.train.shuffle) if shuffle is None else shuffle
+        return SplitLoader(Batches(self, known, shuffle=shuffled))
+
+    def _known(self, split: str) -> Split:
+        if split not in tuple(self):
+            raise NoSuchKey(f"no split {split!r} in the data {self.info.name!r}: {nearest(str(split), self)}")
+        return cast(Split, split)
+
+
+class SplitLoader:
+    """The batches of a split. Each ``for batch in loader`` is one epoch; the first is epoch 0.
+
+    A batch has `ids`, `inputs`, `target`, `population` and `split`: set ``hooks.samples = batch.ids``.
+    """
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        # A generator, so that an epoch is counted only when its first batch is read.
+        number, self._epoch = self._epoch, self._epoch + 1
+        yield from self._batches.epoch(number)
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of the epoch with this number."""
+        return self._batches.epoch(number)
+
+    @property
+    def samples(self) -> int:
+        """The number of samples in the split."""
+        return self._batches.samples
+
+
+def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, ExperimentData]:
+    """The model with its weights, on its device, and the data, which is not read yet.
+
+    trust: names of the packages whose code the experiment may use
+
+    Raises SpecError with all mistakes; also if the weights hold parameters that only hooks add.
+    """
+    named = experiment.settings.model.weights
+    if isinstance(named, RunWeights) and experiment.runs.get(named.run, "") is None:
+        what = f"it needs the run of {experiment.settings.needs[named.run]}, which has not been made"
+        raise SpecError([Problem("model.weights.run", what, "run the experiment once on the command line")])
+    task = task_of(experiment)
+    split = task.first_split() if isinstance(task, TaskUnderHooks) else "train"
+    with read_once(trust):
+        built = prepare_alone(experiment, Spec(()), split, trust, tries=False)
+    if built.leftover:
+        names = listed(sorted(built.leftover), 8)
+        text = f"the file holds {len(built.leftover)} tensors that the model does not have: {names}"
+        hint = "parameters that hooks added can be loaded only in a run; use weights that were saved without them"
+        raise SpecError([Problem("model.weights", text, hint)])
+    again = [hook.name for hook in experiment.hooks.hooks if hook.identity in built.applied]
+    if again:
+        text = f"{listed(again, 8)} had changed the model before its weights were saved"
+        warnings.warn(
+            f"model.weights: {text}: installed again, they change it again", HookrunWarning, stacklevel=3
+        )
+    return built.model.to(built.device), ExperimentData(built.settings, built.data, built.device)

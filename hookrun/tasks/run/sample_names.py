@@ -1,0 +1,220 @@
+"""Writes samples.jsonl: each sample of a pass with its class, prediction and loss; and small pictures of some."""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import io
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from hookrun.data import Split
+from hookrun.data.samples import IGNORED
+from hookrun.runtime.tokens.calls import EMBEDS, IDS, MASK
+from hookrun.store.format import SAMPLES
+from hookrun.store.run_dir import RunDir
+from hookrun.tasks.run.batches import Batch, Batches
+
+MOST_WORST = 16
+"""How many samples with the highest loss get a picture."""
+MOST_FIRST = 8
+"""How many first samples of each split get a picture too."""
+MOST_TOKENS = 2**18
+"""The largest number of tokens of a split, padding included, that are written; those of its first samples."""
+
+
+class SampleNames:
+    """Writes the file, the class, the predicted class and the loss of each sample.
+
+    The class is written if the target is a label. The predicted class and the cross-entropy of the label are written
+    if the output has a score for each class. For the first sequences of tokens, tokens and targets are written too;
+    pictures use them to label their axes.
+
+    log_texts: called with the tokens that were written; None: their texts are not recorded
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        parts: Mapping[Split, Batches],
+        num_classes: int | None,
+        log_texts: Callable[[list[int]], None] | None = None,
+    ) -> None:
+        self._run_dir = run_dir
+        self._log_texts = log_texts
+        self._data = {split: batches.data for split, batches in parts.items()}
+        self._num_classes = num_classes
+        self._seen = Counter[str]()
+        self._worst = list[tuple[float, str, int]]()
+
+    def write(self, batch: Batch, output: Any) -> None:
+        """Write the samples of a batch; `output` is the model's output for it."""
+        samples = self._data[batch.split]
+        labels = _labels(batch.target)
+        predicted = self._predicted(output, len(batch.ids)) if labels is not None else None
+        losses = _losses(output, batch.target) if predicted is not None else None
+        self._seen[batch.split] += batch.whole
+        tokens = self._tokens(batch)
+        lines = list[dict[str, Any]]()
+        for row, number in enumerate(batch.ids.tolist()):
+            line: dict[str, Any] = {"split": batch.split, "sample": number, "file": samples.file(number)}
+            if labels is not None:
+                line["class"] = samples.class_name(labels[row])
+            if predicted is not None:
+                line["predicted_class"] = samples.class_name(predicted[row])
+            if losses is not None and math.isfinite(losses[row]):
+                line["loss"] = losses[row]
+                self._keep_worst((losses[row], batch.split, number))
+            lines.append({**line, **tokens.get(row, {})})
+        self._run_dir.append(SAMPLES, lines)
+
+    def _keep_worst(self, sample: tuple[float, str, int]) -> None:
+        heapq.heappush(self._worst, sample)
+        if len(self._worst) > MOST_WORST:
+            heapq.heappop(self._worst)
+
+    def _worst_of_all(self) -> list[tuple[float, str, int]]:
+        """(loss, split, number) of the samples with the highest loss on all ranks, in descending order; all call it."""
+        of_ranks = self._run_dir.ranks.gathered(self._worst)
+        found = {
+            (float(loss), str(split), int(number)) for worst in of_ranks for loss, split, number in worst
+        }
+        return heapq.nlargest(MOST_WORST, found)
+
+    def write_pictures(self) -> None:
+        """Write small pictures of the samples with the highest loss and of some others, after a pass.
+
+        Every rank calls it, and rank 0 writes.
+        """
+        wanted = {(split, number) for _, split, number in self._worst_of_all()}
+        if not self._run_dir.ranks.is_main:
+            return
+        for split, count in self._seen.items():
+            wanted |= {(split, number) for number in range(min(count, MOST_FIRST))}
+            wanted |= {(split, part * (count - 1) // 3) for part in range(4)}  # the samples in the report
+        lines = list[dict[str, Any]]()
+        for split, number in sorted(wanted):
+            samples = self._data.get(cast(Split, split))
+            if samples is None or samples.of_tokens or not 0 <= number < len(samples):
+                continue
+            if (picture := picture_of(samples[number][0])) is None:
+                break  # then the other samples are not images either
+            lines.append({"split": split, "sample": number, "png": picture})
+        if lines:
+            self._run_dir.write_pictures(lines)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts and the samples with the highest loss so far, on all ranks; every rank calls it."""
+        return {"seen": dict(self._seen), "worst": [list(each) for each in self._worst_of_all()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace these by saved ones."""
+        self._seen = Counter(state["seen"])
+        self._worst = [(float(loss), str(split), int(number)) for loss, split, number in state["worst"]]
+        heapq.heapify(self._worst)
+
+    def _tokens(self, batch: Batch) -> dict[int, dict[str, Any]]:
+        """Row -> the sample's tokens without padding, the padding, and the target of each token (None: no target).
+
+        Only the first samples have an entry; this depends only on their numbers, so a resumed run writes the same.
+        """
+        inputs = batch.inputs
+        if not batch.data.of_tokens or not isinstance(inputs, dict) or EMBEDS in inputs:
+            return {}
+        ids, mask = inputs.get(IDS), inputs.get(MASK)
+        if ids is None or ids.dim() != 2 or ids.shape[1] == 0:
+            return {}
+        rows = (batch.ids < MOST_TOKENS // ids.shape[1]).nonzero().squeeze(1).tolist()
+        if not rows:
+            return {}
+        ids = ids.cpu()
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.cpu() != 0
+        targets = batch.target.cpu() if batch.target.shape == ids.shape else None
+        found = dict[int, dict[str, Any]]()
+        for row in rows:
+            columns = real[row].nonzero().squeeze(1)
+            if not len(columns):
+                continue
+            first, end = int(columns[0]), int(columns[-1]) + 1
+            found[row] = {"tokens": ids[row, first:end].tolist(), "padding": [first, ids.shape[1] - end]}
+            if targets is not None:
+                of_each = targets[row, first:end].tolist()
+                found[row]["targets"] = [None if each == IGNORED else each for each in of_each]
+        if self._log_texts is not None:
+            kept = [ids[row][real[row]] for row in rows]
+            if targets is not None:
+                kept += [targets[row][targets[row] != IGNORED] for row in rows]
+            self._log_texts(torch.cat(kept).tolist())
+        return found
+
+    def _predicted(self, output: Any, count: int) -> list[int] | None:
+        """The class with the largest score of each sample; None if the output is not scores [count, classes]."""
+        if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != count:
+            return None
+        if not output.is_floating_point() or output.shape[1] < 2:
+            return None
+        if self._num_classes is not None and output.shape[1] < self._num_classes:
+            return None
+        found: list[int] = output.detach().argmax(1).tolist()
+        return found
+
+
+def _losses(scores: Tensor, target: Tensor) -> list[float] | None:
+    """The cross-entropy of each sample's label; None if a label is not one of the classes."""
+    target = target.to(torch.int64)
+    if not bool(((target >= 0) & (target < scores.shape[1])).all()):
+        return None
+    losses: list[float] = F.cross_entropy(scores.detach().float(), target, reduction="none").tolist()
+    return losses
+
+
+def _labels(target: Tensor) -> list[int] | None:
+    """The labels of a batch; None if the targets are not labels."""
+    if target.dim() != 1 or target.is_floating_point() or target.is_complex():
+        return None
+    found: list[int] = target.tolist()
+    return found
+
+
+MOST_SIDE = 64
+"""The largest side in pixels; a larger picture is downsampled by averaging."""
+LARGEST = 2**26
+"""The largest number of elements of a sample from which a picture is made."""
+
+
+def picture_of(value: object) -> str | None:
+    """A sample [H, W], [1, H, W] or [3, H, W] as a PNG in base64; None if it is not an image.
+
+    Its smallest value becomes black (0), its largest white (255).
+    """
+    if not isinstance(value, Tensor) or value.is_complex() or not 0 < value.numel() <= LARGEST:
+        return None
+    image = value.detach().cpu().float()
+    image = image[None] if image.dim() == 2 else image
+    if image.dim() != 3 or image.shape[0] not in (1, 3) or min(image.shape[1:]) < 2:
+        return None
+    image = image.nan_to_num(0.0, 0.0, 0.0)
+    block = -(-max(image.shape[1:]) // MOST_SIDE)
+    if block > 1:
+        image = F.avg_pool2d(image, block, ceil_mode=True)
+    low, high = image.aminmax()
+    grey = ((image - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
+    array = grey[0].numpy() if len(grey) == 1 else grey.permute(1, 2, 0).contiguous().numpy()
+    return _png(array.tobytes(), array.shape)
+
+
+@lru_cache(maxsize=1024)  # the jobs of a sweep show many samples again
+def _png(pixels: bytes, shape: tuple[int, ...]) -> str:
+    """An image [H, W] or [H, W, 3] of uint8 as a PNG in base64."""
+    file = io.BytesIO()
+    Image.fromarray(np.frombuffer(pixels, np.uint8).reshape(shape)).save(file, "PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode("ascii")

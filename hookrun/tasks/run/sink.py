@@ -1,0 +1,134 @@
+"""Receives the records of a run's hooks: writes captures and statistics to the run directory, and prints lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookrun.actions.base import OF_RANK, Keeper
+from hookrun.actions.site import TokenRows
+from hookrun.data import Split
+from hookrun.plan.texts import decoder_of
+from hookrun.ranks.alone import share
+from hookrun.runtime.records import Budget, RecordSink
+from hookrun.runtime.site import HookSite
+from hookrun.runtime.snapshot import in_reach, opened
+from hookrun.store.format import STATS, TOKENS
+from hookrun.store.run_dir import RunDir
+from hookrun.tasks.loggers import Loggers
+from hookrun.values.containers import readable
+
+
+class RunSink(RecordSink):
+    """Writes captures to disk, keyed by the samples of the current batch.
+
+    split:   the split of the current batch
+    loggers: the loggers that show records live
+    of_rows: the names of the hooks that see only a rank's own rows of a batch, or act only on some ranks
+    bytes:   hook -> the total bytes of the tensors that it has counted
+    counted: [B], row numbers for a batch whose sample ids are not known; None: a capture has one row for each firing
+    """
+
+    wants_calls = True
+
+    def __init__(self, run_dir: RunDir, show: Callable[[str], None], loggers: Loggers | None = None) -> None:
+        super().__init__()
+        self.bytes = Counter[str]()
+        self.of_rows: Collection[str] = ()
+        self.split: Split | None = None
+        self.counted: Tensor | None = None
+        self.loggers = loggers if loggers is not None else Loggers()
+        self._texts_known = set[int]()
+        self._run_dir = run_dir
+        self._show = show
+
+    def keeper(self, site: HookSite) -> Keeper:
+        """The function that writes each captured value immediately; the writer copies it."""
+        writer, clock, loggers = self._run_dir.captures, site.clock, self.loggers
+        of_samples = not site.hook_type.on_parameters  # a bias of 64 elements is not a batch of 64 samples
+        if not self._run_dir.ranks.is_main and site.hook_name not in self.of_rows:
+            return lambda value, rows=None, tokens=None: (
+                None
+            )  # rank 0 writes it: it is the same on every rank
+
+        def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
+            if (value := in_reach(value)) is None:
+                return
+            if rows is not None:
+                rows = readable(rows)
+            with torch._C._DisableFuncTorch():
+                write(value if isinstance(value, Tensor) else opened(value), rows, tokens)
+
+        def write(value: Any, rows: Tensor | None, tokens: TokenRows | None) -> None:
+            known = clock.samples if clock.samples is not None else self.counted
+            samples = known if of_samples else None
+            if tokens is not None and samples is None:
+                rows, samples = None, tokens.numbers
+            writer.add(
+                site.hook_name,
+                site.path,
+                value,
+                sample_ids=samples if rows is None or samples is None else samples[rows],
+                epoch=clock.epoch,
+                step=clock.step,
+                call=site.call,
+                split=self.split,
+                path=site.current.within,
+                tokens=tokens,
+            )
+            if tokens is not None:
+                decode = decoder_of(site.tokenizer)
+                if decode is not None:
+                    self.log_texts(decode, tokens.token_ids.tolist())
+            if clock.counting:
+                loggers.value(site, value)
+
+        return self.within_budget(site, keep)
+
+    def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
+        """`keep`, limited by the hook's `max_bytes`, which the ranks divide among themselves."""
+        limit, ranks = site.spec.action.budget(), self._run_dir.ranks
+        if limit is not None and site.hook_type.of_rows:
+            part = len(share(limit, ranks.rank, ranks.size))
+            self._budgets.setdefault(site.hook_name, Budget(part))
+        return super().within_budget(site, keep)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state between two steps; pending records are written to stats.jsonl before."""
+        found = super().state_dict()
+        return {**found, "bytes": dict(self.bytes), "split": self.split, "texts": sorted(self._texts_known)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace its state by a saved one."""
+        super().load_state_dict(state)
+        self.bytes = Counter(state["bytes"])
+        self.split = state["split"]
+        self._texts_known = set(state["texts"])
+
+    def log_texts(self, decode: Callable[[int], str | None], tokens: Iterable[int]) -> None:
+        """Record the texts of tokens that are not recorded yet; tokens that `decode` does not know are left out."""
+        new = set(tokens) - self._texts_known - {-1}
+        self._texts_known |= new
+        for token in sorted(new):
+            if (text := decode(token)) is not None:
+                self._run_dir.append(TOKENS, [{"token": token, "text": text}])
+
+    def show(self, text: str) -> None:
+        """Print the line of a `print` action above the progress bar."""
+        self._show(text)
+
+    def store(self, record: dict[str, Any]) -> None:
+        """Append to stats.jsonl. With several ranks, each writes records of its own rows, and rank 0 those of all."""
+        ranks = self._run_dir.ranks
+        if ranks.several:
+            if record["hook"] in self.of_rows:
+                record = {**record, OF_RANK: ranks.rank}
+            elif not ranks.is_main:
+                return
+        self.bytes[record["hook"]] += record.get("bytes", 0)
+        self._run_dir.append(STATS, [record])
+        self.loggers.record(record)

@@ -1,0 +1,175 @@
+"""Checks what several ranks cannot compute as one process does: it is refused before the run, or noted in the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from hookrun.errors import CompileError, Problem, listed
+from hookrun.plan.plan import PlannedHook, ResolvedPlan
+from hookrun.plan.table import Column
+from hookrun.spec import Settings
+from hookrun.tasks.metrics.losses import TrainLoss
+from hookrun.tasks.sharded.sharding import shard_problems
+from hookrun.values.index import Index
+
+_SHOWN = 4
+_WEIGHTED = ("weight", "ignore_index")
+"""Arguments that make a loss a weighted mean, with a total weight that differs from rank to rank."""
+_MEAN_OF_LABELS = ("cross_entropy", "nll")
+
+
+def settings_misfits(settings: Settings, *, scores: bool) -> list[Problem]:
+    """Problems of the settings under several ranks.
+
+    scores: the task computes the loss
+    """
+    problems, strategy = list[Problem](), settings.compute.strategy
+    if settings.compute.compile:
+        what = f"a compiled model under compute.strategy={strategy} is not known to compute the same as one process"
+        problems.append(Problem("compute.compile", what, "leave one of them out"))
+    if strategy == "fsdp" and settings.compute.precision == "fp16":
+        what = "the gradient scaler of fp16 is not known to be correct with sharded gradients"
+        problems.append(Problem("compute.precision", what, "use bf16, or compute=ddp"))
+    loss = settings.train.loss
+    given = [key for key in _WEIGHTED if key in loss.args]
+    if scores and loss.name in _MEAN_OF_LABELS and given:
+        what = (
+            f"{', '.join(given)} makes {loss.name} a weighted mean, which is not the mean of the ranks' means"
+        )
+        problems.append(Problem(f"train.loss.{given[0]}", what, "leave it out, or use compute.strategy=none"))
+    return problems
+
+
+def hook_misfits(plan: ResolvedPlan) -> list[Problem]:
+    """A problem for each hook whose results would depend on the number of ranks."""
+    return [
+        Problem(f"{hook.spec.where}.{key}", what, hint)
+        for hook in plan.hooks
+        if hook.spec.hook_type.of_rows
+        for key, what, hint in _misfits_of(hook)
+    ]
+
+
+def _misfits_of(hook: PlannedHook) -> Iterator[tuple[str, str, str]]:
+    """(key, reason, next step) for each problem of a hook that sees only a rank's own rows of the batch."""
+    spec, action = hook.spec, hook.spec.action
+    alone = "use compute.strategy=none"
+    if action.draws and not action.draws_by_row:
+        what = f"{action.action_name} may draw random numbers for the rows of a batch, which would differ by rank"
+        yield "action", what, alone
+    if action.draws and spec.keys.tokens is not None:
+        what = (
+            f"{action.action_name} may draw random numbers for positions, and each rank has its own positions"
+        )
+        yield "tokens", what, alone
+    if action.scope == "together":
+        what = f"{action.action_name} needs all rows of the batch together, and each rank has only its own"
+        yield "action", what, f"put it on the gradients of parameters (optimizer_step_pre), or {alone}"
+    for field, value in action.outside_values().items():
+        if value.draws:
+            yield field, "each rank would draw other samples for its rows", alone
+    if (index := spec.keys.index) is not None and _picks_rows(index, hook):
+        yield (
+            "index",
+            f"'{index}' picks rows of the batch by their place, and each rank has only its own",
+            alone,
+        )
+    if action.captures:
+        whole = [
+            match.path or "(root)"
+            for match in hook.matches
+            if match.bytes is not None and not match.per_sample
+        ]
+        if whole:
+            what = f"it has no row for each sample on {listed(whole, _SHOWN)}, and each rank would have another value"
+            yield "action", what, "narrow `select`, or name a part with a row for each sample by `target`"
+
+
+def _picks_rows(index: Index, hook: PlannedHook) -> bool:
+    """Whether the index selects in the first dimension of the modules' outputs, as far as their shapes are known."""
+    items = index.items
+    if items[0] is ...:
+        dims = [match.shape.count(",") + 1 for match in hook.matches if match.shape and match.shape[0] == "["]
+        if all(count > len(items) - 1 for count in dims):
+            return False
+        items = items[1:]
+    return bool(items) and items[0] != slice(None)
+
+
+def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains: bool) -> list[str]:
+    """A line for each result that necessarily differs between one process and several ranks."""
+    lines = list[str]()
+    if trains:
+        named = {path or "(root)": module for path, module in model.named_modules()}
+        norms = [path for path, module in named.items() if isinstance(module, _BatchNorm)]
+        drops = [path for path, module in named.items() if _drops(module)]
+        if norms:
+            lines.append(f"batch statistics are those of a rank's own rows: {listed(norms, _SHOWN)}")
+        if drops:
+            lines.append(f"dropout draws other masks on each rank: {listed(drops, _SHOWN)}")
+        if loss.code is not None:
+            lines.append(f"train.loss: {loss.name} is assumed to be the mean over the samples of a batch")
+    for hook in plan.hooks:
+        if (what := _differs(hook)) is not None:
+            lines.append(f"{hook.spec.name}: {what}")
+    return lines
+
+
+def _differs(hook: PlannedHook) -> str | None:
+    """How the hook's results differ with several ranks; None if they do not."""
+    action = hook.spec.action
+    if not hook.spec.hook_type.of_rows:
+        return None
+    if action.own_code:
+        return "your own function gets only a rank's own rows"
+    if action.observes and not (action.captures or action.may_stop() or action.action_name == "check"):
+        return f"{action.action_name} reports each rank's own rows"
+    return None
+
+
+def under_ranks(plan: ResolvedPlan) -> Column:
+    """The plan's column that says what each hook sees if several ranks split the batches."""
+    return "under ranks", {hook.spec.name: _sees(hook) for hook in plan.hooks}
+
+
+def _sees(hook: PlannedHook) -> str:
+    hook_type, action = hook.spec.hook_type, hook.spec.action
+    if hook_type.phase == "installation":
+        return "the same on each"
+    if not hook_type.of_rows:
+        return "reduced, once" if hook_type.phase in ("backward", "step") else "the same on each"
+    if _differs(hook) is not None:
+        return "differs: own rows"
+    return "all rows" if action.captures else "own rows"
+
+
+def _drops(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    rates = (getattr(module, name, None) for name in ("dropout", "dropout_p", "attention_dropout"))
+    return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
+
+
+def check_ranks(
+    plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, settings: Settings, *, trains: bool
+) -> list[str]:
+    """Notes on results that differ with several ranks.
+
+    Raises CompileError for what several ranks cannot do, and under `strict` also for results that differ.
+    """
+    problems = hook_misfits(plan)
+    found = differences(plan, model, loss, trains=trains)
+    if settings.compute.strategy == "fsdp":
+        problems += shard_problems(settings, model, plan)
+        if (dtype := settings.compute.fsdp.mixed_precision) is not None:
+            found.append(f"compute.fsdp.mixed_precision: parameters and activations are in {dtype}")
+    if settings.strict:
+        hint = "strict=false makes it a note; compute.strategy=none computes it in one process"
+        problems += [Problem("compute.strategy", f"differs from one process: {line}", hint) for line in found]
+    if problems:
+        raise CompileError(problems)
+    return [f"differs from one process: {line}" for line in found]

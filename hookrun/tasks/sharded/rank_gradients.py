@@ -1,0 +1,145 @@
+"""The gradients of a step of several processes, which split each micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hookrun.runtime.rng import derived_seed
+from hookrun.tasks.run.batches import Batch
+from hookrun.tasks.run.context import RunContext
+from hookrun.tasks.training.step import MicroBatchResult, Share, StepGradients
+
+
+class StepGradientsOfRanks(StepGradients):
+    """In several processes: torch's DistributedDataParallel sums the gradients of the ranks.
+
+    Each rank's loss is weighted by its share of the samples, so that the sum is the gradient of the loss over all
+    samples, and `backward` and `output_grad` hooks see the same gradient of a row as in one process. Hooks on
+    parameter gradients run on the sum.
+    """
+
+    def __init__(self, context: RunContext) -> None:
+        super().__init__(context)
+        self._wrap()
+        self._parameters = [each for each in context.model.parameters() if each.requires_grad]
+        self._reduced = context.reduced
+        if not self.ranks.is_main:  # otherwise dropout would draw the same mask on every rank
+            torch.manual_seed(derived_seed(context.settings.seed, self.ranks.rank))
+
+    def _wrap(self) -> None:
+        self._rows = _Rows(self.context)
+        self._ddp = DistributedDataParallel(self._rows, find_unused_parameters=True)
+        self._ddp.register_comm_hook(None, _summed)
+
+    def _set_apart(self) -> list[tuple[nn.Parameter, Tensor | None]]:
+        """Each parameter with its gradient of the previous micro-batches; sets `grad` to None."""
+        before = [(parameter, parameter.grad) for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        return before
+
+    def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
+        """The factor of each micro-batch's loss: the share of this rank's rows among those of all ranks."""
+        if group[0].data.of_tokens:
+            weights = [float(batch.weight) for batch in group]
+            whole = max(sum(self.ranks.total(weights)), 1)
+            return [weight / whole for weight in weights]
+        whole = sum(batch.whole for batch in group)
+        sums = self.context.prepared.loss.sums
+        return [(batch.whole if sums else len(batch.ids)) / whole for batch in group]
+
+    def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
+        """The same; gradients are summed over the ranks, at the latest with the last micro-batch."""
+        each = self._reduced.of_each_part
+        before = self._set_apart() if each else []
+        passed = MicroBatchResult()
+        if each or last or len(batch.ids):
+            with nullcontext() if each or last else self._ddp.no_sync():
+                loss = self._ddp(batch)
+                passed = self._rows.take()
+                self.context.scaler.scale(loss * share).backward()
+        if each or last:
+            self._reduced.run(before)
+        self.context.after(batch)
+        return passed
+
+    def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
+        """The weighted loss of each micro-batch, summed over all ranks: finite if the losses of all ranks are."""
+        parts = [
+            0.0 if loss is None else float(loss) * float(share)
+            for loss, share in zip(losses, shares, strict=True)
+        ]
+        return [torch.tensor(part) for part in self.ranks.total(parts)]
+
+
+class StepGradientsOfShards(StepGradientsOfRanks):
+    """In several processes with sharded parameters: torch's fully_shard sums the gradients of the ranks.
+
+    Every rank takes part in every pass; a rank without rows computes a row of another rank, with loss factor 0.
+    """
+
+    def _wrap(self) -> None:
+        """Nothing to do: the model was sharded before the optimizer was made."""
+
+    def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
+        """The same; gradients are summed over the ranks with each micro-batch."""
+        context, each = self.context, self._reduced.of_each_part
+        before = self._set_apart() if each else []
+        own = batch.pattern is None
+        with nullcontext() if own else context.standing_in():
+            rows = batch.pattern or batch
+            output = context.forward(rows)
+            loss = context.loss(output, rows)
+            context.scaler.scale(loss * (share if own else 0)).backward()
+        if each or last:
+            self._reduced.run(before)
+        context.after(batch)
+        return MicroBatchResult(output, loss) if own else MicroBatchResult()
+
+
+class _Rows(nn.Module):
+    """The loss of the rank's rows, as the module that DistributedDataParallel wraps.
+
+    Since its only output is the loss, DistributedDataParallel treats every parameter without influence on the loss as
+    unused, whatever else the model returns. A rank without rows takes part through the parameter `anchor`: its model
+    and hooks do not run, since many models cannot compute an empty batch.
+    """
+
+    def __init__(self, context: RunContext) -> None:
+        super().__init__()
+        self.model = context.model
+        self.anchor = nn.Parameter(torch.zeros((), device=context.prepared.device))
+        self._context = context
+        self._passed = MicroBatchResult()
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean loss of the rows, a tensor without dimensions."""
+        if not len(batch.ids):
+            return self.anchor * 0
+        output = self._context.forward(batch)
+        loss = self._context.loss(output, batch)
+        self._passed = MicroBatchResult(output, loss)
+        return loss
+
+    def take(self) -> MicroBatchResult:
+        """The results of the last call, which are then forgotten."""
+        passed, self._passed = self._passed, MicroBatchResult()
+        return passed
+
+
+def _summed(state, bucket):  # type: ignore[no-untyped-def]  # torch does not accept string annotations
+    """Sum the gradients of all ranks; by default DistributedDataParallel would average them."""
+    work = distributed.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def step_gradients(context: RunContext) -> StepGradients:
+    """The object that computes the run's gradients: for one process, several, or sharded parameters."""
+    if not context.ranks.several:
+        return StepGradients(context)
+    return (StepGradientsOfShards if context.sharded else StepGradientsOfRanks)(context)

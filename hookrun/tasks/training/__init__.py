@@ -1,0 +1,1 @@
+"""Training: epochs of steps. Begin with step.py."""

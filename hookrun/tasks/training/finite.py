@@ -1,0 +1,91 @@
+"""Checks for NaN and infinity: a fast test of all gradients of a step, and a description of one value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookrun.runtime.sharded import own_part
+from hookrun.values.containers import tensors
+
+
+def all_finite(values: Iterable[Tensor]) -> bool:
+    """Whether every element of the floating-point or complex tensors is finite.
+
+    It takes one fused pass over the tensors of each device, and one read from the device. It is the test of
+    GradScaler with a scale of 1, which does not change the tensors.
+    """
+    every = list(values)
+    usual = [
+        value
+        for value in every
+        if type(value) is Tensor
+        and value.dtype is torch.float32
+        and value.layout is torch.strided
+        and value.is_cpu
+        and not value.requires_grad
+    ]
+    if len(usual) == len(every):  # a fast path for CPU runs, where a step may take only a millisecond
+        wrong = torch.zeros((), dtype=torch.float32, device="cpu")
+        # The fused test raises an error for memory layouts such as that of an expanded tensor.
+        with suppress(RuntimeError):
+            torch._amp_foreach_non_finite_check_and_unscale_(every, wrong, _ONE)
+            return not wrong.item()
+    alike = dict[tuple[torch.device, torch.dtype], list[Tensor]]()
+    for value in map(_plain, every):
+        key = value.device, value.dtype
+        if key in alike:
+            alike[key].append(value)
+        else:
+            alike[key] = [value]
+    found = dict[torch.device, Tensor]()
+    for (device, _), group in alike.items():
+        if device not in found:
+            found[device] = torch.zeros((), dtype=torch.float32, device=device)
+        try:
+            torch._amp_foreach_non_finite_check_and_unscale_(group, found[device], _one(device))
+        except (RuntimeError, NotImplementedError):  # a dtype or layout that the test does not support
+            if any(not_finite(value) for value in group):
+                return False
+    return not any(each.item() for each in found.values())
+
+
+_ONE = torch.ones((), dtype=torch.float32, device="cpu")  # explicit: torch's defaults may be others
+
+
+@cache
+def _one(device: torch.device) -> Tensor:
+    return torch.ones((), dtype=torch.float32, device=device)
+
+
+def _plain(value: Tensor) -> Tensor:
+    """The values as a dense, real tensor that requires no gradient."""
+    if value.requires_grad:
+        value = value.detach()
+    value = own_part(value)
+    if value.layout is not torch.strided:
+        value = value.coalesce().values() if value.layout is torch.sparse_coo else value.values()
+    return torch.view_as_real(value) if value.is_complex() else value
+
+
+@torch.no_grad()
+def not_finite(value: Any) -> str:
+    """A count of the non-finite elements, ``3 NaN and 1 infinite of 640 elements``; empty if all are finite.
+
+    value: a tensor or a container of tensors
+    """
+    nan = infinite = total = 0
+    for tensor in tensors(value):
+        if tensor.is_floating_point() or tensor.is_complex():
+            numbers = _plain(tensor)
+            total += numbers.numel()
+            nan += int(numbers.isnan().sum())
+            infinite += int(numbers.isinf().sum())
+    words = [f"{nan} NaN"] if nan else []
+    words += [f"{infinite} infinite"] if infinite else []
+    return f"{' and '.join(words)} of {total} elements" if words else ""

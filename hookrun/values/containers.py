@@ -1,0 +1,299 @@
+"""Values as hooks see them: tensors in tuples, lists, dicts, named tuples and dataclasses; read and rebuilt by path.
+
+Mutable containers are rebuilt as copies, except that `exchange` and `place` write into them: the caller may share them.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._utils import _functionalize_sync as _sync
+from torch.nn import Module
+
+from hookrun.errors import nearest
+from hookrun.values.target import Key, path_text
+from hookrun.values.tensors import holds_data
+
+
+def children(value: Any) -> list[tuple[Key, Any]]:
+    """The members of a container with their keys; nothing for a tensor or anything else."""
+    match value:
+        case Tensor():
+            return []
+        case dict():
+            return list(value.items())
+        case tuple() if (names := field_names(value)) is not None:
+            return list(zip(names, value, strict=True))
+        case tuple() | list():
+            return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return []
+
+
+def field_names(value: tuple[Any, ...]) -> tuple[str, ...] | None:
+    """The names of a named tuple's members, or of a torch return type (``x.max(0)``); else None."""
+    if type(value).__module__ == "torch.return_types":
+        return getattr(type(value), "__match_args__", None)
+    return getattr(value, "_fields", None)
+
+
+def leaves(value: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every tensor and every None of a value, with its path."""
+    if value is None or isinstance(value, Tensor):
+        yield path_text(keys), value
+    for key, member in children(value):
+        yield from leaves(member, (*keys, key))
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor of a value."""
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        for _, member in children(value):
+            yield from tensors(member)
+
+
+def rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value with `change` applied to every member that is not a container; the same object if nothing changed."""
+    members = children(value)
+    if not members:
+        return change(value)
+    changed = {key: new for key, member in members if (new := rebuild(member, change)) is not member}
+    return replaced(value, changed) if changed else value
+
+
+def members(value: Any) -> list[Any]:
+    """All members of a value that are not containers, in the order of `rebuild`."""
+    inside = children(value)
+    return [leaf for _, member in inside for leaf in members(member)] if inside else [value]
+
+
+def replaced(value: Any, changed: dict[Any, Any]) -> Any:
+    """A copy of a container with the members in `changed` (key -> new member) replaced."""
+    if isinstance(value, dict):
+        new = dict(value) if type(value) is dict else copy.copy(value)
+        for key, member in changed.items():
+            new[key] = member
+        return new
+    if isinstance(value, tuple | list):
+        items = [changed.get(key, member) for key, member in children(value)]
+        if isinstance(value, list):
+            new_list = list(value) if type(value) is list else copy.copy(value)
+            new_list[:] = items
+            return new_list
+        if hasattr(value, "_make"):
+            return value._make(items)
+        return type(value)(items)
+    new = copy.copy(value)
+    for key, member in changed.items():
+        object.__setattr__(new, key, member)  # works for a frozen dataclass too
+    return new
+
+
+_functorch = torch._C._functorch
+functorch_level = _functorch.maybe_current_level
+"""The level of the current `torch.func` transform (vmap, grad, jvp, ...), or None."""
+
+
+class TargetError(LookupError):
+    """The value has no member at the target; the message says where the path ends and which members exist."""
+
+
+def get(value: Any, keys: Sequence[Key]) -> Any:
+    """The member at the end of a path, which may lead through an object's own attributes. Raises TargetError."""
+    for depth, key in enumerate(keys):
+        value = _member(value, key, tuple(keys[:depth]), readonly=True)
+    return value
+
+
+def attributes(value: Any) -> list[tuple[str, Any]]:
+    """(name, value) of the instance attributes, in ``__dict__`` and in slots, including dataclass fields."""
+    names = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    names += getattr(value, "__dict__", {})
+    for base in type(value).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    own = [name for name in dict.fromkeys(names) if name not in ("__dict__", "__weakref__")]
+    return [(name, getattr(value, name)) for name in own if hasattr(value, name)]
+
+
+def put(value: Any, keys: Sequence[Key], new: Any) -> Any:
+    """A copy of the value with the member at the end of a path replaced; the original containers are not changed."""
+    if not keys:
+        return new
+    key, rest = keys[0], keys[1:]
+    member = _member(value, key, ())
+    if isinstance(key, int) and key < 0 and isinstance(value, tuple | list):
+        key += len(value)
+    if isinstance(key, int) and isinstance(value, tuple) and (names := field_names(value)) is not None:
+        key = names[key]
+    return replaced(value, {key: put(member, rest, new)})
+
+
+def _member(value: Any, key: Key, before: tuple[Key, ...], *, readonly: bool = False) -> Any:
+    if isinstance(value, tuple | list) and isinstance(key, int) and -len(value) <= key < len(value):
+        return value[key]
+    members = dict(children(value))
+    if readonly and not members and not isinstance(value, Tensor | Module):
+        members = dict[Key, Any](
+            attributes(value)
+        )  # not for writing: other code may refer to the same object
+    if key in members:
+        return members[key]
+    at = path_text(before)
+    what = f"{path_text((key,))!r} is not in the {_kind(value)}" + (f" at {at!r}" if at else "")
+    there = [path_text((name,)) for name in members]
+    raise TargetError(f"{what}: " + (nearest(path_text((key,)), there) if there else "it has no members"))
+
+
+def _kind(value: Any) -> str:
+    return f"tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call's arguments as one value: the tuple of them, or a dict ``{0: ..., 'name': ...}`` if some are keywords."""
+    return {**dict(enumerate(args)), **kwargs} if kwargs else args
+
+
+def call_with(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inverse of `arguments`."""
+    if isinstance(value, tuple):
+        return value, {}
+    named = {key: member for key, member in value.items() if isinstance(key, str)}
+    return tuple(member for key, member in value.items() if isinstance(key, int)), named
+
+
+def unwrapped(value: Any) -> Any:
+    """The only member of a tuple of one argument or gradient, else the value; likewise for a dict of such tuples."""
+    if isinstance(value, dict):
+        return {key: unwrapped(member) if type(member) is tuple else member for key, member in value.items()}
+    return value[0] if type(value) is tuple and len(value) == 1 else value
+
+
+def reshaped(old: Tensor, new: Tensor) -> str | None:
+    """An error text if `new`, which replaces `old`, differs in shape, dtype or device; else None."""
+    for name in ("shape", "dtype", "device"):
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after:
+            before, after = (list(before), list(after)) if name == "shape" else (before, after)
+            return f"the action changes the {name} from {before} to {after}"
+    return None
+
+
+def describe(value: Any) -> str:
+    """The shapes of a value, as the plan shows them: ``[8, 64]`` or ``([8, 64], {'h': [8, 4]})``."""
+    match value:
+        case Tensor():
+            return str(list(value.shape))
+        case None:
+            return "None"
+    members = children(value)
+    if not members:
+        return type(value).__name__
+    if isinstance(value, list) or (isinstance(value, tuple) and field_names(value) is None):
+        return "(" + ", ".join(describe(member) for _, member in members) + ")"
+    return "{" + ", ".join(f"{key}: {describe(member)}" for key, member in members) + "}"
+
+
+def readable(tensor: Tensor) -> Tensor | None:
+    """The tensor unwrapped from `torch.func`; None where it has no data or is being traced.
+
+    Dimensions that `vmap` maps over come first: [D] under a vmap over B becomes [B, D].
+    """
+    if holds_data(tensor):
+        return tensor
+    if not _functorch.is_functorch_wrapped_tensor(tensor):
+        return None
+    mapped = list[int]()
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            mapped.append(_functorch.maybe_get_bdim(tensor))
+        elif _functorch.is_functionaltensor(tensor):
+            _sync(tensor)
+        tensor = _functorch.get_unwrapped(tensor)
+    if not holds_data(tensor):
+        return None
+    with torch._C._DisableFuncTorch():
+        for place, dim in enumerate(reversed(mapped)):
+            tensor = tensor.movedim(dim + place, place)
+        return tensor.detach()
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The result of `readable` if it is a tensor, else the tensor itself."""
+    found = readable(tensor)
+    return tensor if found is None else found
+
+
+def differentiable(value: Any, *, leaf: bool = False) -> Any:
+    """A copy of a floating-point or complex tensor that requires a gradient; any other value as it is.
+
+    leaf: whether the copy is a leaf of the graph, which must not be written in place; compilers warn about non-leaves
+    """
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    with torch.enable_grad():
+        return value.detach().clone().requires_grad_() if leaf else value.detach().requires_grad_().clone()
+
+
+class Placed(NamedTuple):
+    """A dict, list or dataclass in which `new` temporarily replaces `old`."""
+
+    container: Any
+    old: Tensor
+    new: Tensor
+
+
+def exchange(value: Any, news: Mapping[int, Any]) -> Any:
+    """The value with members replaced; dicts, lists and dataclasses are written in place.
+
+    news: id(old member) -> new member
+    """
+    if (new := news.get(id(value))) is not None:
+        return new
+    changed = {key: new for key, member in children(value) if (new := exchange(member, news)) is not member}
+    return _changed(value, changed)
+
+
+def place(value: Any, news: Iterator[Tensor], placed: list[Placed]) -> Any:
+    """The value with each tensor that requires a gradient replaced by the next of `news`.
+
+    placed: the replacements in mutable containers are added to it, for `put_back`
+    """
+    if isinstance(value, Tensor):
+        return next(news) if value.requires_grad else value
+    changed = dict[Any, Any]()
+    for key, member in children(value):
+        new = place(member, news, placed)
+        if new is not member:
+            changed[key] = new
+            if isinstance(member, Tensor) and not isinstance(value, tuple):
+                placed.append(Placed(value, member, new))
+    return _changed(value, changed)
+
+
+def put_back(placed: Sequence[Placed]) -> None:
+    """Put the old tensors back wherever the new ones still are in their containers, under any key."""
+    for container, old, new in reversed(placed):
+        _changed(container, {key: old for key, member in children(container) if member is new})
+
+
+def _changed(value: Any, changed: Mapping[Any, Any]) -> Any:
+    """The value itself, written in place; for a tuple a new one."""
+    if not changed:
+        return value
+    if isinstance(value, tuple):
+        return replaced(value, dict(changed))
+    for key, new in changed.items():
+        if isinstance(value, dict | list):
+            value[key] = new
+        else:
+            object.__setattr__(value, str(key), new)  # also where the dataclass is frozen
+    return value
