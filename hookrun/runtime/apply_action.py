@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,21 +26,13 @@ Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""
 
 
-class Composed(NamedTuple):
-    """What a site does to a value.
-
-    of_new: a faster version for tensors that nobody else refers to yet: outputs in new memory, gradients of tensor
-            hooks; or None
-    """
-
-    op: Op
-    of_new: Op | None = None
-
-
-def compose(site: HookSite, *, targeted: bool = True) -> Composed:
+def compose(site: HookSite, *, targeted: bool = True) -> tuple[Op, Op | None]:
     """Everything that happens to a value at a site, except for the schedule.
 
     targeted: apply `target` to the value; False: the value is the target already
+
+    The second op, if there is one, is a faster version for tensors that nobody else refers to yet: outputs in new
+    memory, gradients of tensor hooks.
 
     An op raises only HookrunError: any other exception of an action becomes a HookError that names the hook.
     """
@@ -51,16 +43,16 @@ def compose(site: HookSite, *, targeted: bool = True) -> Composed:
         unwrap = path is None and site.hook_type.in_tuple
         whole = action.scope == "value"
         if not whole or path is not None or unwrap:
-            return Composed(_observer(site, function, path, whole, unwrap))
+            return _observer(site, function, path, whole, unwrap), None
         if isinstance(function, KeptInMemory):
             keep_any = _observer_of_all(site, function.keep)
             if site.hook_type.phase == "backward":
                 keep_gradient = _observer_of_all(site, partial(function.keep, references=OF_GRADIENT))
-                return Composed(keep_any, function.observer(site, keep_gradient, references=OF_GRADIENT))
+                return keep_any, function.observer(site, keep_gradient, references=OF_GRADIENT)
             observe = function.observer(site, keep_any)
-            return Composed(observe, function.observer(site, keep_any, new=True))
-        return Composed(_observer_of_all(site, function))
-    return Composed((_editor_of_all if action.scope == "together" else _editor)(site, function, path))
+            return observe, function.observer(site, keep_any, new=True)
+        return _observer_of_all(site, function), None
+    return (_editor_of_all if action.scope == "together" else _editor)(site, function, path), None
 
 
 def function_of(site: HookSite) -> Op:
@@ -346,11 +338,12 @@ def _with_whole(site: HookSite, edit: Op) -> Op:
 
 def unscaled(op: Op, clock: Clock) -> Op:
     """The op, applied to gradients without the gradient scaler's factor; its result gets the factor again."""
-    if clock.scaler is None:
+    scaler = clock.scaler
+    if scaler is None:
         return op
 
     def run(value: Any) -> Any:
-        scale = clock.loss_scale()
+        scale = scaler._scale  # get_scale() would synchronize with the device for each gradient
         return op(value) if scale is None else run_unscaled(op, value, scale)
 
     return run

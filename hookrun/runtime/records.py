@@ -81,7 +81,7 @@ class RecordSink(Sink):
     """
 
     def __init__(self) -> None:
-        self._last_good = LastPassed()
+        self.last_good = LastPassed()
         self.muted = False
         self._pending = list[dict[str, Any] | Waiting]()
         self._statistics = SmallTensors()
@@ -177,10 +177,10 @@ class RecordSink(Sink):
                 record["module"], record.get("class", ""), record["path"], record["call"], when
             )
             if is_good:
-                self._last_good.passed(record["hook"], checked)
+                self.last_good.passed(record["hook"], checked)
                 return
             if "last_good" not in record:
-                record = {**record, "last_good": self._last_good.before(record["hook"], checked)}
+                record = {**record, "last_good": self.last_good.before(record["hook"], checked)}
         try:
             plain = read(record)
         except RuntimeError as error:  # for a kind of tensor that torch cannot convert

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
@@ -93,11 +93,6 @@ def _accumulate(parameter: nn.Parameter, earlier: Tensor | None) -> None:
         parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
 
 
-def in_group() -> bool:
-    """Whether torch.distributed has a process group, of any size."""
-    return distributed.is_available() and distributed.is_initialized()
-
-
 class GradientsOfWrapped(RegisteredHook):
     """An installation's hooks on parameter gradients; each forward of the model finds out what sums the gradients.
 
@@ -124,7 +119,7 @@ class GradientsOfWrapped(RegisteredHook):
         self._versions = dict[int, tuple[Tensor | None, int]]()
         self._begun = False
         if hooked is not None:
-            hooked.on_move(self._move)
+            hooked.on_move.append(self._move)
 
     def add(self, parameter: nn.Parameter, hook: ParameterHook) -> None:
         """Let the registered hook wait for the summed gradient whenever the model is wrapped."""
@@ -149,7 +144,7 @@ class GradientsOfWrapped(RegisteredHook):
         if not self._sharded and not self._hooked.all_there:
             self._sharded = is_fully_sharded(module)
             if not self._sharded:
-                self._hooked.require_all()
+                self._hooked.follow(shards=False)
         wrapper = self._whole or DistributedDataParallel._get_active_ddp_module()
         # A forward without gradients, or a recomputed one, does not start another backward pass.
         if wrapper is not None or (torch.is_grad_enabled() and not in_backward):

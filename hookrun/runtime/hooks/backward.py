@@ -101,7 +101,7 @@ class BackwardCall:
     def __init__(self, hook: Backward, site: HookSite) -> None:
         self.hook = hook
         self.number = site.call
-        self.tokens = site.tokens_now
+        self.tokens = site.current.model_tokens
         self.inputs: Any = ()
         self.outputs: Any = None
         self.has_inputs = False

@@ -189,7 +189,7 @@ class _Gradient:
         self.firing = firing
         self.path = path
         self.call = firing.site.call
-        self.tokens = firing.site.tokens_now
+        self.tokens = firing.site.current.model_tokens
 
     def __call__(self, grad: Tensor) -> Tensor:
         if not self.registered.ops:
