@@ -39,20 +39,15 @@ def compose(site: HookSite, *, targeted: bool = True) -> tuple[Op, Op | None]:
     action, keys = site.spec.action, site.spec.keys
     function = function_of(site)
     path = keys.target.keys if keys.target is not None and targeted else None
-    if action.observes:
-        unwrap = path is None and site.hook_type.in_tuple
-        whole = action.scope == "value"
-        if not whole or path is not None or unwrap:
-            return _observer(site, function, path, whole, unwrap), None
-        if isinstance(function, KeptInMemory):
-            keep_any = _observer_of_all(site, function.keep)
-            if site.hook_type.phase == "backward":
-                keep_gradient = _observer_of_all(site, partial(function.keep, references=OF_GRADIENT))
-                return keep_any, function.observer(site, keep_gradient, references=OF_GRADIENT)
-            observe = function.observer(site, keep_any)
-            return observe, function.observer(site, keep_any, new=True)
-        return _observer_of_all(site, function), None
-    return (_editor_of_all if action.scope == "together" else _editor)(site, function, path), None
+    if not action.observes:
+        return (_editor_of_all if action.scope == "together" else _editor)(site, function, path), None
+    if not isinstance(function, KeptInMemory) or path is not None or site.hook_type.in_tuple:
+        return _observer(site, function, path), None
+    keep_any = _observer(site, function.keep, None)
+    if site.hook_type.phase == "backward":
+        keep_gradient = _observer(site, partial(function.keep, references=OF_GRADIENT), None)
+        return keep_any, function.observer(site, keep_gradient, references=OF_GRADIENT)
+    return function.observer(site, keep_any), function.observer(site, keep_any, new=True)
 
 
 def function_of(site: HookSite) -> Op:
@@ -60,30 +55,20 @@ def function_of(site: HookSite) -> Op:
     action, part = site.spec.action, site.part
     function = action.build(site)
     checked = not action.observes and action.scope == "tensor"
-    if checked and (action.computes_anew or part is not None):
-        function = _of_the_same_form(function)
-    return function if part is None else _on_part(site, function, part)
-
-
-def _of_the_same_form(function: Op) -> Op:
-    """The function with a check of each result: ValueError if it differs in shape, dtype or device."""
+    if not checked or not (action.computes_anew or part is not None):
+        return function if part is None else _on_part(site, function, part)
 
     def edit(old: Tensor) -> Any:
         new = function(old)
         _require_same_form(old, new)
         return new
 
-    return edit
+    return edit if part is None else _on_part(site, edit, part)
 
 
 def _require_same_form(old: Tensor, new: Any) -> None:
     if isinstance(new, Tensor) and (changed := containers.reshaped(old, new)) is not None:
         raise ValueError(changed)
-
-
-def _returned() -> ValueError:
-    """The error for an observer that returns a value, which would be lost silently."""
-    return ValueError("the action declares `observes = True` and returns a value")
 
 
 def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
@@ -162,50 +147,35 @@ def _editor_of_all(site: HookSite, function: Op, path: tuple[Key, ...] | None) -
     return edit
 
 
-def _observer_of_all(site: HookSite, function: Op) -> Op:
-    def observe(value: Any) -> Any:
-        site.fired += 1
-        try:
-            if function(value) is not None:
-                raise _returned()
-        except PASSED_ON:
-            raise
-        except Exception as error:
-            # a traced value has nothing to observe, and tracing forbids some operations
-            if site.traced(value):
-                return value
-            raise _named(site, error) from error
-        return value
+def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
+    takes, current = _taken_by(site.spec.action), site.current
+    whole = site.spec.action.scope == "value"
+    unwrap = path is None and site.hook_type.in_tuple
+    plain = path is None and not whole and not unwrap
 
-    return observe
-
-
-def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None, whole: bool, unwrap: bool) -> Op:
-    takes = _taken_by(site.spec.action)
-    plain, current = path is None and not whole and not unwrap, site.current
+    def observe_leaves(value: Any) -> Any:
+        acted = False
+        for current.at, leaf in containers.leaves(value):
+            if takes(leaf):
+                acted = True
+                if (result := function(leaf)) is not None:
+                    return result
+        site.idle += not acted
+        return None
 
     def observe(value: Any) -> Any:
         site.fired += 1
         try:
             if plain and isinstance(value, Tensor) and value.is_floating_point():  # the common case
                 current.at = ""
-                if function(value) is not None:
-                    raise _returned()
-                return value
-            seen = value if path is None else containers.get(value, path)
-            if unwrap:
-                seen = containers.unwrapped(seen)
-            if whole:
-                if function(seen) is not None:
-                    raise _returned()
-                return value
-            found = False
-            for current.at, leaf in containers.leaves(seen):
-                if takes(leaf):
-                    found = True
-                    if function(leaf) is not None:
-                        raise _returned()
-            site.idle += not found
+                result = function(value)
+            else:
+                seen = value if path is None else containers.get(value, path)
+                if unwrap:
+                    seen = containers.unwrapped(seen)
+                result = function(seen) if whole else observe_leaves(seen)
+            if result is not None:  # it would be lost silently
+                raise ValueError("the action declares `observes = True` and returns a value")
             return value
         except PASSED_ON:
             raise
