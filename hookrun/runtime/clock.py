@@ -22,7 +22,7 @@ from hookrun.spec.when import When
 if TYPE_CHECKING:
     from torch.amp import GradScaler
 
-    from hookrun.runtime.tokens.passes import Passes
+    from hookrun.runtime.tokens.sequences import Sequences
 
 
 class RowsOfRank(NamedTuple):
@@ -72,7 +72,7 @@ class Clock:
         self.stands_in = False
         self.samples: Tensor | None = None
         self.population: int | None = None
-        self.passes: Passes | None = None
+        self.passes: Sequences | None = None
         self.counting = counting
 
     @property

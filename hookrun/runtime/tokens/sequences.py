@@ -17,7 +17,15 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from hookrun.errors import HookrunError
 from hookrun.runtime.checkpointing import repeating
-from hookrun.runtime.tokens.calls import CallReader, CallTokens, LabelsReader, Session, session, sources
+from hookrun.runtime.tokens.calls import (
+    CallReader,
+    CallTokens,
+    Session,
+    labelled,
+    made_from_labels,
+    session,
+    sources,
+)
 from hookrun.runtime.tokens.passes import Pass
 
 
@@ -57,9 +65,8 @@ class Sequences:
         """Modules with the functions that read their calls, to be registered before all other forward pre-hooks."""
         for number, source in enumerate(self._sources):
             yield source, partial(self.enter, number)
-        if (found := LabelsReader.of(self._model)) is not None:
-            module, reader = found
-            yield module, partial(self.label, reader)
+        if (module := made_from_labels(self._model)) is not None:
+            yield module, self.label
 
     @property
     def current(self) -> Pass | None:
@@ -97,12 +104,10 @@ class Sequences:
             encoder = here.latest.get(0) if number else None
             found.encoder = None if encoder is None else encoder.seen_by(found)
 
-    def label(
-        self, reader: LabelsReader, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
+    def label(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Read which decoder tokens have a label in the call that begins."""
         if repeating() is None:
-            self._here.labels = reader.read(args, kwargs)
+            self._here.labels = labelled(module, args, kwargs)
 
     def leave(self, *call: object) -> None:
         """Forget the pass: the model's forward has ended."""
@@ -130,7 +135,8 @@ class Sequences:
             )
         if not tokens.has_data:
             with unset_fake_temporarily():
-                return self._placeholder_pass(tokens, number)
+                real = torch.ones(1, tokens.columns, dtype=torch.bool).expand(tokens.rows, -1)  # no padding
+                return Pass(tokens, real=real, prompt=tokens.columns, decodes=number > 0)
         if here.given is not None and here.given.past is not None and here.current is not None:
             return here.current  # hooks.tokens was called for this pass
         if (earlier := self._continued_pass(number, tokens, running)) is not None:
@@ -139,7 +145,10 @@ class Sequences:
         if given is None or number:
             return self._first_pass(tokens, running, source=number)
         if _same(given, tokens):
-            return self._first_pass(_joined(given, tokens), running, by_hand=True)
+            mask = given.mask if given.mask is not None else tokens.mask
+            return self._first_pass(
+                replace(tokens, ids=given.ids, mask=mask, packed=False), running, by_hand=True
+            )
         if tokens.mask is None and given.mask is not None:
             raise HookrunError(
                 "hooks.tokens was given other tokens than the model is now called with: call it before each batch"
@@ -215,32 +224,11 @@ class Sequences:
             decodes=last.decodes,
         )
 
-    def _placeholder_pass(self, tokens: CallTokens, source: int) -> Pass:
-        """A pass for a trial run, without padding."""
-        return Pass(
-            tokens,
-            real=torch.ones(1, tokens.columns, dtype=torch.bool).expand(tokens.rows, -1),
-            ids=None,
-            prompt=tokens.columns,
-            new_from=0,
-            number=0,
-            session=None,
-            spans={},
-            by_hand=False,
-            decodes=source > 0,
-        )
-
 
 def _same(one: CallTokens, other: CallTokens) -> bool:
     if (one.rows, one.columns) != (other.rows, other.columns):
         return False
     return one.ids is None or other.ids is None or torch.equal(one.ids, other.ids)
-
-
-def _joined(given: CallTokens, tokens: CallTokens) -> CallTokens:
-    """The tokens given by `hooks.tokens`, completed by those that the call itself has."""
-    mask = given.mask if given.mask is not None else tokens.mask
-    return CallTokens(tokens.rows, tokens.columns, given.ids, mask, tokens.past)
 
 
 def _filled(mask: Tensor | None, earlier: Tensor | None, rows: int, total: int, columns: int) -> Tensor:
