@@ -75,18 +75,6 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     clock, takes = site.clock, _taken_by(site.spec.action)
     checked = False  # shape and dtype of the first result; with `computes_anew` each result is checked
 
-    def edit_tensor(tensor: Tensor) -> Tensor:
-        nonlocal checked
-        new = function(tensor)
-        if new is None:
-            return tensor
-        if not checked:
-            _require_same_form(tensor, new)
-            checked = True
-        if clock.counting:
-            count(site, tensor, new)
-        return new  # type: ignore[no-any-return]
-
     def edit(value: Any) -> Any:
         site.fired += 1
         try:
@@ -99,22 +87,26 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
             acted = False
 
             def edit_leaf(leaf: Any) -> Any:
-                nonlocal acted
+                nonlocal acted, checked
                 if not takes(leaf):
                     return leaf
                 acted = True
-                return edit_tensor(leaf)
+                new = function(leaf)
+                if new is None:
+                    return leaf
+                if not checked:
+                    _require_same_form(leaf, new)
+                    checked = True
+                if clock.counting:
+                    count(site, leaf, new)
+                return new
 
             member = value if path is None else containers.get(value, path)
             changed = containers.rebuild(member, edit_leaf)
             site.idle += not acted
-            return (
-                value
-                if changed is member
-                else changed
-                if path is None
-                else containers.put(value, path, changed)
-            )
+            if changed is member or path is None:
+                return value if changed is member else changed
+            return containers.put(value, path, changed)
         except PASSED_ON:
             raise
         except Exception as error:
@@ -128,7 +120,7 @@ def _editor_of_all(site: HookSite, function: Op, path: tuple[Key, ...] | None) -
         site.fired += 1
         try:
             member = value if path is None else containers.get(value, path)
-            olds = [leaf for leaf in containers.tensors(member) if _numeric(leaf)]
+            olds = list(filter(acts_on, containers.tensors(member)))
             if not olds:
                 site.idle += 1
                 return value
@@ -198,16 +190,12 @@ def _named(site: HookSite, error: Exception) -> HookError:
 
 def acts_on(leaf: Any) -> bool:
     """Whether it is a floating-point or complex tensor, the kind that actions apply to."""
-    return isinstance(leaf, Tensor) and _numeric(leaf)
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
 def _taken_by(action: Action) -> Callable[[Any], bool]:
     """A predicate: whether the action acts on a member of a value."""
     return (lambda leaf: isinstance(leaf, Tensor)) if action.any_dtype else acts_on
-
-
-def _numeric(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def count(site: HookSite, old: Tensor, new: Tensor | Packed) -> None:
@@ -239,68 +227,56 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
         return lambda olds: [
             part.put(old, new) for old, new in zip(olds, function(list(map(part.of, olds))), strict=True)
         ]
-    if site.spec.action.observes:
+    observes = site.spec.action.observes
 
-        def observe_part(tensor: Tensor) -> Any:
-            if part.nothing_of(tensor):
-                site.found_nothing()
-                return None
-            return function(part.of(tensor))
-
-        return observe_part
-
-    def edit_part(tensor: Tensor) -> Tensor | None:
+    def act_on_part(tensor: Tensor) -> Any:
         if part.nothing_of(tensor):
             site.found_nothing()
             return None
         new = function(part.of(tensor))
+        if new is None or observes:
+            return new
         if isinstance(new, Packed):
             raise ValueError(
                 "`index` cannot be used with an action that packs the whole tensor: leave it out"
             )
-        return None if new is None else part.put(tensor, new)
+        return part.put(tensor, new)
 
-    return _with_whole(site, edit_part) if site.needs_whole else edit_part
+    if observes or not site.needs_whole:
+        return act_on_part
+    current = site.current
+
+    def edit_within(tensor: Tensor) -> Any:
+        before, current.whole = current.whole, tensor
+        try:
+            return act_on_part(tensor)
+        finally:
+            current.whole = before
+
+    return edit_within
 
 
 def _observer_of_tokens(site: HookSite, function: Op, part: TensorPart) -> Op:
     """An observer of whole values under `tokens`; all tensors of a value must have rows for the same positions."""
 
     def observe(value: Any) -> Any:
-        found = dict[int, Any]()
+        chosen = dict[int, Any]()
 
         def rows(tensor: Tensor) -> Tensor:
-            taken = part.of(tensor)
-            chosen = site.current.chosen
-            found[id(chosen)] = chosen
+            taken, of_tensor = part.of(tensor), site.current.chosen
+            chosen[id(of_tensor)] = of_tensor
             return taken
 
         taken = copied(value, rows)
-        if len(found) != 1:
-            what = "tensors of several sequences" if found else "no tensor"
+        if len(chosen) != 1:
+            what = "tensors of several sequences" if chosen else "no tensor"
             raise ValueError(f"tokens: the value holds {what}: name one with `target`")
-        (chosen,) = found.values()
-        if len(chosen):
+        if any(map(len, chosen.values())):
             return function(taken)
         site.found_nothing()
         return None
 
     return observe
-
-
-def _with_whole(site: HookSite, edit: Op) -> Op:
-    """The edit of a part, with `current.whole` set to the whole tensor meanwhile."""
-
-    current = site.current
-
-    def edit_within(tensor: Tensor) -> Tensor | None:
-        before, current.whole = current.whole, tensor
-        try:
-            return edit(tensor)  # type: ignore[no-any-return]
-        finally:
-            current.whole = before
-
-    return edit_within
 
 
 # ---- gradients without the factor of mixed precision's gradient scaler ---------------------------------------------

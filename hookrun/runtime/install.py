@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -221,13 +221,10 @@ class Installation:
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Firings inside the block are not counted."""
-        counts = [(site, site.fired, site.idle, site.changed, site.total) for site in self.sites]
-        with self._wiring.tracing.uncounted():
-            try:
-                yield
-            finally:
-                for site, fired, idle, changed, total in counts:
-                    site.fired, site.idle, site.changed, site.total = fired, idle, changed, total
+        with self._wiring.tracing.uncounted(), ExitStack() as counts:
+            for site in self.sites:
+                counts.enter_context(site.uncounted())
+            yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:

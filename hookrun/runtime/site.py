@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -467,6 +468,15 @@ class HookSite:
         if self._idle_at != self.fired:
             self._idle_at = self.fired
             self.idle += 1
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Firings inside the block are not counted."""
+        counts = self.fired, self.idle, self.changed, self.total
+        try:
+            yield
+        finally:
+            self.fired, self.idle, self.changed, self.total = counts
 
     def _require(self, member: str) -> None:
         """Raise HookError if the action uses a member of the site that it does not declare."""

@@ -40,14 +40,10 @@ class BoundHook:
 
     def repeat(self, value: Any) -> Any:
         """Edit the value as in the call that is being recomputed; nothing is counted or recorded again."""
-        site = self.site
-        if site.spec.action.observes:
+        if self.site.spec.action.observes:
             return value
-        counts = site.fired, site.idle, site.changed, site.total
-        try:
+        with self.site.uncounted():
             return self.op(value)
-        finally:
-            site.fired, site.idle, site.changed, site.total = counts
 
 
 @dataclass

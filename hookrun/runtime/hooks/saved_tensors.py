@@ -20,6 +20,7 @@ from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.clock import call_frame, finished
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph
+from hookrun.runtime.hooks.exits import storage
 
 Undo = Callable[[Tensor | None], Tensor | None]
 Outer = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
@@ -118,7 +119,7 @@ class Scope:
         # an operation may save its own output, whose grad_fn would form a reference cycle with the graph
         tensor: Tensor | None = saved.detach()
         whole, undos = tensor, list[Undo]()
-        is_parameter = _storage(saved) in self._scopes.of_parameters
+        is_parameter = storage(saved) in self._scopes.of_parameters
         around, scope = list[Scope](), cast("Scope | None", self)
         while scope is not None:
             if not scope.idle and not scope.ended:
@@ -170,16 +171,16 @@ class Scopes:
 
     def __init__(self, shared: Shared) -> None:
         self._model = shared.model
-        self._known: set[int] | None = None
+        self._known: set[int | None] | None = None
         shared.closing.callback(self.close_all)
 
     @property
-    def of_parameters(self) -> set[int]:
+    def of_parameters(self) -> set[int | None]:
         """The storages of the model's parameters, with those that hooks added; known once none is lazy any more."""
         if self._known is not None:
             return self._known
         parameters = list(self._model.parameters())
-        storages = {_storage(parameter) for parameter in parameters if not is_lazy(parameter)}
+        storages = {storage(parameter) for parameter in parameters if not is_lazy(parameter)}
         if not any(map(is_lazy, parameters)):
             self._known = storages
         return storages
@@ -203,10 +204,6 @@ class Scopes:
         scopes = _open_scopes()
         while scopes and (not scopes[-1].hook.firings or scopes[-1].ended):
             scopes.pop().close()
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _dropped(placeholder: Tensor | None) -> None:

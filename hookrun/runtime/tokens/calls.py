@@ -190,20 +190,17 @@ def sources(model: nn.Module) -> list[nn.Module]:
     These are the outermost modules whose forward takes `input_ids`, but encoder and decoder instead of an
     encoder-decoder; the model itself if there is no such module.
     """
-    found, seen = list[nn.Module](), set[int]()
-
-    def collect(module: nn.Module) -> None:
+    found, seen, ahead = list[nn.Module](), set[int](), [model]
+    while ahead:
+        module = ahead.pop()
         if id(module) in seen:
-            return
+            continue
         seen.add(id(module))
         names = parameters_of(module)
         if IDS in names:
             found.extend((_encoder_and_decoder(module) if DECODER_IDS in names else []) or [module])
-            return
-        for child in module.children():
-            collect(child)
-
-    collect(model)
+        else:
+            ahead += reversed(list(module.children()))  # in the order of the model
     return found or [model]
 
 
