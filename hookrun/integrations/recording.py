@@ -63,7 +63,7 @@ class Recording(Installation):
     latest: let the link `latest` beside the directory point to it
     """
 
-    _stacklevel = 4
+    _stacklevel = 3
 
     def __init__(
         self,

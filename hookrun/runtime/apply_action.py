@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,41 +26,28 @@ Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""
 
 
-class Composed(NamedTuple):
-    """What a site does to a value.
-
-    of_new: a faster version for tensors that nobody else refers to yet: outputs in new memory, gradients of tensor
-            hooks; or None
-    """
-
-    op: Op
-    of_new: Op | None = None
-
-
-def compose(site: HookSite, *, targeted: bool = True) -> Composed:
+def compose(site: HookSite, *, targeted: bool = True) -> tuple[Op, Op | None]:
     """Everything that happens to a value at a site, except for the schedule.
 
     targeted: apply `target` to the value; False: the value is the target already
+
+    The second op, if there is one, is a faster version for tensors that nobody else refers to yet: outputs in new
+    memory, gradients of tensor hooks.
 
     An op raises only HookrunError: any other exception of an action becomes a HookError that names the hook.
     """
     action, keys = site.spec.action, site.spec.keys
     function = function_of(site)
     path = keys.target.keys if keys.target is not None and targeted else None
-    if action.observes:
-        unwrap = path is None and site.hook_type.in_tuple
-        whole = action.scope == "value"
-        if not whole or path is not None or unwrap:
-            return Composed(_observer(site, function, path, whole, unwrap))
-        if isinstance(function, KeptInMemory):
-            keep_any = _observer_of_all(site, function.keep)
-            if site.hook_type.phase == "backward":
-                keep_gradient = _observer_of_all(site, partial(function.keep, references=OF_GRADIENT))
-                return Composed(keep_any, function.observer(site, keep_gradient, references=OF_GRADIENT))
-            observe = function.observer(site, keep_any)
-            return Composed(observe, function.observer(site, keep_any, new=True))
-        return Composed(_observer_of_all(site, function))
-    return Composed((_editor_of_all if action.scope == "together" else _editor)(site, function, path))
+    if not action.observes:
+        return (_editor_of_all if action.scope == "together" else _editor)(site, function, path), None
+    if not isinstance(function, KeptInMemory) or path is not None or site.hook_type.in_tuple:
+        return _observer(site, function, path), None
+    keep_any = _observer(site, function.keep, None)
+    if site.hook_type.phase == "backward":
+        keep_gradient = _observer(site, partial(function.keep, references=OF_GRADIENT), None)
+        return keep_any, function.observer(site, keep_gradient, references=OF_GRADIENT)
+    return function.observer(site, keep_any), function.observer(site, keep_any, new=True)
 
 
 def function_of(site: HookSite) -> Op:
@@ -68,20 +55,15 @@ def function_of(site: HookSite) -> Op:
     action, part = site.spec.action, site.part
     function = action.build(site)
     checked = not action.observes and action.scope == "tensor"
-    if checked and (action.computes_anew or part is not None):
-        function = _of_the_same_form(function)
-    return function if part is None else _on_part(site, function, part)
-
-
-def _of_the_same_form(function: Op) -> Op:
-    """The function with a check of each result: ValueError if it differs in shape, dtype or device."""
+    if not checked or not (action.computes_anew or part is not None):
+        return function if part is None else _on_part(site, function, part)
 
     def edit(old: Tensor) -> Any:
         new = function(old)
         _require_same_form(old, new)
         return new
 
-    return edit
+    return edit if part is None else _on_part(site, edit, part)
 
 
 def _require_same_form(old: Tensor, new: Any) -> None:
@@ -89,26 +71,9 @@ def _require_same_form(old: Tensor, new: Any) -> None:
         raise ValueError(changed)
 
 
-def _returned() -> ValueError:
-    """The error for an observer that returns a value, which would be lost silently."""
-    return ValueError("the action declares `observes = True` and returns a value")
-
-
 def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     clock, takes = site.clock, _taken_by(site.spec.action)
     checked = False  # shape and dtype of the first result; with `computes_anew` each result is checked
-
-    def edit_tensor(tensor: Tensor) -> Tensor:
-        nonlocal checked
-        new = function(tensor)
-        if new is None:
-            return tensor
-        if not checked:
-            _require_same_form(tensor, new)
-            checked = True
-        if clock.counting:
-            count(site, tensor, new)
-        return new  # type: ignore[no-any-return]
 
     def edit(value: Any) -> Any:
         site.fired += 1
@@ -122,22 +87,26 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
             acted = False
 
             def edit_leaf(leaf: Any) -> Any:
-                nonlocal acted
+                nonlocal acted, checked
                 if not takes(leaf):
                     return leaf
                 acted = True
-                return edit_tensor(leaf)
+                new = function(leaf)
+                if new is None:
+                    return leaf
+                if not checked:
+                    _require_same_form(leaf, new)
+                    checked = True
+                if clock.counting:
+                    count(site, leaf, new)
+                return new
 
             member = value if path is None else containers.get(value, path)
             changed = containers.rebuild(member, edit_leaf)
             site.idle += not acted
-            return (
-                value
-                if changed is member
-                else changed
-                if path is None
-                else containers.put(value, path, changed)
-            )
+            if changed is member or path is None:
+                return value if changed is member else changed
+            return containers.put(value, path, changed)
         except PASSED_ON:
             raise
         except Exception as error:
@@ -151,7 +120,7 @@ def _editor_of_all(site: HookSite, function: Op, path: tuple[Key, ...] | None) -
         site.fired += 1
         try:
             member = value if path is None else containers.get(value, path)
-            olds = [leaf for leaf in containers.tensors(member) if _numeric(leaf)]
+            olds = list(filter(acts_on, containers.tensors(member)))
             if not olds:
                 site.idle += 1
                 return value
@@ -170,50 +139,35 @@ def _editor_of_all(site: HookSite, function: Op, path: tuple[Key, ...] | None) -
     return edit
 
 
-def _observer_of_all(site: HookSite, function: Op) -> Op:
-    def observe(value: Any) -> Any:
-        site.fired += 1
-        try:
-            if function(value) is not None:
-                raise _returned()
-        except PASSED_ON:
-            raise
-        except Exception as error:
-            # a traced value has nothing to observe, and tracing forbids some operations
-            if site.traced(value):
-                return value
-            raise _named(site, error) from error
-        return value
+def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
+    takes, current = _taken_by(site.spec.action), site.current
+    whole = site.spec.action.scope == "value"
+    unwrap = path is None and site.hook_type.in_tuple
+    plain = path is None and not whole and not unwrap
 
-    return observe
-
-
-def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None, whole: bool, unwrap: bool) -> Op:
-    takes = _taken_by(site.spec.action)
-    plain, current = path is None and not whole and not unwrap, site.current
+    def observe_leaves(value: Any) -> Any:
+        acted = False
+        for current.at, leaf in containers.leaves(value):
+            if takes(leaf):
+                acted = True
+                if (result := function(leaf)) is not None:
+                    return result
+        site.idle += not acted
+        return None
 
     def observe(value: Any) -> Any:
         site.fired += 1
         try:
             if plain and isinstance(value, Tensor) and value.is_floating_point():  # the common case
                 current.at = ""
-                if function(value) is not None:
-                    raise _returned()
-                return value
-            seen = value if path is None else containers.get(value, path)
-            if unwrap:
-                seen = containers.unwrapped(seen)
-            if whole:
-                if function(seen) is not None:
-                    raise _returned()
-                return value
-            found = False
-            for current.at, leaf in containers.leaves(seen):
-                if takes(leaf):
-                    found = True
-                    if function(leaf) is not None:
-                        raise _returned()
-            site.idle += not found
+                result = function(value)
+            else:
+                seen = value if path is None else containers.get(value, path)
+                if unwrap:
+                    seen = containers.unwrapped(seen)
+                result = function(seen) if whole else observe_leaves(seen)
+            if result is not None:  # it would be lost silently
+                raise ValueError("the action declares `observes = True` and returns a value")
             return value
         except PASSED_ON:
             raise
@@ -236,16 +190,12 @@ def _named(site: HookSite, error: Exception) -> HookError:
 
 def acts_on(leaf: Any) -> bool:
     """Whether it is a floating-point or complex tensor, the kind that actions apply to."""
-    return isinstance(leaf, Tensor) and _numeric(leaf)
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
 def _taken_by(action: Action) -> Callable[[Any], bool]:
     """A predicate: whether the action acts on a member of a value."""
     return (lambda leaf: isinstance(leaf, Tensor)) if action.any_dtype else acts_on
-
-
-def _numeric(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def count(site: HookSite, old: Tensor, new: Tensor | Packed) -> None:
@@ -277,48 +227,51 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
         return lambda olds: [
             part.put(old, new) for old, new in zip(olds, function(list(map(part.of, olds))), strict=True)
         ]
-    if site.spec.action.observes:
+    observes = site.spec.action.observes
 
-        def observe_part(tensor: Tensor) -> Any:
-            if part.nothing_of(tensor):
-                site.found_nothing()
-                return None
-            return function(part.of(tensor))
-
-        return observe_part
-
-    def edit_part(tensor: Tensor) -> Tensor | None:
+    def act_on_part(tensor: Tensor) -> Any:
         if part.nothing_of(tensor):
             site.found_nothing()
             return None
         new = function(part.of(tensor))
+        if new is None or observes:
+            return new
         if isinstance(new, Packed):
             raise ValueError(
                 "`index` cannot be used with an action that packs the whole tensor: leave it out"
             )
-        return None if new is None else part.put(tensor, new)
+        return part.put(tensor, new)
 
-    return _with_whole(site, edit_part) if site.needs_whole else edit_part
+    if observes or not site.needs_whole:
+        return act_on_part
+    current = site.current
+
+    def edit_within(tensor: Tensor) -> Any:
+        before, current.whole = current.whole, tensor
+        try:
+            return act_on_part(tensor)
+        finally:
+            current.whole = before
+
+    return edit_within
 
 
 def _observer_of_tokens(site: HookSite, function: Op, part: TensorPart) -> Op:
     """An observer of whole values under `tokens`; all tensors of a value must have rows for the same positions."""
 
     def observe(value: Any) -> Any:
-        found = dict[int, Any]()
+        chosen = dict[int, Any]()
 
         def rows(tensor: Tensor) -> Tensor:
-            taken = part.of(tensor)
-            chosen = site.current.chosen
-            found[id(chosen)] = chosen
+            taken, of_tensor = part.of(tensor), site.current.chosen
+            chosen[id(of_tensor)] = of_tensor
             return taken
 
         taken = copied(value, rows)
-        if len(found) != 1:
-            what = "tensors of several sequences" if found else "no tensor"
+        if len(chosen) != 1:
+            what = "tensors of several sequences" if chosen else "no tensor"
             raise ValueError(f"tokens: the value holds {what}: name one with `target`")
-        (chosen,) = found.values()
-        if len(chosen):
+        if any(map(len, chosen.values())):
             return function(taken)
         site.found_nothing()
         return None
@@ -326,31 +279,17 @@ def _observer_of_tokens(site: HookSite, function: Op, part: TensorPart) -> Op:
     return observe
 
 
-def _with_whole(site: HookSite, edit: Op) -> Op:
-    """The edit of a part, with `current.whole` set to the whole tensor meanwhile."""
-
-    current = site.current
-
-    def edit_within(tensor: Tensor) -> Tensor | None:
-        before, current.whole = current.whole, tensor
-        try:
-            return edit(tensor)  # type: ignore[no-any-return]
-        finally:
-            current.whole = before
-
-    return edit_within
-
-
 # ---- gradients without the factor of mixed precision's gradient scaler ---------------------------------------------
 
 
 def unscaled(op: Op, clock: Clock) -> Op:
     """The op, applied to gradients without the gradient scaler's factor; its result gets the factor again."""
-    if clock.scaler is None:
+    scaler = clock.scaler
+    if scaler is None:
         return op
 
     def run(value: Any) -> Any:
-        scale = clock.loss_scale()
+        scale = scaler._scale  # get_scale() would synchronize with the device for each gradient
         return op(value) if scale is None else run_unscaled(op, value, scale)
 
     return run

@@ -32,13 +32,6 @@ class CheckedTensor(NamedTuple):
         return f"{self.module or '(root)'} ({self.cls})"
 
 
-def checked_at(site: Any) -> CheckedTensor:
-    """The tensor that the action of a `HookSite` is being given."""
-    clock, path = site.clock, site.current.within + site.current.at
-    when = (clock.mode, clock.epoch, clock.step)
-    return CheckedTensor(site.path, type(site.module).__name__, path, site.call, when)
-
-
 class LastPassed:
     """The tensors that passed each check in the current pass through the model.
 
@@ -82,16 +75,21 @@ def check_result(site: Any, ok: Tensor, message: str, policy: str, least: Tensor
     if found is not None and found is not ok:
         with torch._C._DisableFuncTorch():
             ok, least, largest = found.all(), plain(least).min(), plain(largest).max()
-    samples = site.clock.own_samples if site.hook_type.of_rows else None
+    clock, samples = site.clock, None
+    if site.hook_type.of_rows and clock.rows is not None and clock.samples is not None:  # this rank's samples
+        samples = clock.samples.tolist()
     record = finding(ok, message, policy, least, largest, samples)
     record["class"] = type(site.module).__name__
     if policy != "error" or not site.sink.has_values:
         site.emit(record)
-    elif ok:
-        site.clock.last_good.passed(site.hook_name, checked_at(site))
-    else:
-        record["last_good"] = site.clock.last_good.before(site.hook_name, checked_at(site))
-        site.emit(record)
-        at = f" at {site.current.at}" if site.current.at else ""
-        when = f"epoch {site.clock.epoch}, step {site.clock.step}"
-        raise CheckFailed(f"{site.where} ({record['class']}){at}, {when}: {verdict(record)}")
+        return
+    path, when = site.current.within + site.current.at, (clock.mode, clock.epoch, clock.step)
+    checked = CheckedTensor(site.path, record["class"], path, site.call, when)
+    if ok:
+        site.sink.last_good.passed(site.hook_name, checked)
+        return
+    record["last_good"] = site.sink.last_good.before(site.hook_name, checked)
+    site.emit(record)
+    at = f" at {site.current.at}" if site.current.at else ""
+    step = f"epoch {clock.epoch}, step {clock.step}"
+    raise CheckFailed(f"{site.where} ({record['class']}){at}, {step}: {verdict(record)}")

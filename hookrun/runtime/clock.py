@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import count
+from itertools import count, islice
 from threading import local
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,15 +15,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookrun.ranks.alone import own_rank
-from hookrun.runtime.check_result import LastPassed
-from hookrun.runtime.checkpointing import Call, Log, may_be_checkpointed, regions
+from hookrun.runtime.checkpointing import Call, Log, Regions, may_be_checkpointed, regions, repeating
 from hookrun.runtime.fast.direct_calls import CODE
 from hookrun.spec.when import When
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
 
-    from hookrun.runtime.tokens.passes import Passes
+    from hookrun.runtime.tokens.sequences import Sequences
 
 
 class RowsOfRank(NamedTuple):
@@ -32,14 +30,6 @@ class RowsOfRank(NamedTuple):
 
     mine: range
     whole: int
-
-
-class Moment(NamedTuple):
-    """A point in the run. counting: whether edits counted their changes then."""
-
-    step: int
-    epoch: int
-    counting: bool
 
 
 class _Forward(local):
@@ -61,32 +51,12 @@ class Clock:
                   every rank: nothing is observed, and no gradient is edited
     samples:      the sample numbers of the current batch, [B] int64; None: not known
     population:   how many samples the run can reach, from which their numbers come; None: not known
-    last_good:    where checks of policy `error` passed last
     passes:       which tokens the calls of the model compute; None where no hook has `tokens`
     on_change:    called when step or epoch changes
 
     In a user's own loop the steps of the first optimizer that steps the model's parameters are counted, until the
     first call of `advance`.
     """
-
-    __slots__ = (
-        "_counted_by_hand",
-        "_epoch",
-        "_optimizer",
-        "_step",
-        "accumulating",
-        "counting",
-        "forward",
-        "last_good",
-        "model",
-        "on_change",
-        "passes",
-        "population",
-        "rows",
-        "samples",
-        "scaler",
-        "stands_in",
-    )
 
     def __init__(self, model: nn.Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
         self.model = model
@@ -102,8 +72,7 @@ class Clock:
         self.stands_in = False
         self.samples: Tensor | None = None
         self.population: int | None = None
-        self.passes: Passes | None = None
-        self.last_good = LastPassed()
+        self.passes: Sequences | None = None
         self.counting = counting
 
     @property
@@ -114,7 +83,8 @@ class Clock:
     @step.setter
     def step(self, number: int) -> None:
         self._step = number
-        self._changed()
+        if self.on_change is not None:
+            self.on_change()
 
     @property
     def epoch(self) -> int:
@@ -124,7 +94,8 @@ class Clock:
     @epoch.setter
     def epoch(self, number: int) -> None:
         self._epoch = number
-        self._changed()
+        if self.on_change is not None:
+            self.on_change()
 
     def advance(self) -> None:
         """End the current step. From now on the loop ends each step by this method, and optimizers are ignored."""
@@ -139,10 +110,7 @@ class Clock:
         if step != self._step:
             self.step = step
 
-    def before(self, optimizer: Optimizer) -> None:
-        """Nothing to do: the step is counted after the optimizer."""
-
-    def after(self, optimizer: Optimizer) -> None:
+    def stepped(self, optimizer: Optimizer) -> None:
         """Count a step, if the optimizer is the first one that stepped the model's parameters."""
         if self._counted_by_hand:
             return
@@ -155,29 +123,10 @@ class Clock:
         if self._optimizer() is optimizer:
             self.step += 1
 
-    @property
-    def own_samples(self) -> list[int] | None:
-        """The numbers of this rank's samples; None if the batch is not split, or if they are not known."""
-        return None if self.rows is None or self.samples is None else self.samples.tolist()
-
-    @property
-    def moment(self) -> Moment:
-        """The current point in the run."""
-        return Moment(self._step, self._epoch, self.counting)
-
-    @contextmanager
-    def back_at(self, moment: Moment) -> Iterator[None]:
-        """Within the block records get the step and the epoch of `moment`. `on_change` is not called."""
-        now = self.moment
-        self._step, self._epoch, self.counting = moment
-        try:
-            yield
-        finally:
-            self._step, self._epoch, self.counting = now
-
-    def _changed(self) -> None:
-        if self.on_change is not None:
-            self.on_change()
+    def count_forward(self, module: nn.Module, args: object = ()) -> None:
+        """Count a forward of the root module; if that calls itself, only the outermost call."""
+        if repeating() is None and sum(1 for _ in islice(frames_of(module), 2)) == 1:
+            self.forward.number += 1
 
     @property
     def mode(self) -> str:
@@ -200,11 +149,6 @@ class Clock:
         self.epoch = state["epoch"]
         self.step = state["step"]
 
-    def loss_scale(self) -> Tensor | None:
-        """The gradient scaler's factor on the loss, on its device; None without a scaler."""
-        # get_scale() would synchronize with the device for each gradient
-        return None if self.scaler is None else self.scaler._scale
-
 
 class _CallNumbers(local):
     """The last number given to a call of one module in one thread.
@@ -218,21 +162,18 @@ class _CallNumbers(local):
     number = -1
 
     def __init__(self) -> None:
-        self.latest = ModuleRun(Call(0, 0))
+        self.latest = ModuleRun(Call(0, 0), Counter())
 
 
-class ModuleRun:
+class ModuleRun(NamedTuple):
     """One execution of a module.
 
     call:  the call it belongs to; a recomputation under activation checkpointing belongs to the original call
     drawn: how many random draws were made in it, by the seed of the hook at this module
     """
 
-    __slots__ = ("call", "drawn")
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.drawn = Counter[int]()
+    call: Call
+    drawn: Counter[int]
 
 
 class Calls:
@@ -240,8 +181,6 @@ class Calls:
 
     total: how many calls there have been, recomputations not counted
     """
-
-    __slots__ = ("_here", "_logs", "_module", "_runs", "_totals", "clock", "total")
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -267,36 +206,19 @@ class Calls:
         """The call of the module that encloses this line, or else the last one in this thread."""
         return self.run.call
 
-    def count(self, module: nn.Module) -> None:
+    def count(self, module: nn.Module, args: object = ()) -> None:
         """Number a call of the module; to be called from a hook of that call."""
         self._module = module
-        call = self._call()
-        key, self._here.latest = id(call_frame()), ModuleRun(call)
-        self._runs.pop(key, None)
-        self._runs[key] = self._here.latest
-        if len(self._runs) > _MOST_RUNS:
-            self._runs.pop(next(iter(self._runs)), None)
-
-    def _call(self) -> Call:
-        if not may_be_checkpointed():
-            return self._next()
-        around = regions()
+        around = regions() if may_be_checkpointed() else Regions((), None)
         log = self._logs.get(around.repeated) if around.repeated is not None else None
         call = (log.repeat() if log is not None else None) or self._next()
         for region in around.first:
             self._logs.setdefault(region, Log()).append(call)
-        return call
-
-    def state_dict(self) -> dict[str, int]:
-        """The last numbers, to be read between two calls; numbers within a forward are those of this thread."""
-        total = next(self._totals)
-        self._totals = count(total)
-        return {"total": total, "number": self._here.number, "forward": self._here.forward}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue numbering from a `state_dict`."""
-        self.go_on_from(state["total"])
-        self._here.number, self._here.forward = state["number"], state["forward"]
+        key, self._here.latest = id(call_frame()), ModuleRun(call, Counter())
+        self._runs.pop(key, None)
+        self._runs[key] = self._here.latest
+        if len(self._runs) > _MOST_RUNS:
+            self._runs.pop(next(iter(self._runs)), None)
 
     def _next(self) -> Call:
         here, forward = self._here, self.clock.forward.number
@@ -310,6 +232,15 @@ class Calls:
         """Continue numbering as after `total` calls."""
         self._totals = count(total)
         self.total = total
+
+    def state_dict(self) -> dict[str, int]:
+        """The last numbers, to be read between two calls; numbers within a forward are those of this thread."""
+        return {"total": self.total, "number": self._here.number, "forward": self._here.forward}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue numbering from a `state_dict`."""
+        self.go_on_from(state["total"])
+        self._here.number, self._here.forward = state["number"], state["forward"]
 
 
 _MOST_RUNS = 1024

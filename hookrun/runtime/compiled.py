@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -24,132 +25,75 @@ tracing = torch.compiler.is_dynamo_compiling
 """Whether torch.compile is tracing the hooks instead of running them."""
 
 
-class InGraph(Protocol):
-    """What a site does inside a graph."""
+@dataclass(frozen=True)
+class InGraph:
+    """What a site does inside a graph.
 
-    def fire(self, value: Any) -> Any:
-        """The value after the action, if the schedule holds; else the value."""
-
-    def watch(self, tensor: Tensor) -> None:
-        """Act on the gradient of the tensor."""
-
-
-class Traced:
-    """A site inside a graph; its action is a function of tensors.
-
+    fire:  value -> the value after the action, if the schedule holds
+    watch: acts on the gradient of a tensor
     fired: how often it fired, a 0-dimensional tensor; hooks on a gradient are counted when they are attached
     open:  whether its schedule holds at this step and epoch, a 0-dimensional tensor; None if it always does
-    fire:  value -> the value after the action, if the schedule holds
     """
 
-    def __init__(self, site: HookSite, *, targeted: bool) -> None:
-        keys = site.spec.keys
-        self.site = site
-        self.fired = torch.zeros((), dtype=torch.int64, device=_device(site))
-        self.open: Tensor | None = None
-        holds_in = {training: keys.when.holds_in(training) for training in (True, False)}
-        path = keys.target.keys if keys.target is not None and targeted else None
-        if keys.when.step is not None or keys.when.epoch is not None:
-            self.open = torch.tensor(False, device=_device(site))
-            self.reschedule()
-        self._counts = _Counting(site, holds_in, self.fired, self.open)
-        self._edited = _TracedEdit(site, path, self.open)
-        always = self._edited.is_plain and all(holds_in.values())
-        # Neither refers to this object: a reference cycle would keep the model until garbage collection.
-        self.fire = (_fire_always if always else _fire_as_scheduled)(self._counts, self._edited)
-
-    def reschedule(self) -> None:
-        """Update the schedule tensors after a change of step or epoch."""
-        if self.open is not None:
-            clock = self.site.clock
-            self.open.fill_(self.site.spec.keys.when.holds_at(clock.step, clock.epoch))
-
-    def watch(self, tensor: Tensor) -> None:
-        """Act on the gradient of the tensor."""
-        if self._counts():
-            tensor.register_hook(self._edited)
+    fire: Callable[[Any], Any]
+    watch: Callable[[Tensor], None]
+    fired: Tensor
+    open: Tensor | None
 
 
-class _Counting:
-    """Counts a firing and returns True, if the site fires in the model's mode. torch compiles a graph per mode."""
+def _in_graph(site: HookSite, *, targeted: bool) -> InGraph:
+    """A site inside a graph; its action is a function of tensors. torch compiles a graph for each mode of the model."""
+    keys, clock, device = site.spec.keys, site.clock, _device(site)
+    fired = torch.zeros((), dtype=torch.int64, device=device)
+    scheduled = keys.when.step is not None or keys.when.epoch is not None
+    is_open = torch.tensor(_holds(site), device=device) if scheduled else None
+    holds_in = {training: keys.when.holds_in(training) for training in (True, False)}
+    path = keys.target.keys if keys.target is not None and targeted else None
+    function = function_of(site)
+    together = site.spec.action.scope == "together"
 
-    def __init__(
-        self, site: HookSite, holds_in: dict[bool, bool], fired: Tensor, is_open: Tensor | None
-    ) -> None:
-        self.fired = fired
-        self._site = site
-        self._holds_in = holds_in
-        self._open = is_open
-
-    def __call__(self) -> bool:
-        if not self._holds_in[self._site.clock.model.training]:
+    def counted() -> bool:
+        if not holds_in[clock.model.training]:
             return False
-        self.fired.add_(1 if self._open is None else self._open)
+        fired.add_(1 if is_open is None else is_open)
         return True
 
-
-class _TracedEdit:
-    """Applies a site's action to a value; the result is used where `is_open` is true or None.
-
-    is_plain: the action is a function of one tensor, has no target and is always scheduled
-    """
-
-    def __init__(self, site: HookSite, path: tuple[str | int, ...] | None, is_open: Tensor | None) -> None:
-        self.function = function_of(site)
-        self._path = path
-        self._together = site.spec.action.scope == "together"
-        self._open = is_open
-        self.is_plain = path is None and not self._together and is_open is None
-
-    def __call__(self, value: Any) -> Any:
-        member = value if self._path is None else containers.get(value, self._path)
-        if self._together:
-            olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
-            news = dict(zip(map(id, olds), self.function(olds), strict=True)) if olds else {}
-            changed = _rebuilt(member, lambda leaf: self._chosen(leaf, news.get(id(leaf))))
-        else:
-            changed = _rebuilt(
-                member, lambda leaf: self._chosen(leaf, self.function(leaf)) if acts_on(leaf) else leaf
-            )
-        return changed if self._path is None else containers.put(value, self._path, changed)
-
-    def _chosen(self, old: Any, new: Tensor | None) -> Any:
+    def chosen(old: Any, new: Tensor | None) -> Any:
         if new is None:
             return old
-        return new if self._open is None else torch.where(self._open, new, old)
+        return new if is_open is None else torch.where(is_open, new, old)
 
-
-def _fire_as_scheduled(counts: _Counting, edited: _TracedEdit) -> Callable[[Any], Any]:
-    return lambda value: edited(value) if counts() else value
-
-
-def _fire_always(counts: _Counting, edited: _TracedEdit) -> Callable[[Any], Any]:
-    """The same for a site without conditions, with few variables: each one becomes a guard, checked at every call."""
-    function, fired = edited.function, counts.fired
+    def edited(value: Any) -> Any:
+        member = value if path is None else containers.get(value, path)
+        if together:
+            olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
+            news = dict(zip(map(id, olds), function(olds), strict=True)) if olds else {}
+            changed = _rebuilt(member, lambda leaf: chosen(leaf, news.get(id(leaf))))
+        else:
+            changed = _rebuilt(member, lambda leaf: chosen(leaf, function(leaf)) if acts_on(leaf) else leaf)
+        return changed if path is None else containers.put(value, path, changed)
 
     def fire(value: Any) -> Any:
+        return edited(value) if counted() else value
+
+    def fire_always(value: Any) -> Any:
+        # without conditions, with few variables: each one becomes a guard, checked at every call
         fired.add_(1)
         if not (isinstance(value, Tensor) and value.is_floating_point()):
             return edited(value)
         new = function(value)
         return value if new is None else new
 
-    return fire
+    def watch(tensor: Tensor) -> None:
+        if counted():
+            tensor.register_hook(edited)
+
+    always = path is None and not together and is_open is None and all(holds_in.values())
+    return InGraph(fire_always if always else fire, watch, fired, is_open)
 
 
-class Refused:
-    """A site of a plan that cannot be part of a graph."""
-
-    def __init__(self, refuse: Callable[[], NoReturn]) -> None:
-        self._refuse = refuse
-
-    def fire(self, value: Any) -> Any:
-        """Raise CompileError."""
-        self._refuse()
-
-    def watch(self, tensor: Tensor) -> None:
-        """Raise CompileError."""
-        self._refuse()
+def _holds(site: HookSite) -> bool:
+    return site.spec.keys.when.holds_at(site.clock.step, site.clock.epoch)
 
 
 class Tracing:
@@ -157,7 +101,7 @@ class Tracing:
 
     def __init__(self, plan: ResolvedPlan) -> None:
         self._problems = problems = uncompilable(plan)
-        self._traced = dict[int, Traced]()
+        self._traced = dict[int, tuple[HookSite, InGraph]]()
 
         def refuse() -> NoReturn:
             # loaded already, since torch._dynamo is the caller
@@ -168,25 +112,30 @@ class Tracing:
 
             raise Uncompilable(problems)  # not self._problems, which would form a reference cycle
 
+        def refused(value: Any) -> None:
+            refuse()
+
         refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while tracing, not in the graph
-        self._refused = Refused(refuse)
+        self._refused = InGraph(refused, refused, torch.zeros(()), None)
 
     def of(self, site: HookSite, *, targeted: bool) -> InGraph:
-        """What the site does inside a graph."""
+        """What the site does inside a graph: it raises CompileError if the plan or the site cannot be part of one."""
         if self._problems or not site.hook_type.graph.inside:
             return self._refused
-        traced = self._traced[id(site)] = Traced(site, targeted=targeted)
+        traced = _in_graph(site, targeted=targeted)
+        self._traced[id(site)] = site, traced
         return traced
 
     def reschedule(self) -> None:
         """Update the schedule tensors after a change of step or epoch."""
-        for traced in self._traced.values():
-            traced.reschedule()
+        for site, traced in self._traced.values():
+            if traced.open is not None:
+                traced.open.fill_(_holds(site))
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Firings inside the block are not counted."""
-        before = [(traced, traced.fired.clone()) for traced in self._traced.values()]
+        before = [(traced, traced.fired.clone()) for _, traced in self._traced.values()]
         try:
             yield
         finally:
@@ -195,16 +144,14 @@ class Tracing:
 
     def fired(self, site: HookSite) -> int:
         """How often the site fired inside graphs."""
-        traced = self._traced.get(id(site))
-        return 0 if traced is None else int(traced.fired)
+        return int(self._traced[id(site)][1].fired) if id(site) in self._traced else 0
 
     def recount(self, site: HookSite, fired: int) -> None:
         """Set how often the site fired inside graphs; added to `site.fired` if it cannot be in a graph now."""
-        traced = self._traced.get(id(site))
-        if traced is None:
-            site.fired += fired
+        if id(site) in self._traced:
+            self._traced[id(site)][1].fired.fill_(fired)
         else:
-            traced.fired.fill_(fired)
+            site.fired += fired
 
 
 def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -13,10 +13,18 @@ from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.tokens.choice import Chosen
 from hookrun.runtime.tokens.passes import Pass
 
+_CROSS_ATTENTION = re.compile(
+    r"(^|\.)(EncDecAttention|encoder_attn|cross_?attention|cross_?attn)\.(.*\.)?(k|v|k_proj|v_proj|key|value)$",
+    re.IGNORECASE,
+)
+"""Names in transformers of the modules of a decoder whose values belong to the encoder's tokens."""
+
 
 class CurrentCall(local):
     """The state of the firing at a site in this thread.
 
+    clock:   of the installation
+    calls:   numbers the calls of the site's module; None: they are not numbered
     within:  path of the tensor that the hook is attached to, if a gradient hook is attached to several
     at:      path, below `within`, of the tensor that the action is given
     of_call: the number of the call that a gradient or a saved tensor belongs to; None: the module's current call
@@ -34,48 +42,24 @@ class CurrentCall(local):
     whole: Tensor | None = None
     chosen: Chosen | None = None
 
-
-_CROSS_ATTENTION = re.compile(
-    r"(^|\.)(EncDecAttention|encoder_attn|cross_?attention|cross_?attn)\.(.*\.)?(k|v|k_proj|v_proj|key|value)$",
-    re.IGNORECASE,
-)
-"""Names in transformers of the modules of a decoder whose values belong to the encoder's tokens."""
-
-
-class TokensNow:
-    """Finds the pass over the tokens that the current firing at a site belongs to.
-
-    path:  of the site's module
-    calls: numbers the calls of the site's module; None: they are not numbered
-    """
-
-    def __init__(self, path: str, call: CurrentCall, clock: Clock) -> None:
-        self.calls: Calls | None = None
+    def __init__(self, path: str, clock: Clock, calls: Calls | None = None) -> None:
+        self.clock, self.calls = clock, calls
         self._sees_encoder = _CROSS_ATTENTION.search(path) is not None
-        self._call, self._clock = call, clock
 
     @property
-    def current(self) -> Pass | None:
-        """The pass whose tokens the value has: for cross-attention keys and values the encoder's; None: not known."""
-        found = self.model_pass
-        return found.encoder if self._sees_encoder and found is not None and found.encoder else found
-
-    @property
-    def model_pass(self) -> Pass | None:
+    def model_tokens(self) -> Pass | None:
         """The pass over the tokens of the model, or of its decoder; None: not known."""
-        of_gradient, passes = self._call.of_pass, self._clock.passes
-        if of_gradient is not None or passes is None:
-            return of_gradient
+        if self.of_pass is not None or self.clock.passes is None:
+            return self.of_pass
         # recomputation by activation checkpointing
         if self.calls is not None and graph_task() != NO_BACKWARD:
             return self.calls.now.tokens
-        return passes.current
+        return self.clock.passes.current
 
     @property
-    def samples(self) -> Tensor | None:
-        """The sample numbers of the current batch, [n] int64; None: not known."""
-        return self._clock.samples
-
-    def note(self, chosen: Chosen) -> None:
-        """Store the positions that `tokens` selects in the current firing."""
-        self._call.chosen = chosen
+    def tokens(self) -> Pass | None:
+        """The pass whose tokens the value has: for cross-attention keys and values the encoder's; None: not known."""
+        of_model = self.model_tokens
+        return (
+            of_model.encoder if self._sees_encoder and of_model is not None and of_model.encoder else of_model
+        )

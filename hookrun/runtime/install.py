@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.base import remove_parameter, was_added
 from hookrun.errors import CompileError, HookrunError, HookrunWarning, listed
@@ -18,10 +17,9 @@ from hookrun.lookup import Lookup
 from hookrun.plan.graph_support import uncompilable
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime.clock import Clock
-from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.direct_calls import call_through_torch
-from hookrun.runtime.hooks.base import RegisteredHook
-from hookrun.runtime.optimizers import follow, unfollow
+from hookrun.runtime.hooks.base import Listener
+from hookrun.runtime.optimizers import follow
 from hookrun.runtime.records import Memory
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.runtime.site import HookSite, Sink
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 class Installation:
     """The hooks of a plan on a model, installed on entry and removed on exit, however the block ends.
 
+    sites:    one entry for each hook and module or parameter
     captures: hook name -> module path -> live list, one entry for each firing
     records:  what print, stats and check emitted, in order: flat dicts
     fired:    (hook name, module path) -> how often
@@ -50,7 +49,8 @@ class Installation:
     reduced:    runs the hooks on parameter gradients after they were summed over several ranks; None: torch runs them
     """
 
-    _stacklevel = 3  # frames from where a warning is raised to the `with` statement
+    _stacklevel = 2  # frames from where a warning is raised to the `with` statement
+    sites: list[HookSite]
 
     def __init__(
         self,
@@ -68,56 +68,48 @@ class Installation:
         self.plan = plan
         self._standalone = standalone
         self._strict = strict
-        self._ran = ModelRan()
+        self._model_ran = False
         self.clock = Clock(model, scaler, counting=effects)
         self.sink = sink if sink is not None else Memory()
         self._model = model
         self._spans: Mapping[str, Tensor] = {}
         self._wiring = Wiring(plan, model, self.clock, self.sink, restored, reduced)
+        self.sites = self._wiring.sites
 
     def __enter__(self) -> Installation:
-        if self._wiring.sites:
+        if self.sites:
             raise HookrunError(
                 "these hooks were installed already: call plan.install(model) for a new installation"
             )
         try:
             self._wiring.install()
             if self._standalone:
-                self._ran.watch(self._model)
-                follow(self.clock)
+                self._wiring.closing.callback(follow(after=self.clock.stepped))
+                self._first_call = self._model.register_forward_pre_hook(Listener(self._note_call).note)
+                self._wiring.closing.callback(self._first_call.remove)
         except BaseException:
-            self._remove()
+            self._wiring.remove()
             raise
         return self
+
+    def _note_call(self, module: nn.Module, args: Any) -> None:
+        self._model_ran = True
+        self._first_call.remove()  # later calls cost nothing
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._remove()
-        if self._standalone and kind is None and self._model_ran():
-            self._warn_of_inactive()
-
-    def _remove(self) -> None:
-        unfollow(self.clock)
-        self._ran.forget()
         self._wiring.remove()
-
-    def _model_ran(self) -> bool:
-        """Whether the model, or a part of it that is hooked, has run in the block."""
+        if not self._standalone or kind is not None:
+            return
         later = (site for site in self.sites if site.hook_type.phase != "installation")
-        return self._ran.ran or any(self._fired(site) for site in later)
-
-    def _warn_of_inactive(self) -> None:
+        if not (self._model_ran or any(self._fired(site) for site in later)):
+            return  # neither the model nor a hooked part of it has run
         lines = describe_inactive(self._inactive_to_report())
         if lines and self._strict:
             raise HookrunError("strict: hooks matched and did nothing\n" + "\n".join(lines))
         for line in lines:
             warnings.warn(line, HookrunWarning, stacklevel=self._stacklevel)
-
-    @property
-    def sites(self) -> list[HookSite]:
-        """One entry for each hook and module or parameter."""
-        return self._wiring.sites
 
     @property
     def captures(self) -> Mapping[str, Mapping[str, list[Any]]]:
@@ -229,13 +221,10 @@ class Installation:
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Firings inside the block are not counted."""
-        counts = [(site, site.fired, site.idle, site.changed, site.total) for site in self.sites]
-        with self._wiring.tracing.uncounted():
-            try:
-                yield
-            finally:
-                for site, fired, idle, changed, total in counts:
-                    site.fired, site.idle, site.changed, site.total = fired, idle, changed, total
+        with self._wiring.tracing.uncounted(), ExitStack() as counts:
+            for site in self.sites:
+                counts.enter_context(site.uncounted())
+            yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -245,7 +234,7 @@ class Installation:
 
     def follow_parameters(self) -> None:
         """Move hooks to the shards that fully_shard has put in the place of the parameters."""
-        self._wiring.follow_parameters()
+        self._wiring.hooked.follow()
 
     def step(self) -> None:
         """End the step that `when` sees: call it after `optimizer.step()`, or after each batch in evaluation.
@@ -361,31 +350,6 @@ class Installation:
                 remove_parameter(module, name)
 
 
-class ModelRan(RegisteredHook):
-    """Records whether the model has been called. The hook removes itself at the first call, so later calls are free."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ran = False
-        self._handle: RemovableHandle | None = None
-
-    def watch(self, model: nn.Module) -> None:
-        """Register the hook on the model."""
-        self._handle = model.register_forward_pre_hook(self.note)
-
-    def note(self, module: nn.Module, args: Any) -> None:
-        """torch's forward pre-hook."""
-        if not tracing():
-            self.ran = True
-            self.forget()
-
-    def forget(self) -> None:
-        """Remove the hook."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-
-
 # ---- how often each hook fired, and which hooks did nothing ------------------------------------------------------
 
 
@@ -436,8 +400,9 @@ def require_same_plan(state: Mapping[str, Any], plan: str, sites: Iterable[tuple
     if state["plan"] == plan and here == there:
         return
     differences = [
-        *_difference("only the state has", there - here),
-        *_difference("only the plan has", here - there),
+        f"{who} " + listed([f"{hook} on {path or '(root)'}" for hook, path in sorted(only)], _SHOWN)
+        for who, only in (("only the state has", there - here), ("only the plan has", here - there))
+        if only
     ] or [
         f"hooks of the same names have other settings: plan {state['plan'][:12]} in the state, {plan[:12]} here"
     ]
@@ -446,8 +411,3 @@ def require_same_plan(state: Mapping[str, Any], plan: str, sites: Iterable[tuple
         + "\n  ".join(differences)
         + "\n  use the hooks, the model and the seed with which it was saved"
     )
-
-
-def _difference(who: str, sites: set[tuple[str, str]]) -> Iterator[str]:
-    if sites:
-        yield f"{who} " + listed([f"{hook} on {path or '(root)'}" for hook, path in sorted(sites)], _SHOWN)

@@ -1,4 +1,4 @@
-"""Calls installations before and after each step of any optimizer in the process.
+"""Calls functions before and after each step of any optimizer in the process.
 
 torch iterates over a dictionary of global step hooks during each step, so registering a hook in one thread while
 another thread steps would break that step. Therefore one pair of hooks is registered once per process; it does nothing
@@ -9,73 +9,62 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+Follower = Callable[[Optimizer], None]
 
-class Follower(Protocol):
-    """Called at each step of any optimizer."""
-
-    def before(self, optimizer: Optimizer) -> None:
-        """The optimizer is about to use the gradients."""
-
-    def after(self, optimizer: Optimizer) -> None:
-        """The optimizer has stepped."""
-
-
-_followers: tuple[Follower, ...] = ()
+_followers: tuple[tuple[Follower | None, Follower | None], ...] = ()
 _changing = threading.Lock()
 
 
-def follow(follower: Follower) -> None:
-    """Call the follower at every step from now on."""
-    global _followers
-    with _changing:
-        _followers = (*_followers, follower)
+def follow(before: Follower | None = None, after: Follower | None = None) -> Callable[[], None]:
+    """Call these functions around every step from now on; returns a function that ends it.
 
-
-def unfollow(follower: Follower) -> None:
-    """Stop calling the follower."""
+    before: the optimizer is about to use the gradients
+    after:  the optimizer has stepped
+    """
     global _followers
+    pair = (before, after)
+
+    def unfollow() -> None:
+        global _followers
+        with _changing:
+            _followers = tuple(other for other in _followers if other is not pair)
+
     with _changing:
-        _followers = tuple(each for each in _followers if each is not follower)
+        _followers = (*_followers, pair)
+    return unfollow
 
 
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     """torch's global pre-hook; `args` begins with the optimizer. Returns changed arguments, or None for no change."""
-    followers = _followers
-    if not followers:
-        return None
+    followers = [before for before, _ in _followers if before is not None]
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
-        _call_before(followers, optimizer)
+        for before in followers:
+            before(optimizer)
+    if closure is None or not followers:
         return None
-    wrapped = _then(closure, lambda: _call_before(followers, optimizer))
-    if len(args) > 1:
-        return (args[0], wrapped, *args[2:]), kwargs
-    return args, {**kwargs, "closure": wrapped}
 
-
-def _then(closure: Callable[[], Any], after: Callable[[], None]) -> Callable[[], Any]:
-    def run() -> Any:
+    def followed() -> Any:
         loss = closure()
-        after()
+        for before in followers:
+            before(optimizer)
         return loss
 
-    return run
-
-
-def _call_before(followers: tuple[Follower, ...], optimizer: Optimizer) -> None:
-    for follower in followers:
-        follower.before(optimizer)
+    if len(args) > 1:
+        return (args[0], followed, *args[2:]), kwargs
+    return args, {**kwargs, "closure": followed}
 
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """torch's global post-hook."""
-    for follower in _followers:
-        follower.after(optimizer)
+    for _, after in _followers:
+        if after is not None:
+            after(optimizer)
 
 
 register_optimizer_step_pre_hook(_before)

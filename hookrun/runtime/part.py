@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookrun.plan.heads import HeadCount
-from hookrun.runtime.current_call import TokensNow
+from hookrun.plan.plan import PlannedHook
+from hookrun.runtime.current_call import CurrentCall
 from hookrun.runtime.tokens.choice import Chosen, Rule
-from hookrun.runtime.tokens.passes import Pass
 from hookrun.spec.heads import Heads
 from hookrun.values.index import Index, Item
 from hookrun.values.tensors import holds_data
 
 
-class TensorPart(Protocol):
+class TensorPart(ABC):
     """The part of each tensor that a hook acts on."""
+
+    @abstractmethod
+    def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """A view of the tensor, and the index of the part in it. Raises IndexError or ValueError if there is none."""
 
     def of(self, tensor: Tensor) -> Tensor:
         """The part of this tensor."""
+        view, index = self.find(tensor)
+        return view[index]
 
     def put(self, tensor: Tensor, new: Tensor) -> Tensor:
         """A copy of the tensor in which `new` replaces the part."""
+        changed = tensor.clone()
+        view, index = self.find(changed)
+        view[index] = new
+        return changed
 
     def nothing_of(self, tensor: Tensor) -> bool:
         """Whether the part of this tensor is empty, so that there is nothing to act on."""
+        return False
 
     def keeps_samples(self, dims: int) -> bool:
         """Whether the part of a tensor with `dims` dimensions has a row for each row of the tensor."""
+        return True
 
 
-class PartOfPart:
+class PartOfPart(TensorPart):
     """The inner part of an outer part."""
 
     def __init__(self, outer: TensorPart, inner: TensorPart) -> None:
         self._outer, self._inner = outer, inner
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """The inner part of the tensor's outer part."""
-        return self._inner.of(self._outer.of(tensor))
+    def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """A view of the outer part, and the index of the inner part in it."""
+        return self._inner.find(self._outer.of(tensor))
 
     def put(self, tensor: Tensor, new: Tensor) -> Tensor:
         """A copy of the tensor in which `new` replaces the inner part."""
@@ -56,16 +70,17 @@ class PartOfPart:
         return self._outer.keeps_samples(dims) and self._inner.keeps_samples(dims)
 
 
-class Part:
-    """The part of a tensor that an index selects.
+class Part(TensorPart):
+    """The part of a tensor that an index selects: a view, or a copy if the index has a list.
 
     in_order: the rows of the first dimension, which are samples, must stay in their order
+    whole:    the dimensions that must stay whole and in their places, because `tokens` selects positions along them
     """
 
-    def __init__(self, index: Index, *, in_order: bool = False) -> None:
+    def __init__(self, index: Index, *, in_order: bool = False, whole: Sequence[int] = ()) -> None:
         self._items = index.items
         self._numbers = index.positions
-        self._in_order = in_order
+        self._in_order, self._whole = in_order, whole
         self._fitting = set[tuple[int, int]]()
         self._on = dict[torch.device, Tensor]()
         if self._numbers is not None:
@@ -74,22 +89,25 @@ class Part:
             self._from_end = len(self._items) - place
             self._place = place
 
+    def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """The tensor, and the index in the form that torch takes."""
+        if self._whole and not self.leaves(self._whole, tensor.dim()):
+            raise ValueError(
+                f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens` needs "
+                "all of them: let `index` begin with ..., or leave it out"
+            )
+        if self._numbers is None:
+            return tensor, self._items
+        self._require_fit(tensor)
+        positions = self._positions(tensor.device)
+        return tensor, tuple(positions if isinstance(item, tuple) else item for item in self._items)
+
     def of(self, tensor: Tensor) -> Tensor:
-        """The part: a view, or a copy if the index has a list. Raises IndexError if the part is empty or outside."""
-        part = tensor[self._plain(tensor)]
+        """The part. Raises IndexError if it is empty or outside."""
+        part = super().of(tensor)
         if part.numel() == 0 and tensor.numel() > 0:
             raise IndexError(f"selects nothing of a tensor of shape {list(tensor.shape)}")
         return part
-
-    def put(self, tensor: Tensor, new: Tensor) -> Tensor:
-        """A copy of the tensor in which `new` replaces the part."""
-        changed = tensor.clone()
-        changed[self._plain(tensor)] = new
-        return changed
-
-    def nothing_of(self, tensor: Tensor) -> bool:
-        """Never: `of` raises for an empty part."""
-        return False
 
     def leaves(self, dims: Sequence[int], of: int) -> bool:
         """Whether the index leaves these dimensions of a tensor with `of` dimensions whole and in their places."""
@@ -109,14 +127,6 @@ class Part:
         if first is ... and covered < 1:
             first = self._items[1] if len(self._items) > 1 else slice(None)
         return first is ... or (isinstance(first, slice) and first in _WHOLE)
-
-    def _plain(self, tensor: Tensor) -> Any:
-        """The index in the form that torch takes."""
-        if self._numbers is None:
-            return self._items
-        self._require_fit(tensor)
-        positions = self._positions(tensor.device)
-        return tuple(positions if isinstance(item, tuple) else item for item in self._items)
 
     def _positions(self, device: torch.device) -> Tensor:
         if torch.compiler.is_dynamo_compiling():  # a tensor made inside a graph must not be cached
@@ -148,7 +158,7 @@ class Part:
 _WHOLE = (slice(None), slice(0, None), slice(None, None, 1))
 
 
-class HeadsPart:
+class HeadsPart(TensorPart):
     """Some heads of a tensor. A last dimension of size heads × width is split into two: [..., heads, width].
 
     not_dim: the sequence dimension, which is never taken as the head dimension
@@ -159,24 +169,12 @@ class HeadsPart:
         self._parts = dict[tuple[int, int | None], Part]()
         self._seen = dict[int, int | None]()
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """A copy of the heads."""
+    def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """The tensor with a dimension of heads, and the index of the heads."""
         dim, count = self._place(tensor)
-        return self._part(tensor.dim(), dim).of(_apart(tensor, dim, count))
-
-    def put(self, tensor: Tensor, new: Tensor) -> Tensor:
-        """A copy of the tensor in which `new` replaces the heads."""
-        dim, count = self._place(tensor)
-        changed = self._part(tensor.dim(), dim).put(_apart(tensor, dim, count), new)
-        return changed if dim is not None else changed.flatten(-2)
-
-    def nothing_of(self, tensor: Tensor) -> bool:
-        """Never: there is at least one head."""
-        return False
-
-    def keeps_samples(self, dims: int) -> bool:
-        """Always: heads are not rows."""
-        return True
+        return self._part(tensor.dim(), dim).find(
+            tensor if dim is not None else tensor.unflatten(-1, (count, -1))
+        )
 
     def _part(self, dims: int, dim: int | None) -> Part:
         if (found := self._parts.get((dims, dim))) is None:
@@ -237,69 +235,31 @@ class HeadsPart:
         return fits[0]
 
 
-def _apart(tensor: Tensor, dim: int | None, count: int) -> Tensor:
-    return tensor if dim is not None else tensor.unflatten(-1, (count, -1))
-
-
 def _text(counts: Sequence[int]) -> str:
     return " or ".join(map(str, counts))
 
 
-class Indexed:
-    """The part that `index` selects, in which `tokens` then selects positions."""
-
-    def __init__(self, part: Part, tokens: TokensPart) -> None:
-        self._part, self._tokens = part, tokens
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """The part. Raises ValueError if the index selects samples or positions, which `tokens` needs whole."""
-        if not self._part.leaves(self._tokens.dims, tensor.dim()):
-            raise ValueError(
-                f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens` needs "
-                "all of them: let `index` begin with ..., or leave it out"
-            )
-        return self._part.of(tensor)
-
-    def put(self, tensor: Tensor, new: Tensor) -> Tensor:
-        """A copy of the tensor in which `new` replaces the part."""
-        return self._part.put(tensor, new)
-
-    def nothing_of(self, tensor: Tensor) -> bool:
-        """Never: `of` raises for an empty part."""
-        return False
-
-    def keeps_samples(self, dims: int) -> bool:
-        """Always: `of` raises if a sample is left out."""
-        return True
-
-
-class TokensPart:
+class TokensPart(TensorPart):
     """The selected positions of a tensor with a sequence dimension, as rows [N, ...].
 
-    now: finds the tokens of the current firing
+    dims: the dimensions along which positions are selected: one, or two for attention patterns
     """
 
-    def __init__(self, rule: Rule, now: TokensNow) -> None:
-        self._rule, self._now = rule, now
-        # for a cache: a later part may get the id of this one, and this one would keep its model alive
-        self._key = object()
+    def __init__(self, rule: Rule, current: CurrentCall) -> None:
+        self._rule, self._current = rule, current
         tokens = rule.tokens
         if tokens.on_pattern:
             axes = ((tokens.query, -2), (tokens.key, -1))
-            self._dims = tuple(dim for axis, dim in axes if axis is not None)
+            self.dims = tuple(dim for axis, dim in axes if axis is not None)
         else:
-            self._dims = (tokens.dim if tokens.dim is not None else 1,)
+            self.dims = (tokens.dim if tokens.dim is not None else 1,)
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """[N, ...]: a copy of the N positions. Raises ValueError if the tensor does not have that dimension."""
-        chosen = self.chosen(tensor)
-        return self._rows(tensor)[chosen.on(tensor.device)]
-
-    def put(self, tensor: Tensor, new: Tensor) -> Tensor:
-        """A copy of the tensor in which `new` replaces the positions."""
-        chosen, changed = self.chosen(tensor), tensor.clone()
-        self._rows(changed)[chosen.on(tensor.device)] = new
-        return changed
+    def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """The tensor with the position dimensions right after the first one, and the indices of the N positions."""
+        indices = self.chosen(tensor).on(tensor.device)
+        if self.dims == (1,):
+            return tensor, indices
+        return tensor.movedim(self.dims, tuple(range(1, len(self.dims) + 1))), indices
 
     def nothing_of(self, tensor: Tensor) -> bool:
         """Whether the current pass computes none of the positions."""
@@ -310,53 +270,47 @@ class TokensPart:
         return False
 
     def chosen(self, tensor: Tensor) -> Chosen:
-        """The positions in this tensor. Raises ValueError if the tokens of the call are not known."""
-        found = self._now.current
-        if found is None:
+        """The positions in this tensor. Raises ValueError if the tokens of the call are not known or do not fit it."""
+        tokens_of_call, shape = self._current.tokens, tensor.shape
+        if tokens_of_call is None:
             raise ValueError(
                 "tokens: it is not known which tokens the call computes; call the model with input_ids, or "
                 "hooks.tokens(input_ids, attention_mask) before it; for a value without tokens use `index`"
             )
-        key = (self._key, tensor.shape)  # cached: a firing needs it several times
-        if (chosen := found.chosen.get(key)) is None:
-            chosen = found.chosen[key] = self._choose(tensor, found)
-        self._now.note(chosen)
-        return chosen
-
-    def _choose(self, tensor: Tensor, found: Pass) -> Chosen:
-        self._require_dims(tensor, found)
-        if self._rule.tokens.on_pattern:
-            sizes: tuple[int, ...] = tuple(tensor.shape[-2:])
-        else:
-            sizes = (tensor.shape[self._dims[0]],)
-        return self._rule.choose(found, sizes, self._now.samples)
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """The dimensions of a tensor along which positions are selected: one, or two for attention patterns."""
-        return self._dims
-
-    def _rows(self, tensor: Tensor) -> Tensor:
-        """A view of the tensor with the position dimensions moved right after the first dimension."""
-        if self._dims == (1,):
-            return tensor
-        return tensor.movedim(self._dims, tuple(range(1, len(self._dims) + 1)))
-
-    def _require_dims(self, tensor: Tensor, found: Pass) -> None:
-        shape = list(tensor.shape)
-        if self._rule.tokens.on_pattern:
-            if tensor.dim() < 3:
-                raise ValueError(
-                    f"tokens: query and key are the last two dimensions of an attention pattern, and the tensor has "
-                    f"shape {shape}"
-                )
-        elif tensor.dim() <= self._dims[0]:
+        on_pattern = self._rule.tokens.on_pattern
+        if on_pattern and len(shape) < 3:
             raise ValueError(
-                f"tokens: the tensor of shape {shape} does not have a dimension {self._dims[0]}; name another one "
+                f"tokens: query and key are the last two dimensions of an attention pattern, and the tensor has "
+                f"shape {list(shape)}"
+            )
+        if len(shape) <= self.dims[0]:
+            raise ValueError(
+                f"tokens: the tensor of shape {list(shape)} does not have a dimension {self.dims[0]}; name another one "
                 "with `dim`, or the tensor with `target`"
             )
-        if tensor.shape[0] != found.rows:
+        if shape[0] != tokens_of_call.rows:
             raise ValueError(
-                f"tokens: the tensor of shape {shape} does not have a row for each of the {found.rows} sequences of "
-                "the call; name the tensor with `target`"
+                f"tokens: the tensor of shape {list(shape)} does not have a row for each of the {tokens_of_call.rows} "
+                "sequences of the call; name the tensor with `target`"
             )
+        sizes = tuple(shape[-2:]) if on_pattern else (shape[self.dims[0]],)
+        chosen = self._rule.choose(tokens_of_call, sizes, self._current.clock.samples)
+        self._current.chosen = chosen
+        return chosen
+
+
+def part_of(hook: PlannedHook, path: str, current: CurrentCall) -> TensorPart | None:
+    """The part at one module: `heads` first, then `index` within these, then `tokens`; None: the whole tensor."""
+    keys, action = hook.spec.keys, hook.spec.action
+    parts = list[TensorPart]()
+    tokens = None
+    if keys.tokens is not None:
+        tokens = TokensPart(Rule(keys.tokens, action.observes, hook.texts), current)
+    if keys.heads is not None:
+        parts.append(HeadsPart(keys.heads, hook.heads[path], -1 if tokens is None else tokens.dims[0]))
+    if keys.index is not None:
+        in_order = hook.spec.hook_type.batch and action.captures
+        parts.append(Part(keys.index, in_order=in_order, whole=() if tokens is None else tokens.dims))
+    if tokens is not None:
+        parts.append(tokens)
+    return reduce(PartOfPart, parts) if parts else None

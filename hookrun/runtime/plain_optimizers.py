@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -24,27 +24,19 @@ def without_compiler(cls: type) -> type:
     """
     plain = dict[str, Any]()
     for name, method in inspect.getmembers(cls, inspect.isfunction):
-        for layer in _layers(method):
+        layer: Any = method
+        while hasattr(layer, "__wrapped__"):  # from the outermost wrapper to the innermost
             if layer.__globals__.get("__name__") == "torch._compile":
                 plain[name] = layer.__wrapped__
             elif layer.__code__.co_name == "_use_grad":
                 plain[name] = _with_its_grad_mode(layer.__wrapped__)
-    plain |= {"__reduce_ex__": _reduced_as(cls), "__module__": cls.__module__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (cls,), plain)
+            layer = layer.__wrapped__
 
-
-def _reduced_as(cls: type) -> Callable[[Any, Any], tuple[Any, ...]]:
     def reduced(self: Any, protocol: Any) -> tuple[Any, ...]:
         return copyreg._reconstructor, (cls, object, None), self.__getstate__()  # type: ignore[attr-defined]
 
-    return reduced
-
-
-def _layers(method: Any) -> Iterator[Any]:
-    """The wrappers around a method, from the outermost to the innermost."""
-    while hasattr(method, "__wrapped__"):
-        yield method
-        method = method.__wrapped__
+    plain |= {"__reduce_ex__": reduced, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls,), plain)
 
 
 def _with_its_grad_mode(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,41 +37,20 @@ class Budget:
     used: int = 0
     spent: bool = False
 
-    def takes(self, size: int) -> bool:
-        """Whether `size` more bytes fit; if so they are counted as used."""
-        fits = self.used + size <= self.limit
-        self.used += size if fits else 0
-        return fits
 
-
-def spent_line(site: HookSite, budget: Budget) -> str:
-    """The message for a hook that has used up its `max_bytes`."""
-    used, clock = f"{budget.used:,} of {budget.limit:,} bytes", site.clock
-    at = f"epoch {clock.epoch}, step {clock.step}"
-    return f"{site.hook_name}: its max_bytes are used up ({used}) at {at}: it captures nothing more"
-
-
-def batch_rows(site: HookSite, value: Any, rows: Tensor | None) -> int | None:
-    """How many rows of the batch the value has; None if its first dimension is not the batch dimension.
+def batch_rows(site: HookSite, value: Any, rows: Tensor | None) -> int:
+    """How many rows of the batch the value has; 0 if its first dimension is not the batch dimension.
 
     rows: the places of the value's rows in the batch; None: 0, 1, 2, …
     """
-    found = list(held(value))
-    lengths = {len(x) if x.dim() and x.layout is torch.strided and not x.is_nested else 0 for x in found}
+    lengths = {
+        len(x) if x.dim() and x.layout is torch.strided and not x.is_nested else 0 for x in held(value)
+    }
     count = lengths.pop() if len(lengths) == 1 else 0
     samples = site.clock.samples if rows is None else rows
-    if not count or not site.hook_type.batch or (samples is not None and len(samples) != count):
-        return None
+    if not site.hook_type.batch or (samples is not None and len(samples) != count):
+        return 0
     return count
-
-
-def first_rows(value: Any, rows: Tensor | None, count: int) -> tuple[Any, Tensor]:
-    """The first `count` rows of a value, and their places in the batch.
-
-    rows: the places of all rows of the value; None: 0, 1, 2, …
-    """
-    part = copied(value, lambda tensor: tensor.detach()[:count])
-    return part, torch.arange(count, device="cpu") if rows is None else rows[:count]
 
 
 class RecordSink(Sink):
@@ -81,7 +60,7 @@ class RecordSink(Sink):
     """
 
     def __init__(self) -> None:
-        self._last_good = LastPassed()
+        self.last_good = LastPassed()
         self.muted = False
         self._pending = list[dict[str, Any] | Waiting]()
         self._statistics = SmallTensors()
@@ -97,14 +76,25 @@ class RecordSink(Sink):
         def limited(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if budget.spent or (value := in_reach(value)) is None:
                 return
-            if budget.takes(self.size(value)):
+            size, left = self.size(value), limit - budget.used
+            if size <= left:
+                budget.used += size
                 keep(value, rows, tokens)
                 return
             budget.spent = True
-            if (part := self._first_rows(site, value, rows, budget)) is not None:
-                some, places = part
-                keep(some, places, None if tokens is None else tokens.at(torch.arange(len(places))))
-            self.show(spent_line(site, budget))
+            if count := batch_rows(site, value, rows):
+                fitting = min(left // max(size // count, 1), count)
+                budget.used += size // count * fitting
+                if fitting:
+                    first = torch.arange(fitting, device="cpu")
+                    part = copied(value, lambda tensor: tensor.detach()[:fitting])
+                    places = first if rows is None else rows[:fitting]
+                    keep(part, places, None if tokens is None else tokens.at(first))
+            used = f"{budget.used:,} of {limit:,} bytes"
+            at = f"epoch {site.clock.epoch}, step {site.clock.step}"
+            self.show(
+                f"{site.hook_name}: its max_bytes are used up ({used}) at {at}: it captures nothing more"
+            )
             site.emit({"spent": limit})
 
         return limited
@@ -112,20 +102,6 @@ class RecordSink(Sink):
     def size(self, value: Any) -> int:
         """The bytes that a captured value takes: those of all its tensors, as on disk."""
         return sum(tensor.numel() * tensor.element_size() for tensor in held(value))
-
-    def _first_rows(
-        self, site: HookSite, value: Any, rows: Tensor | None, budget: Budget
-    ) -> tuple[Any, Tensor] | None:
-        """As many rows of a batch as still fit, with their places in it; None if not a single one fits."""
-        count = batch_rows(site, value, rows)
-        if count is None:
-            return None
-        row = self.size(value) // count
-        fitting = min((budget.limit - budget.used) // max(row, 1), count)
-        if not fitting:
-            return None
-        budget.takes(row * fitting)
-        return first_rows(value, rows, fitting)
 
     def emit(self, start: tuple[Any, ...], data: Mapping[str, Any], *, show: bool = False) -> None:
         """Take a record; `show`: print it at once.
@@ -177,10 +153,10 @@ class RecordSink(Sink):
                 record["module"], record.get("class", ""), record["path"], record["call"], when
             )
             if is_good:
-                self._last_good.passed(record["hook"], checked)
+                self.last_good.passed(record["hook"], checked)
                 return
             if "last_good" not in record:
-                record = {**record, "last_good": self._last_good.before(record["hook"], checked)}
+                record = {**record, "last_good": self.last_good.before(record["hook"], checked)}
         try:
             plain = read(record)
         except RuntimeError as error:  # for a kind of tensor that torch cannot convert

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
@@ -50,14 +50,9 @@ class ReducedGradients:
         return list({id(parameter): parameter for parameter, _ in self._hooks}.values())
 
     @property
-    def before_accumulation(self) -> list[nn.Parameter]:
-        """The parameters with hooks that see the gradient of each micro-batch."""
+    def of_each_part(self) -> list[nn.Parameter]:
+        """The parameters with hooks that see the gradient of each micro-batch before it is added to the others."""
         return [parameter for parameter, hook in self._hooks if hook.before_accumulation]
-
-    @property
-    def of_each_part(self) -> bool:
-        """Whether a hook sees the gradient of each micro-batch before it is added to the others."""
-        return bool(self.before_accumulation)
 
     @torch.no_grad()
     def run(
@@ -93,11 +88,6 @@ def _accumulate(parameter: nn.Parameter, earlier: Tensor | None) -> None:
         parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
 
 
-def in_group() -> bool:
-    """Whether torch.distributed has a process group, of any size."""
-    return distributed.is_available() and distributed.is_initialized()
-
-
 class GradientsOfWrapped(RegisteredHook):
     """An installation's hooks on parameter gradients; each forward of the model finds out what sums the gradients.
 
@@ -124,7 +114,7 @@ class GradientsOfWrapped(RegisteredHook):
         self._versions = dict[int, tuple[Tensor | None, int]]()
         self._begun = False
         if hooked is not None:
-            hooked.on_move(self._move)
+            hooked.on_move.append(self._reduced.move)
 
     def add(self, parameter: nn.Parameter, hook: ParameterHook) -> None:
         """Let the registered hook wait for the summed gradient whenever the model is wrapped."""
@@ -136,20 +126,20 @@ class GradientsOfWrapped(RegisteredHook):
         super().clear()
         self._reduced, self._wrapper, self._hooked, self._model = ReducedGradients(), None, None, None
 
-    def _move(self, moves: Moves) -> None:
-        self._reduced.move(moves)
-
     def forward_pre(self, module: nn.Module, args: Any) -> None:
         """torch's forward pre-hook of the model. Raises HookError if a hooked parameter was replaced."""
         if self._hooked is None or tracing():
             return
         in_backward = torch._C._current_graph_task_id() != -1
         if not in_backward:
-            self._forget_failed()
+            # drop the state that a failed backward pass has left
+            if self._begun:
+                self._put_back()
+            self._reached, self._before = set(), {}
         if not self._sharded and not self._hooked.all_there:
             self._sharded = is_fully_sharded(module)
             if not self._sharded:
-                self._hooked.require_all()
+                self._hooked.follow(shards=False)
         wrapper = self._whole or DistributedDataParallel._get_active_ddp_module()
         # A forward without gradients, or a recomputed one, does not start another backward pass.
         if wrapper is not None or (torch.is_grad_enabled() and not in_backward):
@@ -157,13 +147,6 @@ class GradientsOfWrapped(RegisteredHook):
         if self._added and self._wrapper is not None and self._wrapper is not self._checked:
             self._require_added(module, self._wrapper)
             self._checked = self._wrapper
-
-    def _forget_failed(self) -> None:
-        """Outside a backward pass: drop the state that a failed backward pass has left."""
-        if self._begun:
-            self._put_back()
-        elif self._reached:
-            self._reached, self._before = set(), {}
 
     def _require_added(self, model: nn.Module, wrapper: DistributedDataParallel) -> None:
         """Raise HookError if hooks added a parameter after the model was wrapped: its gradient would not be summed."""
@@ -229,7 +212,7 @@ class GradientsOfWrapped(RegisteredHook):
             return
         self._begun = True
         Variable._execution_engine.queue_callback(self._backward_ended)
-        first = {id(each) for each in self._reduced.before_accumulation}
+        first = {id(each) for each in self._reduced.of_each_part}
         for parameter in filter(is_sharded, self._reduced.parameters):
             gradient = parameter.grad
             if id(parameter) in first:
@@ -243,7 +226,7 @@ class GradientsOfWrapped(RegisteredHook):
             return
         self._hooked.follow()
         if not reduces(self._model):
-            hooked = bool(self._reduced.before_accumulation)
+            hooked = bool(self._reduced.of_each_part)
             self._put_back()
             if hooked:
                 raise _not_whole("set_requires_gradient_sync(False)", "leave it out")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from threading import get_ident
 
 import torch
@@ -29,9 +29,8 @@ class Draws:
     calls: numbers the module's calls, if recomputed calls must repeat their draws; else None
     """
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.calls: Calls | None = None
+    def __init__(self, seed: int, calls: Calls | None = None) -> None:
+        self.seed, self.calls = seed, calls
         self._count = 0
         self._chances = 0
         self._generators = dict[tuple[int, torch.device], Generator]()
@@ -94,55 +93,33 @@ def drawn(like: Tensor, fill: Fill, generator: Generator, rows: RowsOfRank | Non
     return whole[rows.mine.start : rows.mine.stop]
 
 
-class KeptSamples:
-    """Every n-th sample (`every`), or k samples drawn uniformly without replacement beforehand (`reservoir`).
+def kept_samples(keep: Keep, clock: Clock, seed: int, where: str) -> Callable[[], Tensor]:
+    """A function that returns which samples of the current batch are kept, [B] bool.
+
+    They are every n-th sample (`every`), or k samples drawn uniformly without replacement beforehand (`reservoir`).
+    The function raises HookError if it is not known which samples these are, or how many there are.
 
     where: the hook and its module, for messages
     """
+    drawn_of = dict[int, Tensor]()  # by population
 
-    def __init__(self, keep: Keep, clock: Clock, seed: int, where: str) -> None:
-        self._keep = keep
-        self._clock = clock
-        self._seed = seed
-        self._where = where
-        self._drawn = dict[int, Tensor]()
+    def error(what: str) -> HookError:
+        return HookError(f"{where}: it keeps only some samples and does not know {what}")
 
-    def rows(self, shape: Sequence[int]) -> Tensor:
-        """[k] int64: the rows of the chosen samples in a tensor of this shape.
-
-        Raises HookError if the tensor does not have a row for each sample of the batch, or samples are not known.
-        """
-        samples = self._samples()
-        if not shape or shape[0] != len(samples):
-            raise self._error(f"sees a tensor of shape {list(shape)} in a batch of {len(samples)}")
-        return self._is_chosen(samples).nonzero().squeeze(1)
-
-    def is_kept(self) -> Tensor:
-        """[B] bool: which samples of the current batch are chosen."""
-        return self._is_chosen(self._samples())
-
-    def _samples(self) -> Tensor:
-        samples = self._clock.samples
+    def is_kept() -> Tensor:
+        samples, population = clock.samples, clock.population
         if samples is None:
-            raise self._error("does not know which samples these are: set hooks.samples before each batch")
-        return samples
-
-    def _is_chosen(self, samples: Tensor) -> Tensor:
-        if self._keep.every is not None:
-            return samples % self._keep.every == 0
-        population = self._clock.population
+            raise error("which samples these are: set hooks.samples before each batch")
+        if keep.every is not None:
+            return samples % keep.every == 0
         if population is None:
-            raise self._error(
-                "does not know how many there are: set hooks.population to the number of samples"
-            )
-        if (drawn := self._drawn.get(population)) is None:
-            order = torch.randperm(population, generator=Generator().manual_seed(self._seed))
-            drawn = torch.zeros(population, dtype=torch.bool).index_fill_(
-                0, order[: self._keep.reservoir], True
-            )
-            if holds_data(drawn):
-                self._drawn[population] = drawn
-        return drawn[samples]
+            raise error("how many there are: set hooks.population to the number of samples")
+        if (chosen := drawn_of.get(population)) is None:
+            order = torch.randperm(population, generator=Generator().manual_seed(seed))
+            chosen = torch.zeros(population, dtype=torch.bool)
+            chosen.index_fill_(0, order[: keep.reservoir], True)
+            if holds_data(chosen):
+                drawn_of[population] = chosen
+        return chosen[samples]
 
-    def _error(self, what: str) -> HookError:
-        return HookError(f"{self._where}: it keeps only some samples and {what}")
+    return is_kept

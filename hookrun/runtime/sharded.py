@@ -103,13 +103,13 @@ def is_fully_sharded(model: nn.Module) -> bool:
 
 def reduces(model: nn.Module) -> bool:
     """Whether a backward pass would sum gradients over the ranks now: False after set_requires_gradient_sync(False)."""
-    return all(group.reduce_grads for module in sharded_modules(model) for group in _groups(module))
-
-
-def _groups(module: Any) -> Iterator[Any]:
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.11 there was one group or none
-    yield from (each for each in groups or [getattr(state, "_fsdp_param_group", None)] if each is not None)
+    for module in sharded_modules(model):
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.11 there was one group or none
+        for group in groups or [getattr(state, "_fsdp_param_group", None)]:
+            if group is not None and not group.reduce_grads:
+                return False
+    return True
 
 
 def move_inside_sharding(model: nn.Module, ours: Collection[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,12 @@ from hookrun.actions.values import OutsideValue
 from hookrun.errors import HookError, reason
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import NotYetRun, Rows, Source
-from hookrun.runtime.check_result import check_result
+from hookrun.runtime.check_result import LastPassed, check_result
 from hookrun.runtime.clock import Calls, Clock
-from hookrun.runtime.current_call import CurrentCall, TokensNow
-from hookrun.runtime.part import HeadsPart, Indexed, Part, PartOfPart, TensorPart, TokensPart
-from hookrun.runtime.rng import Draws, Fill, KeptSamples, derived_seed, drawn
+from hookrun.runtime.current_call import CurrentCall
+from hookrun.runtime.part import part_of
+from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn, kept_samples
 from hookrun.runtime.snapshot import copied
-from hookrun.runtime.tokens.choice import Rule
-from hookrun.runtime.tokens.passes import Pass
 from hookrun.trust.load import Trusted
 from hookrun.values import containers
 from hookrun.values.containers import readable
@@ -43,11 +42,13 @@ class Sink:
     wants_calls: it needs the number of each module call within the forward pass
     has_values:  tensors hold real values, which may be read; False in a trial run
     stop:        why a check with policy `stop` asks for the end of the run, or None
+    last_good:   where each check passed last; only if it `has_values`
     """
 
     wants_calls = False
     has_values = True
     stop: str | None = None
+    last_good: LastPassed
 
     def keeper(self, site: HookSite) -> Keeper:
         """A function that stores the values that the site captures."""
@@ -90,8 +91,16 @@ class HookSite:
     """
 
     def __init__(
-        self, hook: PlannedHook, path: str, module: nn.Module, clock: Clock, sink: Sink, seed: int
+        self,
+        hook: PlannedHook,
+        path: str,
+        module: nn.Module,
+        clock: Clock,
+        sink: Sink,
+        seed: int,
+        calls: Calls | None = None,
     ) -> None:
+        action = hook.spec.action
         self.spec = hook.spec
         self.hook_name = hook.spec.name
         self.hook_type = hook.spec.hook_type
@@ -99,37 +108,27 @@ class HookSite:
         self.module = module
         self.clock = clock
         self.sink = sink
-        self.calls: Calls | None = None
+        self.calls = calls
         self.fired = 0
         self.idle = 0
         self._idle_at = 0
         self.changed: Tensor | int = 0
         self.total = 0
-        own_seed = hook.spec.action.random_seed()
+        self.tokenizer = hook.tokenizer
+        self.current = CurrentCall(path, clock, calls)
+        self.part = part_of(hook, path, self.current)
+        own_seed = action.random_seed()
         seed = seed if own_seed is None else own_seed
         self.seed = derived_seed(seed, self.hook_name, path)
         self._hook_seed = derived_seed(seed, self.hook_name)
+        self._draws = Draws(self.seed, calls if self.hook_type.phase == "forward" else None)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
-        action = hook.spec.action
-        self.current = CurrentCall()
-        self._tokens = TokensNow(path, self.current, clock)
-        self.part = _part_of(hook, path, self._tokens)
         self.needs_whole = any(
             isinstance(value, OutsideValue) and (value.at is not None or value.per_sample)
             for value in action.outside_values().values()
         )
         self._functions = hook.functions
         self._held = list[Any]()
-        self.tokenizer = hook.tokenizer
-        self._draws = Draws(self.seed)
-        self._outside = OutsideValues(
-            hook, self.where, self.part, self.current, clock, self._draws, sink.has_values
-        )
-
-    @property
-    def tokens_now(self) -> Pass | None:
-        """The pass over the tokens that the current firing belongs to; None: not known."""
-        return self._tokens.model_pass
 
     @cached_property
     def where(self) -> str:
@@ -144,12 +143,6 @@ class HookSite:
         if of_call is not None:
             return of_call
         return 0 if self.calls is None else self.calls.now.number
-
-    def number_calls(self, calls: Calls | None) -> None:
-        """Number the module's calls with `calls`; a recomputed forward then repeats the random draws of its call."""
-        self.calls = self._tokens.calls = calls
-        if self.hook_type.phase == "forward":
-            self._draws.calls = calls
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, the positions of the random draws, and the `state_dict()` of the user's own objects."""
@@ -204,7 +197,123 @@ class HookSite:
         return broadcast
 
     def _constant(self, field: str) -> Callable[[Tensor], Tensor]:
-        return self._outside.constant(getattr(self.spec.action, field), self._values.get(field))
+        """A function tensor -> the field's value in its dtype and on its device; with `at: same` the part of it."""
+        given, source, part = getattr(self.spec.action, field), self._values.get(field), self.part
+        constant = self._whole_constant(given, source)
+        if part is None or not isinstance(given, OutsideValue) or given.at is None:
+            return constant
+        by_sample = source is not None and not isinstance(source, Tensor | GivenFunction | NotYetRun)
+
+        def constant_part(like: Tensor) -> Tensor:
+            whole = like if self.current.whole is None else self.current.whole
+            value = constant(whole)
+            if by_sample:
+                value = self._with_token_dim(value, whole)
+            check_broadcast(value, whole)
+            return part.of(value.expand(whole.shape))
+
+        return constant_part
+
+    def _with_token_dim(self, rows: Tensor, whole: Tensor) -> Tensor:
+        """Add a token dimension to rows that were captured at one token each, so that they broadcast over tokens."""
+        tokens = self.spec.keys.tokens
+        if tokens is None or tokens.on_pattern:
+            return rows
+        dim = tokens.dim or 1
+        if rows.dim() != whole.dim() - 1 or dim >= whole.dim():
+            return rows
+        of_one_token = (*whole.shape[:dim], *whole.shape[dim + 1 :])
+        return rows.unsqueeze(dim) if rows.shape == of_one_token else rows
+
+    def _whole_constant(self, given: Any, value: Source | None) -> Callable[[Tensor], Tensor]:
+        """The function for the whole value; a constant is converted once for each dtype and device."""
+        if isinstance(value, GivenFunction):
+            return self._computed(value)
+        if isinstance(value, NotYetRun):
+            return self._unknown(value)
+        if value is not None and not isinstance(value, Tensor):
+            return self._rows(value)
+        source = value if value is not None else torch.tensor(given, dtype=torch.float64)
+        made = dict[tuple[torch.dtype, torch.device], Tensor]()
+
+        def constant(like: Tensor) -> Tensor:
+            if torch.compiler.is_dynamo_compiling():  # a tensor made inside a graph must not be cached
+                return source.to(device=like.device, dtype=like.dtype)
+            key = (like.dtype, like.device)
+            if (found := made.get(key)) is None:
+                found = source.to(device=like.device, dtype=like.dtype)
+                if holds_data(found) or not self.sink.has_values:  # a traced tensor must not be cached either
+                    made[key] = found
+            return found
+
+        return constant
+
+    def _unknown(self, source: NotYetRun) -> Callable[[Tensor], Tensor]:
+        """An empty tensor of the argument's shape, for a trial run; HookError in a real one."""
+
+        def unknown(like: Tensor) -> Tensor:
+            if self.sink.has_values:
+                raise HookError(
+                    f"{self.where}: the run {source.name!r} that its value comes from was not made"
+                )
+            return like.new_empty(like.shape)
+
+        return unknown
+
+    def _rows(self, source: Rows) -> Callable[[Tensor], Tensor]:
+        """The rows of the samples of the current batch."""
+
+        def rows(like: Tensor) -> Tensor:
+            chosen, whole = self.current.chosen, like is self.current.whole
+            if chosen is None and not whole and not self._part_keeps_samples():
+                raise HookError(
+                    f"{self.where}: `index` picks rows of the batch, and the value has a row for each sample: "
+                    "add at: same to the value"
+                )
+            if not self.sink.has_values:  # a trial run has no real samples
+                return like.new_empty((like.shape[0], *source.shape) if like.dim() else source.shape)
+            samples = self.clock.samples
+            if samples is None:
+                raise HookError(
+                    f"{self.where}: it takes a value for each sample, and does not know which samples these are: "
+                    "set hooks.samples before each batch"
+                )
+            draw = self._draws.generator(torch.device("cpu"))
+            if chosen is not None:  # each position, or each sequence, of a sample gets the sample's row
+                places = chosen.of.samples_of_rows(len(samples)) if whole else chosen.rows.samples
+                return source.of(samples, draw)[places].to(device=like.device, dtype=like.dtype)
+            if not like.dim() or like.shape[0] != len(samples):
+                shape = list(like.shape)
+                raise HookError(
+                    f"{self.where}: the batch has {len(samples)} samples, the tensor has shape {shape}"
+                )
+            return source.of(samples, draw).to(device=like.device, dtype=like.dtype)
+
+        return rows
+
+    def _part_keeps_samples(self) -> bool:
+        """Whether the part that the action is given has a row for each sample, as the whole tensor has."""
+        return (
+            self.part is None
+            or self.current.whole is None
+            or self.part.keeps_samples(self.current.whole.dim())
+        )
+
+    def _computed(self, function: GivenFunction) -> Callable[[Tensor], Tensor]:
+        """The result of a user's function for the tensor, detached: no gradient flows through it."""
+        call = on_tensor(self.hook_name, function.code, function.target)
+
+        def computed(like: Tensor) -> Tensor:
+            with torch.no_grad():
+                found = call(like.detach())
+            if not isinstance(found, Tensor | int | float):
+                raise HookError(
+                    f"{self.where}: '{function}' returned an object of type {type(found).__name__}, "
+                    "expected a tensor or a number"
+                )
+            return torch.as_tensor(found).detach().to(device=like.device, dtype=like.dtype)
+
+        return computed
 
     def function(self, field: str) -> Trusted | GivenFunction:
         """The user's own function that the field names."""
@@ -255,10 +364,6 @@ class HookSite:
         """The arguments of the current module call."""
         self._require("args")
         return self.current.args
-
-    @args.setter
-    def args(self, args: tuple[Any, ...]) -> None:
-        self.current.args = args
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         """Every tensor and every None in the value, with its path."""
@@ -320,20 +425,18 @@ class HookSite:
         self.sink.fail(self, what)
 
     def keep(self) -> Keeper:
-        """A function that gives captured values to the sink."""
+        """A function that gives captured values to the sink; under `tokens` with the sample and token of each row."""
         self._require("keep")
         keep = self.sink.keeper(self)
-        return keep if self.spec.keys.tokens is None else self._with_tokens(keep)
-
-    def _with_tokens(self, keep: Keeper) -> Keeper:
-        """`keep`, called with the sample and the token of each row."""
+        if self.spec.keys.tokens is None:
+            return keep
 
         def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             chosen = self.current.chosen
             if chosen is None:
                 raise HookError(f"{self.where}: the value holds no tensor: name one with `target`")
-            found = chosen.rows if rows is None else chosen.rows.at(rows)
-            keep(value, found.samples, found)
+            tokens = chosen.rows if rows is None else chosen.rows.at(rows)
+            keep(value, tokens.samples, tokens)
 
         return keep_rows
 
@@ -341,16 +444,20 @@ class HookSite:
         """A function shape -> the row numbers of the samples that `keep` chooses; in a trial run of all rows."""
         if not self.sink.has_values:
             return lambda shape: torch.arange(*shape[:1] or (1,), device="cpu")
-        kept = KeptSamples(keep, self.clock, self._hook_seed, self.where)
-        if self.spec.keys.tokens is None:
-            return kept.rows
+        is_kept = kept_samples(keep, self.clock, self._hook_seed, self.where)
 
-        def rows_of_tokens(shape: Sequence[int]) -> Tensor:
-            chosen = self.current.chosen
-            of_rows = torch.arange(*shape[:1], device="cpu") if chosen is None else chosen.rows.samples
-            return kept.is_kept()[of_rows].nonzero().squeeze(1)
+        def rows(shape: Sequence[int]) -> Tensor:
+            kept = is_kept()
+            if self.spec.keys.tokens is not None:
+                chosen = self.current.chosen
+                of_rows = torch.arange(*shape[:1], device="cpu") if chosen is None else chosen.rows.samples
+                return kept[of_rows].nonzero().squeeze(1)
+            if not shape or shape[0] != len(kept):
+                seen = f"sees a tensor of shape {list(shape)} in a batch of {len(kept)}"
+                raise HookError(f"{self.where}: it keeps only some samples and {seen}")
+            return kept.nonzero().squeeze(1)
 
-        return rows_of_tokens
+        return rows
 
     def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """Judge a check: policy `error` reads the result and raises CheckFailed, others emit a record."""
@@ -362,176 +469,16 @@ class HookSite:
             self._idle_at = self.fired
             self.idle += 1
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Firings inside the block are not counted."""
+        counts = self.fired, self.idle, self.changed, self.total
+        try:
+            yield
+        finally:
+            self.fired, self.idle, self.changed, self.total = counts
+
     def _require(self, member: str) -> None:
         """Raise HookError if the action uses a member of the site that it does not declare."""
         if member not in self.spec.action.uses:
             raise HookError(f"{self.where}: the action uses `{member}` of its site: name it in `uses`")
-
-
-def _part_of(hook: PlannedHook, path: str, now: TokensNow) -> TensorPart | None:
-    """The part at one module: `heads` first, then `index` within these, then `tokens`; None: the whole tensor."""
-    keys, action = hook.spec.keys, hook.spec.action
-    parts = list[TensorPart]()
-    tokens = None
-    if keys.tokens is not None:
-        tokens = TokensPart(Rule(keys.tokens, action.observes, hook.texts), now)
-    if keys.heads is not None:
-        not_dim = tokens.dims[0] if tokens is not None else -1
-        parts.append(HeadsPart(keys.heads, hook.heads[path], not_dim))
-    if keys.index is not None:
-        in_order = hook.spec.hook_type.batch and action.captures
-        indexed = Part(keys.index, in_order=in_order)
-        parts.append(indexed if tokens is None else Indexed(indexed, tokens))
-    if tokens is not None:
-        parts.append(tokens)
-    whole: TensorPart | None = None
-    for part in reversed(parts):
-        whole = part if whole is None else PartOfPart(part, whole)
-    return whole
-
-
-class OutsideValues:
-    """Turns a value into a function tensor -> the value in the tensor's dtype and on its device.
-
-    hook:     the hook with the values
-    where:    the hook and its module, for messages
-    part:     the part of a tensor that the action acts on; None: all of it
-    draws:    the hook's random draws, for `sample: resample`
-    has_data: tensors hold real values; False in a trial run
-    """
-
-    def __init__(
-        self,
-        hook: PlannedHook,
-        where: str,
-        part: TensorPart | None,
-        current: CurrentCall,
-        clock: Clock,
-        draws: Draws,
-        has_data: bool,
-    ) -> None:
-        tokens = hook.spec.keys.tokens
-        self._token_dim = None if tokens is None or tokens.on_pattern else tokens.dim or 1
-        self._hook, self._where = hook.spec.name, where
-        self._part, self._current = part, current
-        self._clock, self._draws, self._has_data = clock, draws, has_data
-
-    def constant(self, given: Any, value: Source | None) -> Callable[[Tensor], Tensor]:
-        """A function tensor -> the value for it; with `at: same` the value's part.
-
-        given: the value in the configuration
-        value: the data that was read from a file or another run; None: `given` is the value itself
-        """
-        constant, part = self._whole_constant(given, value), self._part
-        if part is None or not isinstance(given, OutsideValue) or given.at is None:
-            return constant
-
-        by_sample = value is not None and not isinstance(value, Tensor | GivenFunction | NotYetRun)
-
-        def constant_part(like: Tensor) -> Tensor:
-            whole = like if self._current.whole is None else self._current.whole
-            value = constant(whole)
-            if by_sample:
-                value = self._with_token_dim(value, whole)
-            check_broadcast(value, whole)
-            return part.of(value.expand(whole.shape))
-
-        return constant_part
-
-    def _with_token_dim(self, rows: Tensor, whole: Tensor) -> Tensor:
-        """Add a token dimension to rows that were captured at one token each, so that they broadcast over tokens."""
-        dim = self._token_dim
-        if dim is None or rows.dim() != whole.dim() - 1 or dim >= whole.dim():
-            return rows
-        of_one_token = (*whole.shape[:dim], *whole.shape[dim + 1 :])
-        return rows.unsqueeze(dim) if rows.shape == of_one_token else rows
-
-    def _whole_constant(self, given: Any, value: Source | None) -> Callable[[Tensor], Tensor]:
-        """The function for the whole value; a constant is converted once for each dtype and device."""
-        if isinstance(value, GivenFunction):
-            return self._computed(value)
-        if isinstance(value, NotYetRun):
-            return self._unknown(value)
-        if value is not None and not isinstance(value, Tensor):
-            return self._rows(value)
-        source = value if value is not None else torch.tensor(given, dtype=torch.float64)
-        made = dict[tuple[torch.dtype, torch.device], Tensor]()
-
-        def constant(like: Tensor) -> Tensor:
-            if torch.compiler.is_dynamo_compiling():  # a tensor made inside a graph must not be cached
-                return source.to(device=like.device, dtype=like.dtype)
-            key = (like.dtype, like.device)
-            if (found := made.get(key)) is None:
-                found = source.to(device=like.device, dtype=like.dtype)
-                if holds_data(found) or not self._has_data:  # a traced tensor must not be cached either
-                    made[key] = found
-            return found
-
-        return constant
-
-    def _unknown(self, source: NotYetRun) -> Callable[[Tensor], Tensor]:
-        """An empty tensor of the argument's shape, for a trial run; HookError in a real one."""
-
-        def unknown(like: Tensor) -> Tensor:
-            if self._has_data:
-                raise HookError(
-                    f"{self._where}: the run {source.name!r} that its value comes from was not made"
-                )
-            return like.new_empty(like.shape)
-
-        return unknown
-
-    def _rows(self, source: Rows) -> Callable[[Tensor], Tensor]:
-        """The rows of the samples of the current batch."""
-
-        def rows(like: Tensor) -> Tensor:
-            chosen, whole = self._current.chosen, like is self._current.whole
-            if chosen is None and not whole and not self._keeps_samples():
-                raise HookError(
-                    f"{self._where}: `index` picks rows of the batch, and the value has a row for each sample: "
-                    "add at: same to the value"
-                )
-            if not self._has_data:  # a trial run has no real samples
-                return like.new_empty((like.shape[0], *source.shape) if like.dim() else source.shape)
-            samples = self._clock.samples
-            if samples is None:
-                raise HookError(
-                    f"{self._where}: it takes a value for each sample, and does not know which samples these are: "
-                    "set hooks.samples before each batch"
-                )
-            draw = self._draws.generator(torch.device("cpu"))
-            if chosen is not None:  # each position, or each sequence, of a sample gets the sample's row
-                places = chosen.of.samples_of_rows(len(samples)) if whole else chosen.rows.samples
-                return source.of(samples, draw)[places].to(device=like.device, dtype=like.dtype)
-            if not like.dim() or like.shape[0] != len(samples):
-                shape = list(like.shape)
-                raise HookError(
-                    f"{self._where}: the batch has {len(samples)} samples, the tensor has shape {shape}"
-                )
-            return source.of(samples, draw).to(device=like.device, dtype=like.dtype)
-
-        return rows
-
-    def _keeps_samples(self) -> bool:
-        """Whether the part that the action is given has a row for each sample, as the whole tensor has."""
-        return (
-            self._part is None
-            or self._current.whole is None
-            or self._part.keeps_samples(self._current.whole.dim())
-        )
-
-    def _computed(self, function: GivenFunction) -> Callable[[Tensor], Tensor]:
-        """The result of a user's function for the tensor, detached: no gradient flows through it."""
-        call = on_tensor(self._hook, function.code, function.target)
-
-        def computed(like: Tensor) -> Tensor:
-            with torch.no_grad():
-                found = call(like.detach())
-            if not isinstance(found, Tensor | int | float):
-                raise HookError(
-                    f"{self._where}: '{function}' returned an object of type {type(found).__name__}, "
-                    "expected a tensor or a number"
-                )
-            return torch.as_tensor(found).detach().to(device=like.device, dtype=like.dtype)
-
-        return computed

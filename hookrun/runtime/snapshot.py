@@ -12,7 +12,7 @@ import types
 import uuid
 from array import array
 from collections import UserDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from dataclasses import is_dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hookrun.runtime.fast.copies import snapshot_of_tensor
-from hookrun.values.containers import attributes, children, readable, replaced
+from hookrun.values.containers import attributes, children, leaves, readable, replaced
 from hookrun.values.target import Key, path_text
 
 Members = list[tuple[Key, Any]]
@@ -51,24 +51,12 @@ def snapshot(value: Any) -> Any:
 
 
 def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of the value with `change` applied once to each distinct tensor.
+    """A copy of the value with `change` applied once to each distinct tensor, which stays one tensor in the copy.
 
     Raises Uncopyable.
     """
     if isinstance(value, Tensor):
         return change(value)
-    return _copied(value, _once(change), (), value)
-
-
-def _copied(value: Any, change: Callable[[Tensor], Tensor], keys: tuple[Key, ...], whole: Any) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    found = _known_members(value, keys, whole)
-    return _rebuilt(value, [_copied(member, change, (*keys, key), whole) for key, member in found], found)
-
-
-def _once(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`change` with a cache: a tensor that a value holds twice stays one tensor in the copy."""
     made = dict[int, Tensor]()
 
     def changed(tensor: Tensor) -> Tensor:
@@ -76,7 +64,7 @@ def _once(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
             new = made[id(tensor)] = change(tensor)
         return new
 
-    return changed
+    return _walk(value, changed, _rebuilt, (), value)
 
 
 def opened(value: Any) -> Any:
@@ -84,26 +72,38 @@ def opened(value: Any) -> Any:
 
     Raises Uncopyable.
     """
-    return _opened(value, (), value)
+
+    def as_dict(container: Any, members: dict[Key, Any]) -> dict[Key, Any] | None:
+        return None if container is None else members
+
+    return _walk(value, lambda tensor: tensor, as_dict, (), value)
 
 
-def _opened(value: Any, keys: tuple[Key, ...], whole: Any) -> Any:
-    if isinstance(value, Tensor) or value is None:
-        return value
-    return {key: _opened(member, (*keys, key), whole) for key, member in _known_members(value, keys, whole)}
-
-
-def held(value: Any) -> Iterator[Tensor]:
+def held(value: Any) -> list[Tensor]:
     """Every tensor of a value, including those in transformers caches. Raises Uncopyable."""
-    yield from _held(value, (), value)
+    found = list[Tensor]()
+    _walk(value, found.append, lambda container, members: None, (), value)
+    return found
 
 
-def _held(value: Any, keys: tuple[Key, ...], whole: Any) -> Iterator[Tensor]:
+def _walk(
+    value: Any,
+    leaf: Callable[[Tensor], Any],
+    join: Callable[[Any, dict[Key, Any]], Any],
+    keys: tuple[Key, ...],
+    whole: Any,
+) -> Any:
+    """The results of `leaf` for the tensors of the value, joined container by container.
+
+    join:  of a container, or any other object that is not a tensor, and the results for its members by key
+    keys:  the path of the value in `whole`, for the message of Uncopyable
+    """
     if isinstance(value, Tensor):
-        yield value
-    else:
-        for key, member in _known_members(value, keys, whole):
-            yield from _held(member, (*keys, key), whole)
+        return leaf(value)
+    members = _members(value)
+    if members is None:
+        raise Uncopyable(_refusal(value, keys, whole))
+    return join(value, {key: _walk(member, leaf, join, (*keys, key), whole) for key, member in members})
 
 
 def in_reach(value: Any) -> Any:
@@ -122,13 +122,6 @@ def in_reach(value: Any) -> Any:
 
 
 # ---- known containers of tensors -------------------------------------------------------------------------------
-
-
-def _known_members(value: Any, keys: tuple[Key, ...], whole: Any) -> Members:
-    found = _members(value)
-    if found is None:
-        raise Uncopyable(_refusal(value, keys, whole))
-    return found
 
 
 def _members(value: Any) -> Members | None:
@@ -183,9 +176,8 @@ def _key(entry: Any, place: int) -> Key:
     return place
 
 
-def _rebuilt(value: Any, new: list[Any], found: Members) -> Any:
-    """A container of the same type with these members, in the order of `found`."""
-    changed = {key: member for (key, _), member in zip(found, new, strict=True)}
+def _rebuilt(value: Any, changed: dict[Key, Any]) -> Any:
+    """A container of the same type with these members, by key in their order."""
     if _is_data(value):
         return value.copy() if isinstance(value, np.ndarray | bytearray) else copy(value)
     if value is None or isinstance(value, _NEVER_CHANGE):
@@ -199,16 +191,16 @@ def _rebuilt(value: Any, new: list[Any], found: Members) -> Any:
     if isinstance(value, types.MappingProxyType):
         return types.MappingProxyType(changed)
     if isinstance(value, deque):
-        return deque(new, value.maxlen)
+        return deque(changed.values(), value.maxlen)
     if isinstance(value, set | frozenset):
-        return type(value)(new)
+        return type(value)(changed.values())
     if is_dataclass(value) or _is_cache(value):
         instance = object.__new__(type(value))
         for name, member in [*attributes(value), *changed.items()]:
             object.__setattr__(instance, str(name), member)  # works for a frozen dataclass too
         return instance
     node = pytree.SUPPORTED_NODES[type(value)]
-    return node.unflatten_fn(new, node.flatten_fn(value)[1])
+    return node.unflatten_fn(list(changed.values()), node.flatten_fn(value)[1])
 
 
 # ---- error messages --------------------------------------------------------------------------------------------
@@ -216,28 +208,14 @@ def _rebuilt(value: Any, new: list[Any], found: Members) -> Any:
 
 def _refusal(value: Any, keys: tuple[Key, ...], whole: Any) -> str:
     at = f" at {path_text(keys)!r}" if keys else ""
-    found = _target(value, keys, whole)
+    # a tensor that could be captured instead: in the object, or elsewhere in the whole value
+    paths = [path_text((*keys, name)) for name, member in attributes(value) if isinstance(member, Tensor)]
+    paths += [path for path, leaf in leaves(whole) if isinstance(leaf, Tensor)]
     step = (
-        f"name what to keep of the value with `target:`, such as target: {found}"
-        if found is not None
+        f"name what to keep of the value with `target:`, such as target: {paths[0]}"
+        if paths
         else "name a tensor of the value with `target:`, or hook a module that returns one"
     )
     return (
         f"it cannot copy the {type(value).__name__}{at}, which could change after the hook has fired; {step}"
     )
-
-
-def _target(value: Any, keys: tuple[Key, ...], whole: Any) -> str | None:
-    """The path of a tensor that could be captured instead: in the object, or elsewhere in the whole value."""
-    for name, member in attributes(value):
-        if isinstance(member, Tensor):
-            return path_text((*keys, name))
-    return next((path_text(found) for found, _ in _tensors(whole, ())), None)
-
-
-def _tensors(value: Any, keys: tuple[Key, ...]) -> Iterator[tuple[tuple[Key, ...], Tensor]]:
-    if isinstance(value, Tensor):
-        yield keys, value
-    else:
-        for key, member in children(value):
-            yield from _tensors(member, (*keys, key))

@@ -6,29 +6,28 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
-from torch import nn
+from torch import distributed, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.own_code import may_draw
 from hookrun.errors import CompileError, HookrunError, Problem
-from hookrun.hook_types import HookType
+from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.plan.model_tree import unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.runtime.apply_action import Op, compose, unscaled
-from hookrun.runtime.checkpointing import repeating
-from hookrun.runtime.clock import Calls, Clock, frames_of, gate
-from hookrun.runtime.compiled import Tracing, tracing
+from hookrun.runtime.clock import Calls, Clock, gate
+from hookrun.runtime.compiled import Tracing
 from hookrun.runtime.fast.direct_calls import call_directly
 from hookrun.runtime.hooked_parameters import HookedParameters
 from hookrun.runtime.hooks import registered_hooks
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, ParameterHook, RegisteredHook, Shared
+from hookrun.runtime.hooks.base import BoundHook, Listener, ModuleHook, ParameterHook, RegisteredHook, Shared
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
-from hookrun.runtime.optimizers import follow, unfollow
-from hookrun.runtime.reduced import GradientsOfWrapped, ReducedGradients, in_group
+from hookrun.runtime.optimizers import follow
+from hookrun.runtime.reduced import GradientsOfWrapped, ReducedGradients
 from hookrun.runtime.sharded import is_sharded, move_inside_sharding, sharded_too_early
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.tokens.sequences import Sequences
@@ -41,6 +40,8 @@ class Wiring:
 
     sites:     one for each hook and module or parameter, in the order of installation
     tracing:   what the sites do inside compiled graphs
+    hooked:    the hooked parameters
+    closing:   the callbacks to run when the hooks are removed
     sequences: which tokens the calls of the model compute; None where no hook has `tokens`, or before installation
 
     restored: the identities of the hooks that had changed the model when its present state was saved
@@ -66,22 +67,38 @@ class Wiring:
         self._restored = restored
         self._reduced = reduced
         self._shared = Shared(model, clock)
+        self.closing = self._shared.closing
         self._handles = list[RemovableHandle]()
         self._registered = list[RegisteredHook]()
-        self._hooked = HookedParameters(model)
+        self.hooked = HookedParameters(model)
+        self._tracks_calls = sink.wants_calls or any(h.spec.keys.when.call is not None for h in plan.hooks)
 
     def install(self) -> None:
         """Register all hooks. Raises CompileError, before the first one, if the plan was made for another model."""
-        modules = dict(self._model.named_modules(remove_duplicate=False))
+        model = self._model
+        modules = dict(model.named_modules(remove_duplicate=False))
         self._require_same_model(modules)
         self.clock.on_change = self.tracing.reschedule
         self._run_at_installation(modules)
-        self._follow_tokens()
-        self._count_forwards()
+        if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
+            self.sequences = self.clock.passes = Sequences(model)
+            for module, reads in self.sequences.readers():
+                self._listen(module.register_forward_pre_hook, reads, prepend=True, with_kwargs=True)
+        if self._tracks_calls and any(self._planned(ModuleHook)):
+            self._listen(model.register_forward_pre_hook, self.clock.count_forward, prepend=True)
         self._install_on_modules(modules)
         self._install_on_parameters(modules)
-        self._forget_tokens()
-        move_inside_sharding(self._model, {handle.id for handle in self._handles})
+        if self.sequences is not None:
+            self._listen(model.register_forward_hook, self.sequences.leave, always_call=True)
+        move_inside_sharding(model, {handle.id for handle in self._handles})
+
+    def _listen(
+        self, register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
+    ) -> None:
+        """Register a function that reads calls and changes nothing; it gets what torch gives such a hook."""
+        listener = Listener(function)
+        self._registered.append(listener)
+        self._handles.append(register(listener.note, **options))
 
     def _require_same_model(self, modules: Mapping[str, nn.Module]) -> None:
         """Raise CompileError if the plan was made for another model, or if the model has been compiled since."""
@@ -91,7 +108,8 @@ class Wiring:
         there.update(f"{owner}.{name}" if owner else name for owner, name in self.plan.added())
         problems = []
         for hook, match in self._planned():
-            owner = _owner(hook, match)
+            # the hooked module, or the one that owns the hooked parameter
+            owner = match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
             module = modules.get(owner)
             if module is None or type(module).__name__ != match.type:
                 found = "nothing" if module is None else f"a {type(module).__name__}"
@@ -112,13 +130,20 @@ class Wiring:
 
     # ---- sites and firings -------------------------------------------------------------------------------------
 
-    def _site(self, hook: PlannedHook, path: str, module: nn.Module) -> HookSite:
-        site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed)
+    def _site(self, hook: PlannedHook, path: str, module: nn.Module, calls: Calls | None = None) -> HookSite:
+        site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed, calls)
         self.sites.append(site)
         return site
 
-    def _firing(self, site: HookSite) -> BoundHook:
-        targeted = not registered_hooks()[site.hook_type].finds_target
+    def _register(self, kind: type[R], sites: Sequence[HookSite]) -> R:
+        """The object whose methods are registered with torch for these sites."""
+        registered = kind(
+            [self._firing(site, targeted=not kind.finds_target) for site in sites], self._shared
+        )
+        self._registered.append(registered)
+        return registered
+
+    def _firing(self, site: HookSite, *, targeted: bool) -> BoundHook:
         open_gate = gate(site.spec.keys.when, self.clock, lambda: site.call, site.chance)
 
         def finished(op: Op) -> Op:
@@ -129,89 +154,54 @@ class Wiring:
                 op = partial(_of_own_rows, op, self.clock, site)
             return op if open_gate is None else partial(_scheduled, op, open_gate)
 
-        composed = compose(site, targeted=targeted)
-        op_of_new = None if composed.of_new is None else finished(composed.of_new)
+        op, op_of_new = compose(site, targeted=targeted)
         traced = self.tracing.of(site, targeted=targeted)
-        return BoundHook(site, finished(composed.op), traced, op_of_new)
-
-    def _made(self, kind: type[R], sites: Sequence[HookSite]) -> R:
-        made = kind.of([self._firing(site) for site in sites], self._shared)
-        self._registered.append(made)
-        return made
+        return BoundHook(site, finished(op), traced, None if op_of_new is None else finished(op_of_new))
 
     # ---- modules -----------------------------------------------------------------------------------------------
 
     def _run_at_installation(self, modules: Mapping[str, nn.Module]) -> None:
+        """Run each `apply` hook once on each of its modules."""
         for hook in self.plan.hooks:
             if hook.spec.hook_type.phase == "installation":
                 paths = {id(modules[match.path]): match.path for match in hook.matches}
-                site_for = partial(self._site, hook)
-                restored = hook.spec.identity in self._restored
-                AtInstallation.run(self._model, paths, site_for, restored=restored)
+                visit = partial(self._apply, hook, paths, hook.spec.identity in self._restored)
+                self._model.apply(visit)
+
+    def _apply(self, hook: PlannedHook, paths: dict[int, str], restored: bool, module: nn.Module) -> None:
+        path = paths.pop(id(module), None)  # `Module.apply` visits a shared module once for each parent
+        if path is not None:
+            AtInstallation.run(module, self._site(hook, path, module), restored=restored)
 
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
         by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
         for hook, match in self._planned(ModuleHook):
             by_module[id(modules[match.path])].append((hook, match))
+        if by_module:
+            self._model.apply(partial(self._install_on, by_module))
 
-        def visit(module: nn.Module) -> None:
-            # apply visits a shared module once for each parent
-            if planned := by_module.pop(id(module), None):
-                self._install_on(module, planned)
-
-        self._model.apply(visit)
-
-    def _install_on(self, module: nn.Module, planned: Iterable[tuple[PlannedHook, Match]]) -> None:
+    def _install_on(self, by_module: dict[int, list[tuple[PlannedHook, Match]]], module: nn.Module) -> None:
         """Install the hooks of one module, one callable per type; those of greater depth run closer to the forward."""
+        planned = by_module.pop(id(module), [])
+        calls: Calls | None = None
+        if planned and (self._tracks_calls or any(_needs_calls(hook) for hook, _ in planned)):
+            calls = Calls(self.clock)
+            self._listen(module.register_forward_pre_hook, calls.count)
         by_kind = defaultdict[type[ModuleHook], list[HookSite]](list)
-        planned = list(planned)
-        calls = self._calls(module, [hook for hook, _ in planned])
         for hook, match in planned:
-            site = self._site(hook, match.path, module)
-            site.number_calls(calls)
-            by_kind[cast(type[ModuleHook], registered_hooks()[site.hook_type])].append(site)
-        made = [self._made(kind, by_kind[kind]) for kind in sorted(by_kind, key=lambda kind: kind.depth)]
-        for registered in made:
-            self._handles += registered.before(module)
-        for registered in reversed(made):
-            handles = list(registered.after(module))
+            kind = cast(type[ModuleHook], registered_hooks()[hook.spec.hook_type])
+            by_kind[kind].append(self._site(hook, match.path, module, calls))
+        registered = [
+            self._register(kind, by_kind[kind]) for kind in sorted(by_kind, key=attrgetter("depth"))
+        ]
+        for hook in registered:
+            self._handles += hook.before(module)
+        for hook in reversed(registered):
+            handles = list(hook.after(module))
             self._handles += handles
-        direct = made[0].direct(module) if len(made) == 1 and calls is None else None
+        direct = registered[0].direct(module) if len(registered) == 1 and calls is None else None
         if direct is not None and (undo := call_directly(module, handles[0].id, direct)) is not None:
-            self._shared.closing.callback(undo)
-
-    @property
-    def _tracks_calls(self) -> bool:
-        scheduled = any(hook.spec.keys.when.call is not None for hook in self.plan.hooks)
-        return scheduled or self.sink.wants_calls
-
-    def _count_forwards(self) -> None:
-        if self._tracks_calls and any(self._planned(ModuleHook)):
-            counter = ForwardCounter(self.clock)
-            self._registered.append(counter)
-            self._handles.append(self._model.register_forward_pre_hook(counter.count, prepend=True))
-
-    def _follow_tokens(self) -> None:
-        if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
-            self.sequences = self.clock.passes = Sequences(self._model)
-            for registered, handle in self.sequences.register():
-                self._registered.append(registered)
-                self._handles.append(handle)
-
-    def _forget_tokens(self) -> None:
-        if self.sequences is not None:
-            registered, handle = self.sequences.register_end()
-            self._registered.append(registered)
-            self._handles.append(handle)
-
-    def _calls(self, module: nn.Module, hooks: Iterable[PlannedHook]) -> Calls | None:
-        if not (self._tracks_calls or any(map(_needs_calls, hooks))):
-            return None
-        calls = Calls(self.clock)
-        counter = CallCounter(calls)
-        self._registered.append(counter)
-        self._handles.append(module.register_forward_pre_hook(counter.count))
-        return calls
+            self.closing.callback(undo)
 
     # ---- parameters --------------------------------------------------------------------------------------------
 
@@ -220,37 +210,48 @@ class Wiring:
         on_gradients = defaultdict[tuple[str, HookType], list[HookSite]](list)
         on_steps = list[HookSite]()
         for hook, match in self._planned(ParameterHook, OptimizerSteps):
-            site = self._site(hook, match.path, modules[_owner(hook, match)])
+            owner, _, name = match.path.rpartition(".")
+            site = self._site(hook, match.path, modules[owner])
+            self.hooked.places[match.path] = modules[owner], name, parameters[match.path]
             if hook.spec.hook_type.on == "optimizer":
                 on_steps.append(site)
             else:
                 on_gradients[match.path, hook.spec.hook_type].append(site)
-        hooked = {site.path: site.module for sites in on_gradients.values() for site in sites}
-        hooked |= {site.path: site.module for site in on_steps}
-        for path, module in hooked.items():
-            self._hooked.add(path, module, parameters[path])
         gradients = self._gradients_of_ranks() if self._reduced is None else None
         if self._reduced is not None:
-            self._hooked.on_move(self._reduced.move)
-        if hooked:
-            follow(self._hooked)
-            self._shared.closing.callback(unfollow, self._hooked)
+            self.hooked.on_move.append(self._reduced.move)
+        if self.hooked.places:
+            self.closing.callback(follow(before=self.hooked.follow))
         for (path, hook_type), sites in on_gradients.items():
             if not parameters[path].requires_grad:
                 raise HookrunError(f"{sites[0].where}: the parameter does not require a gradient")
-            registered = self._made(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
-            if self._reduced is None:
-                if not is_sharded(parameters[path]):  # torch never calls tensor hooks of a sharded parameter
-                    self._handles.append(registered.register(parameters[path]))
-                if gradients is not None:
-                    gradients.add(parameters[path], registered)
-            else:
-                self._reduced.add(parameters[path], registered)
+            hook = self._register(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
+            if self._reduced is not None:
+                self._reduced.add(parameters[path], hook)
+                continue
+            if not is_sharded(parameters[path]):  # torch never calls tensor hooks of a sharded parameter
+                self._handles.append(hook.register(parameters[path]))
+            if gradients is not None:
+                gradients.add(parameters[path], hook)
         if on_steps:
-            steps = self._made(OptimizerSteps, on_steps)
-            self._hooked.on_move(steps.move)
-            follow(steps)
-            self._shared.closing.callback(unfollow, steps)
+            steps = self._register(OptimizerSteps, on_steps)
+            self.hooked.on_move.append(steps.move)
+            self.closing.callback(
+                follow(partial(steps.run, OPTIMIZER_STEP_PRE), partial(steps.run, OPTIMIZER_STEP_POST))
+            )
+
+    def _gradients_of_ranks(self) -> GradientsOfWrapped | None:
+        """For a user's own loop that may wrap the model in DDP or fully_shard; None without a process group."""
+        added = self.plan.added()
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return None
+        if not (self.hooked.places or added):
+            return None
+        gradients = GradientsOfWrapped(self._model, self.hooked, added)
+        self._registered.append(gradients)
+        self._handles.append(self._model.register_forward_pre_hook(gradients.forward_pre, prepend=True))
+        self._handles.append(self._model.register_forward_hook(gradients.forward))
+        return gradients
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -275,21 +276,6 @@ class Wiring:
                 registered.clear()
                 registered.update(before | added)  # each at its old position
 
-    def _gradients_of_ranks(self) -> GradientsOfWrapped | None:
-        """For a user's own loop that may wrap the model in DDP or fully_shard; None without a process group."""
-        added = self.plan.added()
-        if not in_group() or not (self._hooked or added):
-            return None
-        gradients = GradientsOfWrapped(self._model, self._hooked, added)
-        self._registered.append(gradients)
-        self._handles.append(self._model.register_forward_pre_hook(gradients.forward_pre, prepend=True))
-        self._handles.append(self._model.register_forward_hook(gradients.forward))
-        return gradients
-
-    def follow_parameters(self) -> None:
-        """Move hooks to the shards that fully_shard has put in the place of the parameters."""
-        self._hooked.follow()
-
     def remove(self) -> None:
         """Remove every hook of this installation, and nothing else. Changes by `apply` hooks stay in the model."""
         while self._handles:
@@ -297,10 +283,10 @@ class Wiring:
         for registered in self._registered:
             registered.clear()
         self._registered.clear()
-        self._hooked.clear()
+        self.hooked.clear()
         self.sequences = self.clock.passes = None
         self.clock.on_change = None  # breaks a reference cycle: clock -> tracing -> sites -> clock, model
-        self._shared.closing.close()
+        self.closing.close()
 
 
 def _needs_calls(hook: PlannedHook) -> bool:
@@ -310,11 +296,6 @@ def _needs_calls(hook: PlannedHook) -> bool:
     if draws and hook.functions and spec.keys.when.probability == 1:
         draws = may_draw(hook.functions.values())
     return draws or spec.keys.tokens is not None
-
-
-def _owner(hook: PlannedHook, match: Match) -> str:
-    """The path of the hooked module, or of the module that owns the hooked parameter."""
-    return match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
 
 
 def _of_own_rows(op: Op, clock: Clock, site: HookSite, value: Any) -> Any:
@@ -328,31 +309,3 @@ def _of_own_rows(op: Op, clock: Clock, site: HookSite, value: Any) -> Any:
 
 def _scheduled(op: Op, is_open: Callable[[], bool], value: Any) -> Any:
     return op(value) if is_open() else value
-
-
-class ForwardCounter(RegisteredHook):
-    """Counts the forwards of the root module, so that module calls can be numbered within each."""
-
-    def __init__(self, clock: Clock | None = None) -> None:
-        super().__init__()
-        self.clock = clock
-
-    def count(self, module: nn.Module, args: Any) -> None:
-        """torch's forward pre-hook on the root module; if that calls itself, only the outermost call is counted."""
-        if self.clock is None or tracing() or repeating() is not None:
-            return
-        if sum(1 for _ in islice(frames_of(module), 2)) == 1:
-            self.clock.forward.number += 1
-
-
-class CallCounter(RegisteredHook):
-    """Numbers the calls of a module."""
-
-    def __init__(self, calls: Calls | None = None) -> None:
-        super().__init__()
-        self.calls = calls
-
-    def count(self, module: nn.Module, args: Any) -> None:
-        """torch's forward pre-hook."""
-        if self.calls is not None and not tracing():
-            self.calls.count(module)

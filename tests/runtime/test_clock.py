@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hookrun.runtime.clock import Calls, Clock, Moment, gate
+from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.spec.when import When
 
 
@@ -15,24 +15,16 @@ def test_steps_are_those_of_the_first_optimizer_until_the_loop_counts_them() -> 
     clock, changes = Clock(model), list[int]()
     clock.on_change = lambda: changes.append(clock.step)
     own, second, foreign = (torch.optim.SGD(each.parameters()) for each in (model, model, other))
-    clock.after(foreign)
+    clock.stepped(foreign)
     assert clock.step == 0
-    clock.after(own)
-    clock.after(second)
+    clock.stepped(own)
+    clock.stepped(second)
     assert clock.step == 1
     clock.advance()  # the step that the optimizer has counted already
     assert clock.step == 1
     clock.advance()
-    clock.after(own)
+    clock.stepped(own)
     assert clock.step == 2 and changes == [1, 2]
-
-
-def test_the_clock_is_restored_after_a_block_at_an_earlier_moment() -> None:
-    clock = Clock(nn.Identity().eval())
-    clock.step, clock.epoch = 7, 2
-    with clock.back_at(Moment(3, 1, True)):
-        assert (clock.step, clock.epoch, clock.counting, clock.mode) == (3, 1, True, "eval")
-    assert clock.moment == Moment(7, 2, False)
 
 
 def test_calls_are_numbered_within_a_forward_and_counted_over_all() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import hookrun
 from hookrun.runtime import Installation
-from hookrun.runtime.compiled import Traced, Tracing
+from hookrun.runtime.compiled import InGraph, Tracing, _in_graph
 
 INPUT = normal(2, 4)
 CLIPPED = {"hook": "forward", "action": "clip_norm", "max_norm": 0.1}
@@ -44,9 +44,9 @@ def hooked(**keys: Any) -> Installation:
     return hookrun.hooked(Net(), {"h": {"select": "pair", **keys}})
 
 
-def traced(hooks: Installation, *, targeted: bool = True) -> Traced:
+def traced(hooks: Installation, *, targeted: bool = True) -> InGraph:
     (site,) = hooks.sites
-    return Traced(site, targeted=targeted)
+    return _in_graph(site, targeted=targeted)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,12 @@ def test_a_value_is_changed_as_outside_a_graph_and_its_containers_stay(keys: dic
 
 def test_a_schedule_is_a_tensor_that_is_written_at_each_step() -> None:
     with hooked(**SCALED, when={"step": [1], "epoch": {"start": 1}}) as hooks:
-        inside, value = traced(hooks), (INPUT, {})
+        tracing, value = Tracing(hooks.plan), (INPUT, {})
+        inside = tracing.of(hooks.sites[0], targeted=True)
         switch = inside.open
         for epoch, step, factor in ((0, 1, 1), (1, 0, 1), (1, 1, 3), (1, 2, 1)):
             hooks.clock.epoch, hooks.clock.step = epoch, step
-            inside.reschedule()
+            tracing.reschedule()
             assert torch.equal(inside.fire(value)[0], INPUT * factor), (epoch, step)
         assert inside.open is switch and int(inside.fired) == 1
 

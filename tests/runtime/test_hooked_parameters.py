@@ -7,36 +7,31 @@ import torch
 from torch import nn
 
 from hookrun.errors import HookError
-from hookrun.runtime.hooked_parameters import HookedParameters, moved
+from hookrun.runtime.hooked_parameters import HookedParameters
 
 
 def hooked() -> tuple[nn.Sequential, HookedParameters]:
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
     parameters = HookedParameters(model)
-    parameters.add("0.weight", model[0], model[0].weight)
+    parameters.places["0.weight"] = model[0], "weight", model[0].weight
     return model, parameters
 
 
 def test_a_parameter_that_was_replaced_is_an_error_at_the_next_step() -> None:
     model, parameters = hooked()
     optimizer = torch.optim.SGD(model.parameters())
-    parameters.before(optimizer)
+    parameters.follow(optimizer)
     model[0].weight = nn.Parameter(torch.zeros(1, 1))
     assert not parameters.all_there
-    for check in (lambda: parameters.before(optimizer), parameters.require_all):
+    for check in (lambda: parameters.follow(optimizer), lambda: parameters.follow(shards=False)):
         with pytest.raises(HookError, match=r"parameter 0\.weight was replaced after hooks were installed"):
             check()
     parameters.clear()
-    parameters.before(optimizer)
+    parameters.follow(optimizer)
 
 
 def test_a_parameter_that_moved_within_the_model_keeps_its_hooks() -> None:
     model, parameters = hooked()
     old = model[0].weight
     model[0].weight, model[1].weight = model[1].weight, old
-    parameters.require_all()
-
-
-def test_each_parameter_is_returned_as_its_present_replacement() -> None:
-    a, b, shard = (nn.Parameter(torch.zeros(1)) for _ in range(3))
-    assert [id(each) for each in moved([a, b], {id(a): shard})] == [id(shard), id(b)]
+    parameters.follow(shards=False)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from hookrun.runtime.optimizers import follow, unfollow
+from hookrun.runtime.optimizers import follow
 
 
 class Follower:
@@ -35,7 +35,7 @@ def test_a_follower_is_called_once_around_each_step_with_or_without_a_closure() 
             loss.backward()
             return loss
 
-        follow(follower)
+        unfollow = follow(follower.before, follower.after)
         try:
             if with_closure:
                 loss = optimizer.step(closure)  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def test_a_follower_is_called_once_around_each_step_with_or_without_a_closure() 
                 closure()
                 optimizer.step()
         finally:
-            unfollow(follower)
+            unfollow()
         assert follower.heard == [("before", 1.0, 2.0), ("after", 0.0, 2.0)], with_closure
         optimizer.step()
         assert len(follower.heard) == 2

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import hookrun
 from hookrun.plan.heads import HeadCount
-from hookrun.runtime.part import HeadsPart, Indexed, Part, PartOfPart, TensorPart, TokensPart
-from hookrun.runtime.site import _part_of as part_of
+from hookrun.runtime.part import HeadsPart, Part, PartOfPart, TensorPart, TokensPart, part_of
 from hookrun.runtime.tokens.calls import CallTokens
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.runtime.tokens.passes import Pass
@@ -86,7 +85,7 @@ def part_at(action: str = "capture", **keys: Any) -> TensorPart | None:
         **{"real": torch.tensor([[True] * 4, [False, False, True, True]]), "ids": None, "prompt": 4},
         **{"new_from": 0, "number": 0, "session": None, "spans": {}, "by_hand": False},
     )
-    now: Any = SimpleNamespace(current=of, samples=None, note=lambda chosen: None)
+    now: Any = SimpleNamespace(tokens=of, clock=SimpleNamespace(samples=None))
     return part_of(planned, "out", now)
 
 
@@ -155,17 +154,14 @@ REAL = torch.tensor([[False, True, True], [True, True, True]])
 
 
 class Now:
-    """The pass of a batch of two prompts, padded on the left, and what is noted of it."""
+    """The call of a batch of two prompts, padded on the left."""
 
-    samples = None
+    clock = SimpleNamespace(samples=None)
+    chosen: Chosen
 
     def __init__(self, **fields: Any) -> None:
         said = {"real": REAL, "ids": None, "prompt": 3, "new_from": 0, "number": 0, "session": None}
-        self.current: Pass | None = Pass(CallTokens(2, 3), **{**said, **fields}, spans={}, by_hand=False)
-        self.noted = list[Chosen]()
-
-    def note(self, chosen: Chosen) -> None:
-        self.noted.append(chosen)
+        self.tokens: Pass | None = Pass(CallTokens(2, 3), **{**said, **fields}, spans={}, by_hand=False)
 
 
 def tokens(clause: Any, now: Any) -> TokensPart:
@@ -196,11 +192,9 @@ def test_a_firing_chooses_once_for_each_shape_and_notes_the_places_each_time() -
     now, x = Now(), normal(2, 3, 4)
     part = tokens(-1, now)
     first = part.chosen(x)
-    assert part.chosen(x + 1) is first and len(part.chosen(x[..., :2])) == 2
-    assert len(now.noted) == 3 and now.noted[1] is first
-    of_call = now.current
-    now.current = Now(real=torch.ones_like(REAL)).current
-    assert part.chosen(x) is not first and now.current is not of_call, "of another call"
+    assert part.chosen(x + 1) is first and now.chosen is first and len(part.chosen(x[..., :2])) == 2
+    now.tokens = Now(real=torch.ones_like(REAL)).tokens
+    assert part.chosen(x) is not first, "of another call"
 
 
 def test_a_pass_without_such_a_token_has_nothing_to_act_on() -> None:
@@ -218,7 +212,7 @@ def test_parts_of_one_pass_choose_for_themselves_also_if_an_earlier_one_is_gone(
 
 
 def test_what_does_not_fit_the_call_is_refused() -> None:
-    nowhere: Any = SimpleNamespace(current=None)
+    nowhere: Any = SimpleNamespace(tokens=None)
     for clause, now, x, said in (
         (0, nowhere, normal(2, 3), "it is not known which tokens the call computes"),
         ({"position": 0, "dim": 2}, Now(), normal(2, 3), r"shape \[2, 3\] does not have a dimension 2"),
@@ -231,8 +225,8 @@ def test_what_does_not_fit_the_call_is_refused() -> None:
 
 
 def test_an_index_before_the_tokens_leaves_samples_and_positions_whole() -> None:
-    def indexed(clause: Any, *items: Item) -> Indexed:
-        return Indexed(Part(Index(str(items), items)), tokens(clause, Now()))
+    def indexed(clause: Any, *items: Item) -> Part:
+        return Part(Index(str(items), items), whole=tokens(clause, Now()).dims)
 
     x = normal(2, 3, 4)
     part = indexed(0, ..., slice(1, 3))

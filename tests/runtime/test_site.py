@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hookrun
 from hookrun.runtime.clock import Clock
-from hookrun.runtime.current_call import CurrentCall, TokensNow
+from hookrun.runtime.current_call import CurrentCall
 
 
 def test_a_hook_at_two_modules_draws_different_numbers_that_repeat_in_each_run() -> None:
@@ -41,7 +41,7 @@ def test_a_record_begins_with_hook_module_and_step() -> None:
 
 
 def test_threads_do_not_see_each_other_s_firing() -> None:
-    state, seen = CurrentCall(), list[str]()
+    state, seen = CurrentCall("", Clock(nn.Identity())), list[str]()
     state.at = "[0]"
     thread = Thread(target=lambda: seen.append(state.at))
     thread.start()
@@ -57,10 +57,10 @@ def test_keys_of_cross_attention_belong_to_the_encoder_s_tokens() -> None:
         ("decoder.0.encoder_attn.q_proj", current),
         ("0.attn.k_proj", current),
     ):
-        now, clock.passes = TokensNow(path, CurrentCall(), clock), None
-        assert now.current is None, path
+        now, clock.passes = CurrentCall(path, clock), None
+        assert now.tokens is None, path
         clock.passes = SimpleNamespace(current=current)
-        assert now.current == expected and now.model_pass is current, path
+        assert now.tokens == expected and now.model_tokens is current, path
 
 
 def test_a_value_takes_the_tensor_s_dtype_and_applies_to_the_part() -> None:

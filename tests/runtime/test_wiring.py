@@ -12,7 +12,6 @@ from torch.nn.functional import linear
 
 import hookrun
 from hookrun.runtime.clock import Calls, Clock, call_frame, finished, frames_of
-from hookrun.runtime.wiring import CallCounter, ForwardCounter
 
 EVERY = {
     "pre": {"select": "0", "hook": "forward_pre", "action": "scale", "factor": 2.0},
@@ -68,8 +67,8 @@ def test_forwards_are_the_outermost_calls_of_the_root_and_calls_are_numbered_in_
     model = Recursive()
     clock = Clock(model)
     calls, seen = Calls(clock), list[tuple[int, int]]()
-    model.register_forward_pre_hook(ForwardCounter(clock).count)
-    model.register_forward_pre_hook(CallCounter(calls).count)
+    model.register_forward_pre_hook(clock.count_forward)
+    model.register_forward_pre_hook(calls.count)
     model.register_forward_pre_hook(lambda *_: seen.append((clock.forward.number, calls.now.number)))
     model(2)
     model(1)

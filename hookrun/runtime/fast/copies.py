@@ -8,6 +8,8 @@ storage that nothing outside torch is known to share becomes copy-on-write. Addr
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -86,18 +88,9 @@ def held_by_torch_alone(tensor: Tensor, holders: int) -> bool:
     return holders == known + 1 + _saved_results(base)
 
 
-_saves_result: dict[type, bool] = {}
-
-
 def _saved_results(tensor: Tensor) -> int:
     """1 if the operation that computed the tensor saved it for the backward pass, as ReLU and softmax do; else 0."""
-    node = tensor.grad_fn
-    if node is None:
-        return 0
-    kind = type(node)
-    if (saves := _saves_result.get(kind)) is None:
-        saves = _saves_result[kind] = hasattr(kind, "_raw_saved_result")
-    return int(saves)
+    return int(tensor.grad_fn is not None and hasattr(type(tensor.grad_fn), "_raw_saved_result"))
 
 
 def snapshot_of_tensor(tensor: Tensor) -> Tensor:
@@ -113,17 +106,21 @@ def snapshot_of_tensor(tensor: Tensor) -> Tensor:
 
 def held_bytes(tensor: Tensor) -> int:
     """The bytes that `snapshot_of_tensor` of the tensor holds: for an expanded tensor, those of its storage."""
-    if tensor.layout is torch.sparse_coo:
-        return held_bytes(tensor._indices()) + held_bytes(tensor._values())
-    if tensor.layout in _BY_ROWS:
-        return sum(map(held_bytes, (tensor.crow_indices(), tensor.col_indices(), tensor.values())))
-    if tensor.layout in _BY_COLUMNS:
-        return sum(map(held_bytes, (tensor.ccol_indices(), tensor.row_indices(), tensor.values())))
-    if tensor.layout is torch.jagged:
-        return held_bytes(tensor.values())
+    parts = _PARTS.get(tensor.layout)
+    if parts is not None:
+        return sum(held_bytes(getattr(tensor, part)()) for part in parts)
     size = tensor.numel() * tensor.element_size()
     return min(size, tensor.untyped_storage().nbytes()) if owned(tensor) else size
 
 
-_BY_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
-_BY_COLUMNS = frozenset({torch.sparse_csc, torch.sparse_bsc})
+_BY_ROWS = ("crow_indices", "col_indices", "values")
+_BY_COLUMNS = ("ccol_indices", "row_indices", "values")
+_PARTS: Mapping[torch.layout, Sequence[str]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: _BY_ROWS,
+    torch.sparse_bsr: _BY_ROWS,
+    torch.sparse_csc: _BY_COLUMNS,
+    torch.sparse_bsc: _BY_COLUMNS,
+    torch.jagged: ("values",),
+}
+"""Layout of a tensor that consists of others -> the methods that return these."""

@@ -8,9 +8,9 @@ when the call ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.errors import HookError
-from hookrun.hook_types import BACKWARD, BACKWARD_PRE
+from hookrun.hook_types import BACKWARD, BACKWARD_PRE, HookType
 from hookrun.runtime.clock import call_frame, finished
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph, no_gradient
@@ -39,32 +39,19 @@ from hookrun.values.containers import (
 Grads = Sequence[Tensor | None]
 
 
-class _Inputs(torch.autograd.Function):
-    """Aliases of a module's inputs; its backward runs at the end of the module's backward."""
+class _Aliases(torch.autograd.Function):
+    """Aliases of tensors; its backward passes their gradients through a function."""
 
     @staticmethod
-    def forward(ctx: Any, call: BackwardCall, *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.call = call
+    def forward(ctx: Any, through: Callable[[Grads], Grads], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.through = through
         ctx.set_materialize_grads(False)
-        return tuple(map(_alias, inputs))
+        # on the same memory, with the same version; a view if torch forbids in-place writes of the tensor
+        return tuple(each.detach() if takes_nodes(each) else each.view_as(each) for each in tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return (None, *ctx.call.finish(grads))
-
-
-class _Outputs(torch.autograd.Function):
-    """Aliases of a module's outputs; its backward runs at the beginning of the module's backward."""
-
-    @staticmethod
-    def forward(ctx: Any, call: BackwardCall, *outputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        return tuple(map(_alias, outputs))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return (None, *ctx.call.begin(grads))
+        return (None, *ctx.through(grads))
 
 
 class _TakeHistory(torch.autograd.Function):
@@ -82,11 +69,6 @@ class _TakeHistory(torch.autograd.Function):
         return None, grad
 
 
-def _alias(tensor: Tensor) -> Tensor:
-    """A tensor on the same memory, with the same version; a view if torch forbids in-place writes of the tensor."""
-    return tensor.detach() if takes_nodes(tensor) else tensor.view_as(tensor)
-
-
 def _take_history(tensor: Tensor, alias: Tensor) -> None:
     with preserved_version(tensor):
         _TakeHistory.apply(tensor, alias)
@@ -101,7 +83,7 @@ class BackwardCall:
     def __init__(self, hook: Backward, site: HookSite) -> None:
         self.hook = hook
         self.number = site.call
-        self.tokens = site.tokens_now
+        self.tokens = site.current.model_tokens
         self.inputs: Any = ()
         self.outputs: Any = None
         self.has_inputs = False
@@ -116,7 +98,7 @@ class BackwardCall:
         for each in self.handed_on:
             each.require_one_use(grads)
         value = _filled(self.outputs, grads)
-        new = self._run(self.hook.pre_firings, value)
+        new = self._run(BACKWARD_PRE, value)
         self.grad_output, self.begun = new, True
         if not self.has_inputs:
             self.finish(())
@@ -128,26 +110,24 @@ class BackwardCall:
         Gradients that did not come through the outputs are passed on unchanged: in a double backward they come from
         uses of the inputs in the first backward.
         """
-        new = self._finished(grads)
+        if self.begun:
+            self.begun = False
+            grad_output, self.grad_output = self.grad_output, None
+            value = _filled(self.inputs, grads)
+            new = self._run(BACKWARD, value, grad_output)
+            grads = grads if new is value else _in_order(self.inputs, new)
         for each in self.handed_on:
-            each.returned = new[each.number] if each.number < len(new) else None
-        return new
+            each.returned = grads[each.number] if each.number < len(grads) else None
+        return grads
 
-    def _finished(self, grads: Grads) -> Grads:
-        if not self.begun:
-            return grads
-        self.begun = False
-        grad_output, self.grad_output = self.grad_output, None
-        value = _filled(self.inputs, grads)
-        new = self._run(self.hook.full_firings, value, grad_output)
-        return grads if new is value else _in_order(self.inputs, new)
-
-    def _run(self, firings: Sequence[BoundHook], value: Any, grad_output: Any = None) -> Any:
-        for firing in firings:
+    def _run(self, hook_type: HookType, value: Any, grad_output: Any = None) -> Any:
+        for firing in self.hook.firings:
             site = firing.site
+            if site.hook_type is not hook_type:
+                continue
             site.current.of_call, site.current.of_pass = self.number, self.tokens
             try:
-                if site.hook_type is BACKWARD and site.spec.action.observes:
+                if hook_type is BACKWARD and site.spec.action.observes:
                     firing.op({"grad_input": value, "grad_output": grad_output})
                 else:
                     value = firing.op(value)
@@ -175,7 +155,7 @@ class HandedOn:
         self.returned: Tensor | None = None
         self._version = seen._version
         self._followed: int | None = (
-            None  # the version at the end of the forward, if the output itself was written
+            None  # version at the end of the forward, if the output itself was written
         )
         self._counter = seen.detach()
         self._counter.data = self._counter.new_empty(0)  # shares the version, not the memory
@@ -183,8 +163,8 @@ class HandedOn:
     def require_one_use(self, grads: Grads) -> None:
         """Raise HookError if the memory was written, unless this output alone is used and the write was to it."""
         used = sum(grads[each] is not None for each in self.outputs)
-        if self._written and used and (used > 1 or self._followed != self._counter._version):
-            self._refuse()
+        if used and (used > 1 or self._followed != self._counter._version):
+            self._require_unwritten()
 
     def follow(self, view: Tensor, before: Node | None, version: int) -> None:
         """Note at the end of the model's forward whether the memory was written through this output."""
@@ -202,45 +182,33 @@ class HandedOn:
 
     def _require_nothing_else(self, grad: Tensor) -> None:
         mine = self.returned
-        if self._written and (mine is None or (grad is not mine and grad.data_ptr() != mine.data_ptr())):
-            self._refuse()
+        if mine is None or (grad is not mine and grad.data_ptr() != mine.data_ptr()):
+            self._require_unwritten()
 
-    @property
-    def _written(self) -> bool:
-        return self._counter._version != self._version
-
-    def _refuse(self) -> NoReturn:
-        raise HookError(
-            f"{self.where}: its output shares memory with its input or another output, and was written in place while "
-            "both are used; use output_grad, or write to a clone"
-        )
+    def _require_unwritten(self) -> None:
+        if self._counter._version != self._version:
+            raise HookError(
+                f"{self.where}: its output shares memory with its input or another output, and was written in place "
+                "while both are used; use output_grad, or write to a clone"
+            )
 
 
-def _numbered(value: Any) -> tuple[list[Tensor], Any]:
-    """The tensors of a value that require a gradient, and the value with a number for each and None for the rest."""
+def _numbered(value: Any, *, distinct: bool = False) -> tuple[list[Tensor], Any]:
+    """The tensors of a value that require a gradient, and the value with a number for each and None for the rest.
+
+    distinct: a tensor that occurs several times is numbered at its first place only
+    """
     found = list[Tensor]()
 
     def number(leaf: Any) -> int | None:
         if not isinstance(leaf, Tensor) or not leaf.requires_grad:
             return None
+        if distinct and any(leaf is other for other in found):
+            return None
         found.append(leaf)
         return len(found) - 1
 
     return found, rebuild(value, number)
-
-
-def _distinct(value: Any) -> tuple[list[Tensor], Any]:
-    """Like `_numbered`, but a tensor that occurs several times is numbered at its first place only."""
-    found = dict[int, Tensor]()
-
-    def number(leaf: Any) -> int | None:
-        if not isinstance(leaf, Tensor) or not leaf.requires_grad or id(leaf) in found:
-            return None
-        found[id(leaf)] = leaf
-        return len(found) - 1
-
-    numbers = rebuild(value, number)
-    return list(found.values()), numbers
 
 
 def _filled(numbers: Any, grads: Grads) -> Any:
@@ -258,8 +226,8 @@ def _in_order(numbers: Any, value: Any) -> Grads:
 class Backward(ModuleHook):
     """`backward_pre` and `backward` of one module.
 
-    pre_firings:  of `backward_pre`, run when the gradients of the outputs are known
-    full_firings: of `backward`, run when the gradients of the inputs are known
+    `backward_pre` runs when the gradients of the outputs are known, `backward` when those of the inputs are.
+
     open: the current calls, by their frames
     """
 
@@ -268,8 +236,6 @@ class Backward(ModuleHook):
 
     def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
-        self.pre_firings = tuple(firing for firing in firings if firing.site.hook_type is BACKWARD_PRE)
-        self.full_firings = tuple(firing for firing in firings if firing.site.hook_type is BACKWARD)
         self._end = shared.once(EndOfForward) if shared is not None else None
         self.open = dict[FrameType, BackwardCall]()
 
@@ -284,7 +250,6 @@ class Backward(ModuleHook):
     def clear(self) -> None:
         """Drop all firings: the object does nothing from now on."""
         super().clear()
-        self.pre_firings, self.full_firings = (), ()
         self.open.clear()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -304,7 +269,7 @@ class Backward(ModuleHook):
         call.has_inputs = bool(inputs)
         if not inputs:
             return None
-        aliases = _Inputs.apply(call, *inputs)
+        aliases = _Aliases.apply(call.finish, *inputs)
         call.entered = list(zip(inputs, aliases, strict=True))
         placed = list[Placed]()
         value = place(value, iter(aliases), placed)
@@ -332,7 +297,7 @@ class Backward(ModuleHook):
         if not torch.is_grad_enabled() or output is None:
             return output
         self._refuse_func()
-        outputs, call.outputs = _distinct(output)
+        outputs, call.outputs = _numbered(output, distinct=True)
         if not outputs:
             self.firings[0].site.fail(no_gradient(output))
             return output
@@ -359,7 +324,7 @@ class Backward(ModuleHook):
     ) -> dict[int, Tensor]:
         """id(output) -> the tensor that the caller gets instead, for the outputs that must be replaced."""
         inside = {id(tensor): alias for tensor, alias in entered if not _written(alias)}
-        aliases = _Outputs.apply(call, *(inside.get(id(tensor), tensor) for tensor in outputs))
+        aliases = _Aliases.apply(call.begin, *(inside.get(id(tensor), tensor) for tensor in outputs))
         stores, news, handed_on = [storage(each) for each in outputs], dict[int, Tensor](), list[HandedOn]()
         of_inputs = [storage(tensor) for tensor, _ in entered]
         for number, (tensor, alias) in enumerate(zip(outputs, aliases, strict=True)):
@@ -385,5 +350,5 @@ class Backward(ModuleHook):
 
 
 def _written(alias: Tensor) -> bool:
-    """Whether an alias that `_Inputs` made has been written in place since."""
-    return alias.grad_fn is not None and not isinstance(alias.grad_fn, _Inputs._backward_cls)
+    """Whether an alias has been written in place since it was made."""
+    return alias.grad_fn is not None and not isinstance(alias.grad_fn, _Aliases._backward_cls)

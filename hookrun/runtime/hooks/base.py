@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from hookrun.hook_types import HookType
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.clock import Clock
-from hookrun.runtime.compiled import InGraph
+from hookrun.runtime.compiled import InGraph, tracing
 from hookrun.runtime.fast.direct_calls import Direct
 from hookrun.runtime.site import HookSite
 from hookrun.values.containers import tensors
@@ -40,14 +40,10 @@ class BoundHook:
 
     def repeat(self, value: Any) -> Any:
         """Edit the value as in the call that is being recomputed; nothing is counted or recorded again."""
-        site = self.site
-        if site.spec.action.observes:
+        if self.site.spec.action.observes:
             return value
-        counts = site.fired, site.idle, site.changed, site.total
-        try:
+        with self.site.uncounted():
             return self.op(value)
-        finally:
-            site.fired, site.idle, site.changed, site.total = counts
 
 
 @dataclass
@@ -88,11 +84,6 @@ class RegisteredHook:
         self.firings = tuple(firings)
         self.ops = tuple(firing.op for firing in firings)
 
-    @classmethod
-    def of(cls, firings: Sequence[BoundHook], shared: Shared) -> Self:
-        """The object for these firings, in their order."""
-        return cls(firings, shared)
-
     def __deepcopy__(self, memo: object) -> RegisteredHook:
         return type(self)()
 
@@ -102,6 +93,23 @@ class RegisteredHook:
     def clear(self) -> None:
         """Drop all firings: the object does nothing from now on."""
         self.firings, self.ops = (), ()
+
+
+class Listener(RegisteredHook):
+    """Calls a function at calls of a module, except while torch.compile traces it."""
+
+    def __init__(self, function: Callable[..., object] | None = None) -> None:
+        super().__init__()
+        self._function = function
+
+    def note(self, *args: Any) -> None:
+        """torch's forward hook or forward pre-hook."""
+        if not tracing() and self._function is not None:
+            self._function(*args)
+
+    def clear(self) -> None:
+        """Drop the function: the object does nothing from now on."""
+        self._function = None
 
 
 class ModuleHook(RegisteredHook):

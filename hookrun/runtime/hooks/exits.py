@@ -19,9 +19,8 @@ from torch.autograd.graph import Node
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import graph_task
 from hookrun.runtime.clock import frames_of
-from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.base import RegisteredHook, Shared
-from hookrun.values.containers import tensors
+from hookrun.runtime.hooks.base import Listener, Shared
+from hookrun.values.containers import functorch_level, tensors
 
 GradientHook = Callable[[Tensor], Tensor]
 
@@ -75,11 +74,6 @@ def takes_nodes(tensor: Tensor) -> bool:
     return not tensor._is_view() or torch._C._autograd._get_creation_meta(tensor) == default
 
 
-def transformed() -> bool:
-    """Whether a transform of torch.func is active; custom autograd functions do not work inside one."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
 class Attached:
     """Base of the objects whose bound methods are tensor hooks on module outputs; `hooked_inside` recognizes them."""
 
@@ -102,25 +96,21 @@ class Watched(Attached):
         views: the list to which a view is added that may still be written in place; None: nothing else uses the
                tensor's memory
         """
-        if transformed():
+        if functorch_level() is not None:  # custom autograd functions do not work inside a transform
             seen = tensor if views is None else tensor.view_as(tensor)
-            seen.register_hook(self._run)
+            seen.register_hook(self.run)
             return seen
         if views is not None or not takes_nodes(tensor):
             return self._view(tensor, views)
         if tensor._backward_hooks and not hooked_inside(tensor):  # the user's own, which keep firing first
-            tensor.register_hook(self._run)
+            tensor.register_hook(self.run)
             return tensor
         inside = self.hooks if tensor._is_view() else ()  # an in-place write bypasses tensor hooks of a view
         with preserved_version(tensor):
             _Exit.apply(inside, tensor)
         if not inside:  # a tensor hook, so that hooks which the user registers later fire after it
-            tensor.register_hook(self._run)
+            tensor.register_hook(self.run)
         return tensor
-
-    def attach_to_new(self, tensor: Tensor) -> None:
-        """Attach the hooks to a tensor that nothing has used yet: a plain tensor hook is enough."""
-        tensor.register_hook(self._run)
 
     def _view(self, tensor: Tensor, views: Views | None) -> Tensor:
         leaf = tensor.grad_fn is None
@@ -161,9 +151,10 @@ class Watched(Attached):
 
     def _at_view(self, grad: Tensor) -> Tensor | None:
         self._require_single_path("view")
-        return self._run(grad)
+        return self.run(grad)
 
-    def _run(self, grad: Tensor) -> Tensor | None:
+    def run(self, grad: Tensor) -> Tensor | None:
+        """A tensor hook: run the hooks on the gradient."""
         new = _through(self.hooks, grad)
         return None if new is grad else new
 
@@ -172,7 +163,7 @@ class Watched(Attached):
             return None
         self._require_single_path("write")
         grad = whole.as_strided(*geometry)
-        if (new := self._run(grad)) is None:
+        if (new := self.run(grad)) is None:
             return None
         changed = whole.clone()
         changed.as_strided(*geometry).copy_(new)
@@ -201,44 +192,26 @@ def _base(view: Tensor) -> Tensor:
     return view if view._base is None else view._base
 
 
-class _Pending(local):
-    """The views of one thread that the current forward may still write in place."""
-
-    def __init__(self) -> None:
-        self.views: Views = []
-
-
-class EndOfForward(RegisteredHook):
+class EndOfForward:
     """Calls the followers of views at the end of the root module's forward, after all its in-place writes."""
 
-    def __init__(self, shared: Shared | None = None) -> None:
-        super().__init__()
-        self._model = shared.model if shared is not None else None
-        self._pending = _Pending()
-        if shared is None:
-            return
-        handle = shared.model.register_forward_hook(self.follow_all, always_call=True)
+    def __init__(self, shared: Shared) -> None:
+        self._model = shared.model
+        self._pending = local()  # in each thread `views`, which the current forward may still write in place
+        listener = Listener(self._follow_all)
+        handle = shared.model.register_forward_hook(listener.note, always_call=True)
         shared.closing.callback(handle.remove)
 
     def views(self, module: nn.Module) -> Views:
         """The list for the views that a call of the module returns; outside a forward of the model it is not read."""
-        model = self._model
-        in_forward = model is not None and module is not model and any(True for _ in frames_of(model))
-        return self._pending.views if in_forward else []
+        in_forward = module is not self._model and any(True for _ in frames_of(self._model))
+        views: Views = self._pending.__dict__.setdefault("views", []) if in_forward else []
+        return views
 
-    def follow_all(self, *_: object) -> None:
-        """torch's forward hook on the root module."""
-        if tracing():
-            return
-        views, self._pending.views = self._pending.views, []
+    def _follow_all(self, *call: object) -> None:
+        views: Views = self._pending.__dict__.pop("views", [])
         for watched, view, before, version in reversed(views):  # the outermost module's hooks fire first
             watched.follow(view, before, version)
-
-
-def written(versions: dict[int, int], tensor: Tensor) -> bool:
-    """Whether the tensor has been written in place since `versions` was taken."""
-    before = versions.get(id(tensor))
-    return before is not None and before != tensor._version
 
 
 def versions_of(arguments: Any) -> dict[int, int]:
@@ -254,7 +227,9 @@ def aliased(tensor: Tensor, versions: dict[int, int], arguments: Any, others: It
     """
     if tensor.grad_fn is None or isinstance(tensor, nn.Parameter) or tensor.retains_grad:
         return True
-    if written(versions, tensor):  # it is the module's own value now
+    if (
+        versions.get(id(tensor), tensor._version) != tensor._version
+    ):  # written: it is the module's own value now
         return False
     mine = storage(tensor)
     if mine is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -16,56 +14,39 @@ from hookrun.runtime.site import HookSite
 
 
 class AtInstallation(RegisteredHook):
-    """Runs a hook on its modules through `Module.apply`, once for each; nothing stays registered."""
+    """Runs on a module once; nothing stays registered."""
 
     hook_types = (APPLY,)
 
     @staticmethod
-    def run(
-        model: nn.Module,
-        paths: Mapping[int, str],
-        site_for: Callable[[str, nn.Module], HookSite],
-        *,
-        restored: bool = False,
-    ) -> None:
-        """Run the hook on each of its modules.
+    def run(module: nn.Module, site: HookSite, *, restored: bool = False) -> None:
+        """Run the action. Raises HookError if it adds or freezes parameters without declaring it, as the plan needs.
 
-        paths:    id of a selected module -> its path
-        site_for: (path, module) -> the site
         restored: the model's state was saved after the hook had acted: parameters and buffers get their values back,
                   but added and frozen parameters stay added and frozen
         """
-        left = dict(paths)
-
-        def visit(module: nn.Module) -> None:
-            path = left.pop(id(module), None)  # apply visits a shared module once for each parent
-            if path is not None:
-                before = _state(module) if restored else {}
-                _run_on(module, site_for(path, module))
-                _put_back(module, before)
-
-        model.apply(visit)
-
-
-def _run_on(module: nn.Module, site: HookSite) -> None:
-    """Run the action. Raises HookError if it adds or freezes parameters without declaring it, as the plan needs."""
-    action = site.spec.action
-    before = _requires_grad(module)
-    try:
-        action.build(site)(module)
-    except OwnCodeError as error:
-        raise HookError(f"{site.where}: {error}") from error
-    site.fired += 1
-    after = _requires_grad(module)
-    added = sorted(after.keys() - before.keys() - {action.adds(site.hook_name)})
-    if added:
-        raise HookError(f"{site.where}: the action adds {added[0]!r}, which none of its fields names")
-    frozen = sorted(name for name, trains in before.items() if trains and not after.get(name, False))
-    if frozen and not action.freezes:
-        raise HookError(
-            f"{site.where}: the action freezes {frozen[0]!r} and does not declare `freezes = True`; "
-            "declare it, or use the action `freeze`"
-        )
+        values = _state(module) if restored else {}
+        action = site.spec.action
+        before = _requires_grad(module)
+        try:
+            action.build(site)(module)
+        except OwnCodeError as error:
+            raise HookError(f"{site.where}: {error}") from error
+        site.fired += 1
+        after = _requires_grad(module)
+        added = sorted(after.keys() - before.keys() - {action.adds(site.hook_name)})
+        if added:
+            raise HookError(f"{site.where}: the action adds {added[0]!r}, which none of its fields names")
+        frozen = sorted(name for name, trains in before.items() if trains and not after.get(name, False))
+        if frozen and not action.freezes:
+            raise HookError(
+                f"{site.where}: the action freezes {frozen[0]!r} and does not declare `freezes = True`; "
+                "declare it, or use the action `freeze`"
+            )
+        now = module.state_dict(keep_vars=True) if restored else {}
+        with torch.no_grad():
+            for name, tensor in values.items():
+                now[name].copy_(tensor)
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
@@ -75,13 +56,6 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
         for name, value in module.state_dict(keep_vars=True).items()
         if isinstance(value, Tensor) and not is_lazy(value)
     }
-
-
-@torch.no_grad()
-def _put_back(module: nn.Module, before: Mapping[str, Tensor]) -> None:
-    now = module.state_dict(keep_vars=True)
-    for name, tensor in before.items():
-        now[name].copy_(tensor)
 
 
 def _requires_grad(module: nn.Module) -> dict[str, bool]:

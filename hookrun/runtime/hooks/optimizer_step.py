@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.runtime.apply_action import run_unscaled
-from hookrun.runtime.hooked_parameters import Moves, moved
+from hookrun.runtime.hooked_parameters import Moves
 from hookrun.runtime.hooks.base import BoundHook, RegisteredHook, Shared, write
-from hookrun.runtime.sharded import due, edited, is_sharded, shard_of, whole
+from hookrun.runtime.sharded import due, is_sharded, shard_of, whole
 
 
 class OptimizerSteps(RegisteredHook):
@@ -33,18 +33,11 @@ class OptimizerSteps(RegisteredHook):
 
     def move(self, moves: Moves) -> None:
         """Replace parameters by the shards that have taken their place."""
-        self.parameters = moved(self.parameters, moves)
-
-    def before(self, optimizer: Optimizer) -> None:
-        """The optimizer is about to use the gradients."""
-        self._run(OPTIMIZER_STEP_PRE, optimizer)
-
-    def after(self, optimizer: Optimizer) -> None:
-        """The optimizer has stepped."""
-        self._run(OPTIMIZER_STEP_POST, optimizer)
+        self.parameters = tuple(moves.get(id(each), each) for each in self.parameters)
 
     @torch.no_grad()
-    def _run(self, kind: HookType, optimizer: Optimizer) -> None:
+    def run(self, kind: HookType, optimizer: Optimizer) -> None:
+        """Run the hooks of one kind, before or after a step of the optimizer."""
         mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         stepped = [
             (firing, parameter)
@@ -57,29 +50,26 @@ class OptimizerSteps(RegisteredHook):
             pairs = list(group)
             if pairs[0][0].site.spec.action.scope == "together":
                 _together(pairs, unscale)
-            else:
-                for firing, parameter in pairs:
-                    _alone(firing, parameter, unscale)
+                continue
+            for firing, parameter in pairs:
+                value = _value(firing, parameter)
+                if value is None or not is_sharded(value) or due(firing):
+                    seen = value if value is None else whole(value)
+                    new = _run_op(firing, seen, unscale)
+                    _write_whole(value, seen, new)
 
 
 def _value(firing: BoundHook, parameter: nn.Parameter) -> Tensor | None:
     return parameter.grad if firing.site.hook_type.gradient else parameter.data
 
 
-def _alone(firing: BoundHook, parameter: nn.Parameter, scale: Tensor | None) -> None:
-    value = _value(firing, parameter)
-    if value is not None and is_sharded(value) and scale is None:
-        write(value, edited(value, [firing]))
-        return
-    seen = value if value is None else whole(value)
-    new = firing.op(seen) if scale is None else run_unscaled(firing.op, seen, scale)
-    if value is not None:
-        _write_whole(value, seen, new)
+def _run_op(firing: BoundHook, value: Any, scale: Tensor | None) -> Any:
+    return firing.op(value) if scale is None else run_unscaled(firing.op, value, scale)
 
 
-def _write_whole(value: Tensor, seen: Tensor | None, new: Any) -> None:
+def _write_whole(value: Tensor | None, seen: Tensor | None, new: Any) -> None:
     """Write an action's result for a whole tensor in place; for a sharded tensor only this rank's shard."""
-    if new is not seen:
+    if value is not None and new is not seen:
         write(value, shard_of(new, value) if is_sharded(value) else new)
 
 
@@ -91,10 +81,9 @@ def _together(pairs: list[tuple[BoundHook, nn.Parameter]], scale: Tensor | None)
     values = {firing.site.path: _value(firing, parameter) for firing, parameter in pairs}
     seen = {path: None if value is None else whole(value) for path, value in values.items()}
     before = first.site.fired
-    news = first.op(seen) if scale is None else run_unscaled(first.op, seen, scale)
+    news = _run_op(first, seen, scale)
     for firing, _ in pairs[1:]:
         firing.site.fired += first.site.fired - before
         firing.site.idle += values[firing.site.path] is None
     for path, value in values.items():
-        if value is not None:
-            _write_whole(value, seen[path], news[path])
+        _write_whole(value, seen[path], news[path])

@@ -30,14 +30,13 @@ class OutputGrad(ModuleHook):
     def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
         self._shared = shared
-        self._end: EndOfForward | None = None
         self._entered = dict[int, dict[int, int]]()  # by the id of the call's frame
         self._alone = firings[0] if len(firings) == 1 and firings[0].site.spec.keys.target is None else None
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that remembers the versions of all arguments, if the module may return or write one."""
         if maker(module) is None:  # outputs in new memory need no follower
-            self._find_end()
+            self._end_of_forward()
         if _computes_anew(module):
             return
         self._alone = None
@@ -46,6 +45,10 @@ class OutputGrad(ModuleHook):
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that gets keyword arguments too."""
         yield module.register_forward_hook(self.attach, with_kwargs=True)
+
+    def _end_of_forward(self) -> EndOfForward:
+        assert self._shared is not None
+        return self._shared.once(EndOfForward)
 
     def direct(self, module: nn.Module) -> Direct | None:
         """A direct hook for a layer whose output is always in new memory: one tensor hook for all calls; else None."""
@@ -66,7 +69,7 @@ class OutputGrad(ModuleHook):
     def clear(self) -> None:
         """Drop all firings: the object does nothing from now on."""
         super().clear()
-        self._shared = self._end = self._alone = None
+        self._shared = self._alone = None
         self._entered.clear()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -83,7 +86,7 @@ class OutputGrad(ModuleHook):
         if tracing():
             return self._traced((args, kwargs), output)
         if self._alone is not None and not kwargs and _is_new(output, module, args):
-            Watched(self._alone.site.where, [_Gradient(self, self._alone, "")]).attach_to_new(output)
+            output.register_hook(Watched(self._alone.site.where, [_Gradient(self, self._alone, "")]).run)
             return None
         found = dict[int, tuple[Tensor, list[_Gradient]]]()
         for firing in self.firings:
@@ -94,7 +97,7 @@ class OutputGrad(ModuleHook):
             return None
         versions = self._entered.pop(id(call_frame()), {})
         distinct = {id(each): each for each in tensors(output)}
-        news, views = dict[int, Tensor](), self._find_end().views
+        news, views = dict[int, Tensor](), self._end_of_forward().views
         for key, (tensor, hooks) in found.items():
             others = (each for other, each in distinct.items() if other != key)
             # An in-place write would bypass the hooks that an inner module has on a view.
@@ -104,11 +107,6 @@ class OutputGrad(ModuleHook):
             watched = Watched(hooks[0].firing.site.where, hooks)
             news[key] = watched.attach(tensor, views(module) if shared else None)
         return exchange(output, {key: new for key, new in news.items() if new is not found[key][0]})
-
-    def _find_end(self) -> EndOfForward:
-        if self._end is None:
-            self._end = self._shared.once(EndOfForward) if self._shared is not None else EndOfForward()
-        return self._end
 
     def _traced(self, arguments: Any, output: Any) -> Any:
         output = _view_if_input(arguments, output)
@@ -189,7 +187,7 @@ class _Gradient:
         self.firing = firing
         self.path = path
         self.call = firing.site.call
-        self.tokens = firing.site.tokens_now
+        self.tokens = firing.site.current.model_tokens
 
     def __call__(self, grad: Tensor) -> Tensor:
         if not self.registered.ops:

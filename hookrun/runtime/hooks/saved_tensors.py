@@ -20,6 +20,7 @@ from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.clock import call_frame, finished
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph
+from hookrun.runtime.hooks.exits import storage
 
 Undo = Callable[[Tensor | None], Tensor | None]
 Outer = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
@@ -76,14 +77,14 @@ class Scope:
     """
 
     def __init__(
-        self, hook: SavedTensors, idle: bool, frame: FrameType, parent: Scope | None, parameters: Parameters
+        self, hook: SavedTensors, idle: bool, frame: FrameType, parent: Scope | None, scopes: Scopes
     ) -> None:
         self.hook = hook
         self.idle = idle
         self.frame: FrameType | None = frame
         self.call = hook.firings[0].site.call
         self._parent = parent
-        self._parameters = parameters
+        self._scopes = scopes
         top = _top()
         ours = parent is not None and top is not None and top[0] is parent.pack
         self.outer: Outer | None = parent.outer if ours and parent is not None else top
@@ -114,26 +115,22 @@ class Scope:
         # autograd refers to this object for as long as the graph lives: it must not keep the frame's locals alive
         self.frame = self._parent = None
 
-    def _around(self) -> list[Scope]:
-        """The active scopes among this one and the enclosing ones, the outermost first."""
-        found, scope = list[Scope](), cast("Scope | None", self)
-        while scope is not None:
-            if not scope.idle and not scope.ended:
-                found.append(scope)
-            scope = scope._parent
-        return found[::-1]
-
     def _pack(self, saved: Tensor) -> PackedTensor:
         # an operation may save its own output, whose grad_fn would form a reference cycle with the graph
         tensor: Tensor | None = saved.detach()
         whole, undos = tensor, list[Undo]()
-        is_parameter = _storage(saved) in self._parameters.storages
-        for scope in self._around():
-            for firing in scope.hook.firings:
+        is_parameter = storage(saved) in self._scopes.of_parameters
+        around, scope = list[Scope](), cast("Scope | None", self)
+        while scope is not None:
+            if not scope.idle and not scope.ended:
+                around.append(scope)
+            scope = scope._parent
+        for outer_first in reversed(around):
+            for firing in outer_first.hook.firings:
                 site = firing.site
                 if tensor is None or (is_parameter and not site.spec.keys.parameters):
                     continue
-                site.current.of_call = scope.call
+                site.current.of_call = outer_first.call
                 try:
                     packed = firing.op(tensor)
                 finally:
@@ -160,65 +157,53 @@ def _of_checkpoint(hooks: Outer) -> bool:
     return getattr(hooks[0], "__module__", None) == checkpoint.__name__
 
 
-class Parameters:
-    """The storages of a model's parameters, including those that hooks added."""
+_open = local()
+"""`scopes`: the open scopes of each thread, the innermost last; all installations share them."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._known: set[int] | None = None
+
+def _open_scopes() -> list[Scope]:
+    scopes: list[Scope] = _open.__dict__.setdefault("scopes", [])
+    return scopes
+
+
+class Scopes:
+    """Opens and closes the scopes of one installation."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._model = shared.model
+        self._known: set[int | None] | None = None
+        shared.closing.callback(self.close_all)
 
     @property
-    def storages(self) -> set[int]:
-        """Their identities; cached once no parameter is lazy any more."""
+    def of_parameters(self) -> set[int | None]:
+        """The storages of the model's parameters, with those that hooks added; known once none is lazy any more."""
         if self._known is not None:
             return self._known
         parameters = list(self._model.parameters())
-        storages = {_storage(parameter) for parameter in parameters if not is_lazy(parameter)}
+        storages = {storage(parameter) for parameter in parameters if not is_lazy(parameter)}
         if not any(map(is_lazy, parameters)):
             self._known = storages
         return storages
 
-
-class _OpenScopes(local):
-    """The open scopes of one thread, the innermost last."""
-
-    def __init__(self) -> None:
-        self.scopes = list[Scope]()
-
-
-_open = _OpenScopes()
-
-
-class Scopes:
-    """Opens and closes the scopes of one installation; the stack of open scopes is shared by all installations."""
-
-    def __init__(self, shared: Shared) -> None:
-        self._parameters = Parameters(shared.model)
-        shared.closing.callback(self.close_all)
-
     def open(self, hook: SavedTensors, idle: bool) -> None:
         """Open a scope: a hooked module's forward begins."""
-        scopes = _open.scopes
+        scopes = _open_scopes()
         # after KeyboardInterrupt and SystemExit torch runs no forward hooks
         while scopes and scopes[-1].ended:
             scopes.pop().close()
-        scopes.append(Scope(hook, idle, call_frame(), scopes[-1] if scopes else None, self._parameters))
+        scopes.append(Scope(hook, idle, call_frame(), scopes[-1] if scopes else None, self))
 
     def close(self) -> None:
         """Close the scopes of the current call and of calls inside it: a hooked module's forward has ended."""
-        scopes, frame = _open.scopes, call_frame()
+        scopes, frame = _open_scopes(), call_frame()
         while any(scope.frame is frame for scope in scopes):
             scopes.pop().close()
 
     def close_all(self) -> None:
         """Close the scopes that an exception has left open."""
-        scopes = _open.scopes
+        scopes = _open_scopes()
         while scopes and (not scopes[-1].hook.firings or scopes[-1].ended):
             scopes.pop().close()
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _dropped(placeholder: Tensor | None) -> None:

@@ -77,7 +77,9 @@ class CallReader:
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
         ids = given.get(IDS)
         if not isinstance(ids, Tensor) and not self.by_name:
-            ids = next((each for each in tensors((args, _without_mask(kwargs))) if _like_ids(each)), None)
+            others = [value for name, value in kwargs.items() if name not in (MASK, POSITIONS)]
+            integers = [each for each in tensors((args, others)) if each.dtype in (torch.int64, torch.int32)]
+            ids = next((each for each in integers if each.dim() == 2), None)
         embeds = given.get(EMBEDS)
         if isinstance(ids, Tensor) and ids.dim() == 2:
             rows, columns = ids.shape
@@ -98,37 +100,23 @@ class CallReader:
         return CallTokens(rows, columns, None if ids is None else on_cpu(ids), mask, past, packed=packed)
 
 
-class LabelsReader:
-    """Reads from calls of an encoder-decoder which decoder tokens are padding, if they are made from `labels`."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._names = positional(module)
-
-    @classmethod
-    def of(cls, model: nn.Module) -> tuple[nn.Module, LabelsReader] | None:
-        """The outermost module that makes its decoder's tokens from labels, with its reader; None: there is none."""
-        needed = {LABELS, DECODER_IDS, DECODER_MASK}
-        module = next((each for each in model.modules() if needed <= parameters_of(each).keys()), None)
-        return None if module is None else (module, cls(module))
-
-    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """[B, T] bool on the CPU: tokens that have a label. None if the call has decoder arguments, or no labels."""
-        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        labels = given.get(LABELS)
-        said = any(
-            given.get(name) is not None for name in (DECODER_IDS, DECODER_MASK, "decoder_inputs_embeds")
-        )
-        if said or not isinstance(labels, Tensor) or labels.dim() != 2 or not holds_data(labels):
-            return None
-        return labels.detach().to("cpu") != NO_LABEL
+def made_from_labels(model: nn.Module) -> nn.Module | None:
+    """The outermost module that makes its decoder's tokens from labels; None: there is none."""
+    needed = {LABELS, DECODER_IDS, DECODER_MASK}
+    return next((each for each in model.modules() if needed <= parameters_of(each).keys()), None)
 
 
-def _without_mask(kwargs: Mapping[str, Any]) -> list[Any]:
-    return [value for name, value in kwargs.items() if name not in (MASK, POSITIONS)]
+def labelled(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """[B, T] bool on the CPU: the decoder's tokens that have a label; the others are padding.
 
-
-def _like_ids(tensor: Tensor) -> bool:
-    return tensor.dim() == 2 and tensor.dtype in (torch.int64, torch.int32)
+    None if the call has decoder arguments, or no labels.
+    """
+    given = {**dict(zip(positional(module), args, strict=False)), **kwargs}
+    labels = given.get(LABELS)
+    told = any(given.get(name) is not None for name in (DECODER_IDS, DECODER_MASK, "decoder_inputs_embeds"))
+    if told or not isinstance(labels, Tensor) or labels.dim() != 2 or not holds_data(labels):
+        return None
+    return labels.detach().to("cpu") != NO_LABEL
 
 
 def as_mask(raw: Any, rows: int, width: int | None) -> Tensor | None:
@@ -202,22 +190,18 @@ def sources(model: nn.Module) -> list[nn.Module]:
     These are the outermost modules whose forward takes `input_ids`, but encoder and decoder instead of an
     encoder-decoder; the model itself if there is no such module.
     """
-    found = list[nn.Module]()
-    _collect(model, found, set())
+    found, seen, ahead = list[nn.Module](), set[int](), [model]
+    while ahead:
+        module = ahead.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        names = parameters_of(module)
+        if IDS in names:
+            found.extend((_encoder_and_decoder(module) if DECODER_IDS in names else []) or [module])
+        else:
+            ahead += reversed(list(module.children()))  # in the order of the model
     return found or [model]
-
-
-def _collect(module: nn.Module, found: list[nn.Module], seen: set[int]) -> None:
-    if id(module) in seen:
-        return
-    seen.add(id(module))
-    names = parameters_of(module)
-    if IDS in names:
-        parts = _encoder_and_decoder(module) if DECODER_IDS in names else []
-        found.extend(parts or [module])
-        return
-    for child in module.children():
-        _collect(child, found, seen)
 
 
 def _encoder_and_decoder(module: nn.Module) -> list[nn.Module]:
@@ -251,24 +235,16 @@ def session(model: nn.Module) -> Session | None:
     """The `generate` call that this model call is part of (from the stack), or None; the same object in each pass."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == _GENERATES and _is_of(frame.f_locals.get("self"), model):
+        owner = frame.f_locals.get("self") if frame.f_code.co_name == _GENERATES else None
+        if isinstance(owner, nn.Module) and (  # the model, a part of it or a wrapper of it
+            any(each is owner for each in model.modules()) or any(each is model for each in owner.modules())
+        ):
             known = frame.f_locals.get(_SESSION)
             if not isinstance(known, Session):
                 known = frame.f_locals[_SESSION] = _new_session(frame.f_locals)
             return known
         frame = frame.f_back
     return None
-
-
-def _is_of(owner: Any, model: nn.Module) -> bool:
-    """Whether the owner of the method is the model, a part of it or a wrapper of it."""
-    if not isinstance(owner, nn.Module):
-        return False
-    return (
-        owner is model
-        or any(each is owner for each in model.modules())
-        or any(each is model for each in owner.modules())
-    )
 
 
 def _new_session(local: Mapping[str, Any]) -> Session:

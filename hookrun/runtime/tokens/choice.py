@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -31,20 +32,17 @@ class Chosen:
     ) -> None:
         self.of = of
         self._find_rows = rows
-        self._rows: TokenRows | None = None
         self._indices = (sequences, *columns)
         self._on = dict[torch.device, tuple[Tensor, ...]]()
 
     def __len__(self) -> int:
         return len(self._indices[0])
 
-    @property
+    @cached_property
     def rows(self) -> TokenRows:
         """The sample and the token of each position; computed on first use, since edits do not need it."""
-        if self._rows is None:
-            with unset_fake_temporarily():
-                self._rows = self._find_rows()
-        return self._rows
+        with unset_fake_temporarily():
+            return self._find_rows()
 
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
         """The indices along the first dimension and the position dimensions, on a device."""
@@ -84,28 +82,33 @@ class Rule(NamedTuple):
 
 def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None) -> Chosen:
     tokens = rule.tokens
-    starts = [_start(of, size) for size in sizes]
-    if not tokens.on_pattern:
-        chosen = _columns(rule, tokens, of, starts[0], sizes[0])
-        chosen = _once(rule, chosen, of, starts[0])
-        sequences, columns = chosen.nonzero(as_tuple=True)
-        return _chosen(rule, of, sequences, [columns], starts, samples)
-    axes = [tokens.query, tokens.key]
-    hits = [
-        None if axis is None else _columns(rule, axis, of, start, size)
-        for axis, start, size in zip(axes, starts, sizes, strict=True)
-    ]
-    queries, keys = hits
-    if queries is not None and keys is not None:
-        queries = _once(rule, queries, of, starts[0])
-        sequences, rows, columns = (queries[:, :, None] & keys[:, None, :]).nonzero(as_tuple=True)
-        return _chosen(rule, of, sequences, [rows, columns], starts, samples)
-    if queries is not None:
-        sequences, rows = _once(rule, queries, of, starts[0]).nonzero(as_tuple=True)
-        return _chosen(rule, of, sequences, [rows], starts[:1], samples)
-    assert keys is not None
-    sequences, columns = keys.nonzero(as_tuple=True)
-    return _chosen(rule, of, sequences, [columns], starts[1:], samples)
+    axes = (tokens.query, tokens.key) if tokens.on_pattern else (tokens,)
+    starts, hits = list[int](), list[Tensor]()  # of each dimension with a clause
+    for axis, size, start in zip(axes, sizes, [_start(of, size) for size in sizes], strict=True):
+        if axis is None:
+            continue
+        hit = _columns(rule, axis, of, start, size)
+        known = of.new_from - start  # columns that an earlier pass has computed
+        if rule.once and known > 0 and axis is not tokens.key:
+            hit = hit.clone()
+            hit[:, :known] = False
+        starts.append(start)
+        hits.append(hit)
+    both = hits[0][:, :, None] & hits[1][:, None, :] if len(hits) > 1 else hits[0]
+    sequences, *columns = both.nonzero(as_tuple=True)
+    count = None if samples is None else len(samples)
+    of.rows_for_each(count)  # raises, for edits too, if the batch does not have the samples of the call
+
+    def rows() -> TokenRows:
+        in_batch = of.samples_of_rows(count)[sequences]
+        numbers = in_batch + of.number if samples is None else samples[in_batch]
+        places = [column + start for column, start in zip(columns, starts, strict=True)]
+        positions = [place if rule.tokens.padding else of.positions[sequences, place] for place in places]
+        known = torch.full_like(sequences, -1) if of.ids is None else of.ids[sequences, places[0]]
+        keys = positions[1] if len(positions) > 1 else None
+        return TokenRows(in_batch, numbers, positions[0], known, keys)
+
+    return Chosen(of, sequences, columns, rows)
 
 
 def _start(of: Pass, size: int) -> int:
@@ -119,41 +122,6 @@ def _start(of: Pass, size: int) -> int:
         f"the dimension has size {size} and the call {of.columns} tokens{so_far}; name the sequence dimension with "
         "tokens: {…, dim: 2}, or the tensor with `target`"
     )
-
-
-def _once(rule: Rule, chosen: Tensor, of: Pass, start: int) -> Tensor:
-    """The selection without the columns that an earlier pass has computed, if the rule says `once`."""
-    known = of.new_from - start
-    if not rule.once or known <= 0:
-        return chosen
-    chosen = chosen.clone()
-    chosen[:, :known] = False
-    return chosen
-
-
-def _chosen(
-    rule: Rule,
-    of: Pass,
-    sequences: Tensor,
-    columns: list[Tensor],
-    starts: list[int],
-    samples: Tensor | None,
-) -> Chosen:
-    """The selected positions, from their indices. starts: the first column of each position dimension."""
-    count = None if samples is None else len(samples)
-    of.rows_for_each(count)  # raises, for edits too, if the batch does not have the samples of the call
-
-    def rows() -> TokenRows:
-        in_batch = of.samples_of_rows(count)[sequences]
-        numbers = in_batch + of.number if samples is None else samples[in_batch]
-        counts_padding = rule.tokens.padding
-        places = [column + start for column, start in zip(columns, starts, strict=True)]
-        positions = [place if counts_padding else of.positions[sequences, place] for place in places]
-        known = torch.full_like(sequences, -1) if of.ids is None else of.ids[sequences, places[0]]
-        keys = positions[1] if len(positions) > 1 else None
-        return TokenRows(in_batch, numbers, positions[0], known, keys)
-
-    return Chosen(of, sequences, columns, rows)
 
 
 # ---- a clause over all columns ---------------------------------------------------------------------------------

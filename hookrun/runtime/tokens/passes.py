@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,40 +33,18 @@ class Pass:
     chosen:    cache of the positions that were selected in it; see `choice`
     """
 
-    __slots__ = (
-        "_positions",
-        "by_hand",
-        "chosen",
-        "columns",
-        "decodes",
-        "encoder",
-        "ended",
-        "goes_on",
-        "has_data",
-        "ids",
-        "new_from",
-        "number",
-        "packed",
-        "prompt",
-        "real",
-        "rows",
-        "session",
-        "spans",
-        "total",
-    )
-
     def __init__(
         self,
         tokens: CallTokens,
         *,
         real: Tensor,
-        ids: Tensor | None,
         prompt: int,
-        new_from: int,
-        number: int,
-        session: Session | None,
-        spans: Mapping[str, Tensor],
-        by_hand: bool,
+        ids: Tensor | None = None,
+        new_from: int = 0,
+        number: int = 0,
+        session: Session | None = None,
+        spans: Mapping[str, Tensor] = MappingProxyType({}),
+        by_hand: bool = False,
         ended: Tensor | None = None,
         decodes: bool = False,
     ) -> None:
@@ -134,11 +113,3 @@ class Pass:
         if count < 1 or self.rows % count or not self.goes_on:
             raise ValueError(f"the call has {self.rows} sequences and the batch {count} samples")
         return self.rows // count  # beams, or several sequences for each prompt
-
-
-class Passes(Protocol):
-    """Follows the calls of a model."""
-
-    @property
-    def current(self) -> Pass | None:
-        """The current pass in this thread; None: it is not known which tokens the call computes."""

@@ -5,21 +5,27 @@ A prompt begins the sequences; the passes of a generation continue them, with a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import local
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils.hooks import RemovableHandle
 
 from hookrun.errors import HookrunError
 from hookrun.runtime.checkpointing import repeating
-from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.base import RegisteredHook
-from hookrun.runtime.tokens.calls import CallReader, CallTokens, LabelsReader, Session, session, sources
+from hookrun.runtime.tokens.calls import (
+    CallReader,
+    CallTokens,
+    Session,
+    labelled,
+    made_from_labels,
+    session,
+    sources,
+)
 from hookrun.runtime.tokens.passes import Pass
 
 
@@ -55,20 +61,12 @@ class Sequences:
         self._numbered = 0
         self.spans: Mapping[str, Tensor] = {}
 
-    def register(self) -> Iterable[tuple[RegisteredHook, RemovableHandle]]:
-        """Register the hooks that read the calls; they run before all other hooks."""
+    def readers(self) -> Iterable[tuple[nn.Module, Callable[..., None]]]:
+        """Modules with the functions that read their calls, to be registered before all other forward pre-hooks."""
         for number, source in enumerate(self._sources):
-            before = _BeforeSource(self, number)
-            yield before, source.register_forward_pre_hook(before.note, prepend=True, with_kwargs=True)
-        if (found := LabelsReader.of(self._model)) is not None:
-            module, reader = found
-            labels = _BeforeLabels(self, reader)
-            yield labels, module.register_forward_pre_hook(labels.note, prepend=True, with_kwargs=True)
-
-    def register_end(self) -> tuple[RegisteredHook, RemovableHandle]:
-        """Register the hook that forgets the pass at the end of the model's forward; to be called after all others."""
-        after = _AfterModel(self)
-        return after, self._model.register_forward_hook(after.note, always_call=True)
+            yield source, partial(self.enter, number)
+        if (module := made_from_labels(self._model)) is not None:
+            yield module, self.label
 
     @property
     def current(self) -> Pass | None:
@@ -91,8 +89,10 @@ class Sequences:
         elif given.past is None:
             here.latest.clear()
 
-    def enter(self, number: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Find the pass of a call of source `number` that begins."""
+    def enter(self, number: int, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Find the pass of a call of source `number` that begins. A recomputed call belongs to the earlier pass."""
+        if repeating() is not None:
+            return
         here, tokens = self._here, self._readers[number].read(args, kwargs)
         labels = here.labels
         if number and tokens is not None and tokens.mask is None and labels is not None:
@@ -104,13 +104,15 @@ class Sequences:
             encoder = here.latest.get(0) if number else None
             found.encoder = None if encoder is None else encoder.seen_by(found)
 
-    def label(self, labels: Tensor | None) -> None:
-        """Set which decoder tokens have a label in the call that begins; None: they are not made from labels."""
-        self._here.labels = labels
+    def label(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Read which decoder tokens have a label in the call that begins."""
+        if repeating() is None:
+            self._here.labels = labelled(module, args, kwargs)
 
-    def leave(self) -> None:
+    def leave(self, *call: object) -> None:
         """Forget the pass: the model's forward has ended."""
-        self._here.current = self._here.labels = None
+        if repeating() is None:
+            self._here.current = self._here.labels = None
 
     def continues(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call of the module with these arguments continues the sequences of an earlier call."""
@@ -133,7 +135,8 @@ class Sequences:
             )
         if not tokens.has_data:
             with unset_fake_temporarily():
-                return self._placeholder_pass(tokens, number)
+                real = torch.ones(1, tokens.columns, dtype=torch.bool).expand(tokens.rows, -1)  # no padding
+                return Pass(tokens, real=real, prompt=tokens.columns, decodes=number > 0)
         if here.given is not None and here.given.past is not None and here.current is not None:
             return here.current  # hooks.tokens was called for this pass
         if (earlier := self._continued_pass(number, tokens, running)) is not None:
@@ -142,7 +145,10 @@ class Sequences:
         if given is None or number:
             return self._first_pass(tokens, running, source=number)
         if _same(given, tokens):
-            return self._first_pass(_joined(given, tokens), running, by_hand=True)
+            mask = given.mask if given.mask is not None else tokens.mask
+            return self._first_pass(
+                replace(tokens, ids=given.ids, mask=mask, packed=False), running, by_hand=True
+            )
         if tokens.mask is None and given.mask is not None:
             raise HookrunError(
                 "hooks.tokens was given other tokens than the model is now called with: call it before each batch"
@@ -218,32 +224,11 @@ class Sequences:
             decodes=last.decodes,
         )
 
-    def _placeholder_pass(self, tokens: CallTokens, source: int) -> Pass:
-        """A pass for a trial run, without padding."""
-        return Pass(
-            tokens,
-            real=torch.ones(1, tokens.columns, dtype=torch.bool).expand(tokens.rows, -1),
-            ids=None,
-            prompt=tokens.columns,
-            new_from=0,
-            number=0,
-            session=None,
-            spans={},
-            by_hand=False,
-            decodes=source > 0,
-        )
-
 
 def _same(one: CallTokens, other: CallTokens) -> bool:
     if (one.rows, one.columns) != (other.rows, other.columns):
         return False
     return one.ids is None or other.ids is None or torch.equal(one.ids, other.ids)
-
-
-def _joined(given: CallTokens, tokens: CallTokens) -> CallTokens:
-    """The tokens given by `hooks.tokens`, completed by those that the call itself has."""
-    mask = given.mask if given.mask is not None else tokens.mask
-    return CallTokens(tokens.rows, tokens.columns, given.ids, mask, tokens.past)
 
 
 def _filled(mask: Tensor | None, earlier: Tensor | None, rows: int, total: int, columns: int) -> Tensor:
@@ -276,56 +261,3 @@ def _ids(earlier: Tensor | None, tokens: CallTokens, total: int) -> Tensor | Non
     known = earlier[:, :before] if earlier is not None and earlier.shape[1] >= before else None
     unseen = torch.full((tokens.rows, before), -1, dtype=torch.int64) if known is None else known
     return torch.cat([unseen, tokens.ids], dim=1)
-
-
-class _BeforeSource(RegisteredHook):
-    """Reads the tokens before a source's forward."""
-
-    def __init__(self, sequences: Sequences | None = None, number: int = 0) -> None:
-        super().__init__()
-        self._sequences = sequences
-        self._number = number
-
-    def note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """torch's forward pre-hook."""
-        if self._sequences is not None and not tracing() and repeating() is None:
-            self._sequences.enter(self._number, args, kwargs)
-
-    def clear(self) -> None:
-        """Drop the sequences: the hook does nothing from now on."""
-        self._sequences = None
-
-
-class _BeforeLabels(RegisteredHook):
-    """Reads the labels before the forward of an encoder-decoder that makes its decoder's tokens from them."""
-
-    def __init__(self, sequences: Sequences | None = None, reader: LabelsReader | None = None) -> None:
-        super().__init__()
-        self._sequences, self._reader = sequences, reader
-
-    def note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """torch's forward pre-hook."""
-        sequences, reader = self._sequences, self._reader
-        if sequences is not None and reader is not None and not tracing() and repeating() is None:
-            sequences.label(reader.read(args, kwargs))
-
-    def clear(self) -> None:
-        """Drop the sequences: the hook does nothing from now on."""
-        self._sequences = None
-
-
-class _AfterModel(RegisteredHook):
-    """Forgets the pass after the model's forward, even if it raised."""
-
-    def __init__(self, sequences: Sequences | None = None) -> None:
-        super().__init__()
-        self._sequences = sequences
-
-    def note(self, module: nn.Module, args: Any, output: Any) -> None:
-        """torch's forward hook."""
-        if self._sequences is not None and not tracing() and repeating() is None:
-            self._sequences.leave()
-
-    def clear(self) -> None:
-        """Drop the sequences: the hook does nothing from now on."""
-        self._sequences = None

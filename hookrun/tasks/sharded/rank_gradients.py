@@ -55,7 +55,7 @@ class StepGradientsOfRanks(StepGradients):
 
     def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
         """The same; gradients are summed over the ranks, at the latest with the last micro-batch."""
-        each = self._reduced.of_each_part
+        each = bool(self._reduced.of_each_part)
         before = self._set_apart() if each else []
         passed = MicroBatchResult()
         if each or last or len(batch.ids):
@@ -88,7 +88,7 @@ class StepGradientsOfShards(StepGradientsOfRanks):
 
     def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
         """The same; gradients are summed over the ranks with each micro-batch."""
-        context, each = self.context, self._reduced.of_each_part
+        context, each = self.context, bool(self._reduced.of_each_part)
         before = self._set_apart() if each else []
         own = batch.pattern is None
         with nullcontext() if own else context.standing_in():

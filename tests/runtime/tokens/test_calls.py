@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookrun.runtime.tokens.calls import CallReader, CallTokens, LabelsReader, as_mask
+from hookrun.runtime.tokens.calls import CallReader, CallTokens, as_mask, labelled, made_from_labels
 
 IDS, MASK = torch.tensor([[5, 6, 0], [7, 8, 9]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
 
@@ -41,12 +41,11 @@ def test_tensors_without_data_give_shapes_only() -> None:
 
 
 def test_labels_say_which_decoder_tokens_are_real_unless_the_call_says_it() -> None:
-    reader = LabelsReader(nn.Identity())
     labels = torch.tensor([[4, -100]])
-    found = reader.read((), {"labels": labels})
+    found = labelled(nn.Identity(), (), {"labels": labels})
     assert found is not None and found.tolist() == [[True, False]]
-    assert reader.read((), {"labels": labels, "decoder_input_ids": labels}) is None
-    assert LabelsReader.of(nn.Sequential(Model())) is None
+    assert labelled(nn.Identity(), (), {"labels": labels, "decoder_input_ids": labels}) is None
+    assert made_from_labels(nn.Sequential(Model())) is None
 
 
 def test_a_mask_is_true_at_real_tokens() -> None:

@@ -27,9 +27,9 @@ class Model(nn.Module):
 
 def test_a_call_is_a_pass_until_it_ends() -> None:
     model = Model()
-    for _ in model.sequences.register():
-        pass
-    model.sequences.register_end()
+    for module, reads in model.sequences.readers():
+        module.register_forward_pre_hook(reads, with_kwargs=True)
+    model.register_forward_hook(model.sequences.leave)
     model(IDS)
     model(IDS[:, :2])
     first, second = model.seen
