@@ -260,7 +260,8 @@ def _hooks(facts: Facts) -> list[HookViews] | None:
         records[record["hook"]].append(record)
     captured = _by_hook(facts.captured)
     names = list(dict.fromkeys([*captured, *records, *facts.planned]))[:MOST_HOOKS]
-    names.sort(key=lambda name: facts.order.get(name, len(facts.order)))
+    order = {name: place for place, name in enumerate(facts.planned)}
+    names.sort(key=lambda name: order.get(name, len(order)))
     share = max(2, MOST_VIEWS // max(len(captured), 1))
     shares = dict.fromkeys(list(captured)[:MOST_VIEWS], share)
     found = [_of_hook(facts, name, records[name], captured[name], shares.get(name, 0)) for name in names]
@@ -283,7 +284,7 @@ def _of_hook(
     if hook := facts.planned.get(name):
         matches = counted(len(hook.targets), "parameter" if facts.is_on_parameters(name) else "module")
         title = f"{hook.hook}, {hook.action} on {matches}"
-        order = facts.order[name]
+        order = list(facts.planned).index(name)
     places = facts.places(name)
     captures = sorted(captures, key=lambda capture: places.get(capture.module, len(places)))
     views = [view_capture(capture, facts) for capture in captures[:share]]

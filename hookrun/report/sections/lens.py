@@ -13,7 +13,7 @@ from hookrun.report.draw.charts import Figure, bars
 from hookrun.report.draw.pictures import LEVELS, heat, palette
 from hookrun.report.draw.text import number, one_line, shortened
 from hookrun.report.facts import Facts
-from hookrun.report.lines import beginning, is_number, is_place
+from hookrun.report.lines import is_number, is_place, sampled
 from hookrun.report.section import ReportSection
 from hookrun.store.format import LENS
 from hookrun.store.records import LensLine
@@ -64,7 +64,7 @@ class LensResult:
 
 
 def _lens(facts: Facts) -> LensResult | None:
-    found = beginning(facts.path / LENS, LensLine, most_bytes=_BYTES)
+    found = sampled(facts.path / LENS, LensLine, limit=_BYTES, from_start=True)
     means = [line for line in facts.metrics.records if _is_mean(line)]
     if not found.records and not means:
         return None

@@ -39,7 +39,7 @@ def _of_a_run(facts: Facts) -> RunAgain | None:
     if facts.env.recorded:
         return None
     hydra = _hydra(facts.path / ".hydra/hydra.yaml", facts.path)
-    runs = [*facts.runs, *_weights(facts)]
+    runs = [*facts.plan.runs, *facts.env.runs, *_weights(facts)]
     again = _again(hydra, facts.env.argv, is_job=True, runs=runs)
     return replace(again, composed=facts.composed)
 
@@ -47,7 +47,7 @@ def _of_a_run(facts: Facts) -> RunAgain | None:
 def _weights(facts: Facts) -> list[UsedRunRecord]:
     """The file of the model's weights, in the form of an entry of `Facts.runs`."""
     weights = facts.model.weights or ""
-    if any(run.where == f"{WEIGHTS}.run" for run in facts.runs):
+    if any(run.where == f"{WEIGHTS}.run" for run in [*facts.plan.runs, *facts.env.runs]):
         return []  # the run that trained them is named
     return [UsedRunRecord(where=WEIGHTS, run="", path=weights)] if os.path.isabs(weights) else []
 
