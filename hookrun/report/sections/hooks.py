@@ -92,8 +92,7 @@ def over_steps(title: str, points: Points, unit: str, name: str, *, by_layer: bo
     """A few layers as curves, many as a map of layers and steps; both with `by_layer`."""
     values = [value for _, ys in points.values() for value in ys]
     log = spans_magnitudes(values)
-    figures = []
-    longest = max(len(xs) for xs, _ in points.values())
+    figures, longest = list[Figure](), max(len(xs) for xs, _ in points.values())
     if len(points) <= COLOURS:
         series = [Series(module_name(path), xs, ys) for path, (xs, ys) in points.items()]
         figures.append(lines(title, series, x=unit, y=name, log=log))
@@ -147,33 +146,35 @@ def _map(title: str, points: Points, unit: str) -> Figure:
 
 def _of_single_layers(points: Points, unit: str) -> list[str]:
     """Texts that name the layers with the largest and smallest values, and those with zeros, NaN and infinities."""
-    largest, smallest = dict[str, tuple[float, float]](), dict[str, tuple[float, float]]()
-    zero, nan, infinite = dict[str, float](), dict[str, float](), dict[str, float]()
+    largest, smallest = list[tuple[float, float, str]](), list[tuple[float, float, str]]()
+    zero = list[str]()
+    first: dict[str, dict[str, float]] = {"NaN": {}, "infinite": {}}
     for path, (xs, ys) in points.items():
         name = module_name(path)
-        finite = [(abs(y), x) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
-        if above := [each for each in finite if each[0] > 0]:
-            largest[name] = max(above, key=itemgetter(0))  # the first of equal ones
-            smallest[name] = min(above, key=itemgetter(0))
-        elif finite:
-            zero[name] = finite[0][1]
-        for found, is_one in ((nan, math.isnan), (infinite, math.isinf)):
-            if (first := next((x for x, y in zip(xs, ys, strict=True) if is_one(y)), None)) is not None:
-                found[name] = first
-
-    def extremes(of: Mapping[str, tuple[float, float]], most: bool) -> str:
-        ordered = sorted(of.items(), key=lambda item: item[1][0], reverse=most)[:MOST_NAMED]
-        return ", ".join(f"{name} {number(value)} ({unit} {number(x)})" for name, (value, x) in ordered)
-
-    facts = [f"largest: {extremes(largest, True)}", f"smallest above 0: {extremes(smallest, False)}"]
-    facts = facts if len(largest) > 1 else []
+        above = [(abs(y), x, name) for x, y in zip(xs, ys, strict=True) if math.isfinite(y) and y]
+        if above:
+            largest.append(max(above, key=itemgetter(0)))  # the first of equal ones
+            smallest.append(min(above, key=itemgetter(0)))
+        elif 0 in ys:
+            zero.append(name)
+        for what, is_one in (("NaN", math.isnan), ("infinite", math.isinf)):
+            if steps := [x for x, y in zip(xs, ys, strict=True) if is_one(y)]:
+                first[what][name] = steps[0]
+    facts = list[str]()
+    if len(largest) > 1:
+        for title, extremes, is_most in (("largest", largest, True), ("smallest above 0", smallest, False)):
+            extremes.sort(key=itemgetter(0), reverse=is_most)
+            some = [
+                f"{name} {number(value)} ({unit} {number(x)})" for value, x, name in extremes[:MOST_NAMED]
+            ]
+            facts.append(f"{title}: {', '.join(some)}")
     if zero:
         facts.append(f"exactly 0 throughout, {counted(len(zero), 'layer')}: {listed(zero, MOST_NAMED)}")
-    for what, found in (("NaN", nan), ("infinite", infinite)):
-        if found:
-            since = number(min(found.values()))
-            shown = listed(sorted(found, key=found.__getitem__), MOST_NAMED)
-            facts.append(f"{what} from {unit} {since}, {counted(len(found), 'layer')}: {shown}")
+    for what, layers in first.items():
+        if layers:
+            shown = listed(sorted(layers, key=layers.__getitem__), MOST_NAMED)
+            since = number(min(layers.values()))
+            facts.append(f"{what} from {unit} {since}, {counted(len(layers), 'layer')}: {shown}")
     return facts
 
 

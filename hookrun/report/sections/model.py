@@ -143,8 +143,9 @@ def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[HookMa
             counts[path].append((parameter, None if site is None else site.fired))
             if site is not None and site.silent:
                 silent[path] = site.silent
-        for path in filter(modules.__contains__, counts):
-            marks[path].append(HookMark(name, counts[path], silent.get(path)))
+        for path, fired in counts.items():
+            if path in modules:
+                marks[path].append(HookMark(name, fired, silent.get(path)))
     return marks
 
 
