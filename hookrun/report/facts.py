@@ -188,11 +188,6 @@ class Facts:
                 parents[name].add(parent)
         return bool(parents["encoder"] & parents["decoder"])
 
-    def places(self, hook: str) -> dict[str, int]:
-        """Module or parameter -> its position among the hook's matches, in the model's order."""
-        matches = self.planned[hook].targets if hook in self.planned else []
-        return {match.path: place for place, match in enumerate(matches)}
-
     @cached_property
     def sites(self) -> dict[tuple[str, str], SiteRecord]:
         """(hook, module) -> its counts."""

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from hookrun.errors import counted, listed
 from hookrun.report.captures import place
 from hookrun.report.draw import text
-from hookrun.report.facts import Facts, read_facts
+from hookrun.report.facts import read_facts
 from hookrun.report.jobs import CONFIG, read_yaml
 from hookrun.report.section import ReportSection
 from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP
@@ -40,21 +40,17 @@ _SECTIONS = Path(__file__).with_name("sections")
 
 
 def write_run_report(folder: Path) -> Path:
-    """Write the page of the run in `folder`."""
+    """Write the page of the run in `folder`; its title is the name of the experiment, else task and model."""
     facts = read_facts(folder)
-    values = {"title": _title(facts), "latest": latest(facts)}
-    return write_page(folder, "run.html", OF_A_RUN, facts, values)
-
-
-def _title(facts: Facts) -> str:
-    """The name of the experiment, else task and model."""
+    title = f"{facts.task} {facts.named('model')}".rstrip()
+    if facts.source:
+        title = f"{facts.task} of {Path(facts.source).name}"
     words = [str(word).lstrip("+") for word in facts.env.argv]
     named = [word.partition("=")[2] for word in words if word.startswith("experiment=")]
     if named and "," not in named[-1]:
-        return named[-1]
-    if facts.source:
-        return f"{facts.task} of {Path(facts.source).name}"
-    return f"{facts.task} {facts.named('model')}".rstrip()
+        title = named[-1]
+    values = {"title": title, "latest": latest(facts)}
+    return write_page(folder, "run.html", OF_A_RUN, facts, values)
 
 
 def write_sweep_report(folder: Path) -> Path:

@@ -65,7 +65,15 @@ def lines(
     drawn += [_curve(each, n % COLOURS, across, up) for n, each in enumerate(series)]
     names = tuple(each.name for each in series) if len(series) > 1 else ()
     says, table = of_curves(title, series, x, y, labels)
-    picture = _svg(drawn, _hover(series, across, x, labels), says)
+    values = dict[float, list[str]]()
+    for each in series:
+        prefix = f"{one_line(each.name)}  " if len(series) > 1 else ""
+        for at, value in zip(each.x, each.y, strict=True):
+            values.setdefault(at, []).append(f"{prefix}{number(value)}")
+    places = sorted(values)[: 2 * MOST_POINTS]
+    heads = [labels[int(at)] if labels else f"{x} {number(at)}" for at in places]
+    said = ["\n".join([head, *values[at][:12]]) for head, at in zip(heads, places, strict=True)]
+    picture = _svg(drawn, [across(at) for at in places], said, says)
     notes = _notes(note, lost, "positive and finite" if log else "finite")
     return Figure(title, picture, names, notes, table=table)
 
@@ -101,7 +109,7 @@ def histogram(
         for count, (left, right) in zip(counts, pairwise(edges), strict=True)
     ]
     says, table = of_bins(title, counts, edges)
-    return Figure(title, _svg(body, (middles, said), says), note=note, table=table)
+    return Figure(title, _svg(body, middles, said, says), note=note, table=table)
 
 
 def bars(
@@ -144,7 +152,7 @@ def bars(
     places = [across(n) for n in range(len(values))]
     called = names if names is not None else [str(n) for n in range(len(values))]
     says, table = of_bars(title, values, called, x, y, spread)
-    return Figure(title, _svg(body, (places, said), says), note=_notes(note, lost, "finite"), table=table)
+    return Figure(title, _svg(body, places, said, says), note=_notes(note, lost, "finite"), table=table)
 
 
 def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
@@ -239,24 +247,13 @@ def _text(
     return f'<text class="{kind}" x="{round(x, 1)}" y="{round(y, 1)}" text-anchor="{anchor}">{_said(text)}</text>'
 
 
-def _hover(
-    series: Sequence[Series], across: Axis, x: str, labels: Sequence[str] | None
-) -> tuple[list[float], list[str]]:
-    """Positions, and the text to show at each: the values of every curve."""
-    at = dict[float, list[str]]()
-    for each in series:
-        for place, value in zip(each.x, each.y, strict=True):
-            prefix = f"{one_line(each.name)}  " if len(series) > 1 else ""
-            at.setdefault(place, []).append(f"{prefix}{number(value)}")
-    places = sorted(at)[: 2 * MOST_POINTS]
-    heads = [labels[int(place)] if labels else f"{x} {number(place)}" for place in places]
-    said = ["\n".join([head, *at[place][:12]]) for head, place in zip(heads, places, strict=True)]
-    return [across(place) for place in places], said
+def _svg(body: Sequence[str], places: Sequence[float], said: Sequence[str], says: str) -> Markup:
+    """The SVG element.
 
-
-def _svg(body: Sequence[str], hover: tuple[Sequence[float], Sequence[str]], says: str) -> Markup:
-    """The SVG element. says: its text alternative."""
-    points = escape(json.dumps({"x": list(hover[0]), "t": [visible(t) for t in hover[1]]}))
+    places, said: positions from left to right, and the text to show under the pointer at each
+    says:         the text alternative
+    """
+    points = escape(json.dumps({"x": list(places), "t": list(map(visible, said))}))
     return Markup(  # made of numbers and escaped texts alone
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_said(says)}" '
         f'data-hover="{points}">{"".join(body)}</svg>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -33,18 +34,13 @@ def _analysis(facts: Facts) -> dict[str, Any] | None:
     figures = [_bars(probes)] if probes else []
     figures += [_matrix(similarities)] if similarities else []
     title = "Probes" if probes else "Similarity"
-    projections = _projections([*probes, *similarities])
+    projected = defaultdict[str, dict[str, None]](dict)
+    for line in [*probes, *similarities]:
+        if line.get("projection") is not None and line.get("other") in (None, line["module"]):
+            projected[str(line["projection"])][module_name(line["module"])] = None
+    projections = [f"{how}, instead of all features: {listed(names, 40)}" for how, names in projected.items()]
     known = {"title": title, "probes": probes, "figures": figures, "projections": projections}
     return known if figures else None
-
-
-def _projections(lines: list[Line]) -> list[str]:
-    """``random projection … : conv1, layer4``."""
-    modules = dict[str, dict[str, None]]()
-    for line in lines:
-        if (how := line.get("projection")) is not None and line.get("other") in (None, line["module"]):
-            modules.setdefault(str(how), {})[module_name(str(line["module"]))] = None
-    return [f"{how}, instead of all features: {listed(names, 40)}" for how, names in modules.items()]
 
 
 def _lines(facts: Facts, keys: set[str], result: str) -> list[Line]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import shortened
 from hookrun.report.facts import Facts
@@ -49,55 +48,51 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     counts = Counter((str(line["class"]), str(line["predicted_class"])) for line in lines)
     names = sorted({name for pair in counts for name in pair}, key=_by_number)
+    matrix = None
+    if 1 < len(names) <= MOST_CLASSES:
+        shown = [shortened(name, 24) for name in names]
+        matrix = heat(
+            f"confusion matrix, {split}",
+            np.array([[counts[row, column] for column in names] for row in names], dtype=np.float32),
+            rows=shown,
+            columns=shown,
+            x="across: predicted; down: class",
+            numbers=len(names) <= _NUMBERED,
+            note="how many samples of each class have each predicted class",
+        )
     wrong = [(*pair, count) for pair, count in counts.most_common() if pair[0] != pair[1]]
     return {
         "split": split,
         "total": len(lines),
         "right": len(lines) - sum(count for *_, count in wrong),
-        "matrix": _matrix(counts, names, split) if 1 < len(names) <= MOST_CLASSES else None,
+        "matrix": matrix,
         "confused": [
             (shortened(label), shortened(other), count) for label, other, count in wrong[:MOST_PAIRS]
         ],
     }
 
 
-def _matrix(counts: Counter[tuple[str, str]], names: Sequence[str], split: str) -> Figure:
-    values = np.array([[counts[row, column] for column in names] for row in names], dtype=np.float32)
-    shown = [shortened(name, 24) for name in names]
-    return heat(
-        f"confusion matrix, {split}",
-        values,
-        rows=shown,
-        columns=shown,
-        x="across: predicted; down: class",
-        numbers=len(names) <= _NUMBERED,
-        note="how many samples of each class have each predicted class",
-    )
-
-
 def _worst(facts: Facts, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The samples with the highest loss: each with the URL of its picture, and its text or its file."""
     known = [line for line in lines if is_number(line.get("loss")) and math.isfinite(line["loss"])]
     known.sort(key=lambda line: (-line["loss"], line["split"], line["sample"]))
-    return [
-        {
-            "split": line["split"],
-            "sample": line["sample"],
-            "label": shortened(str(line["class"])),
-            "predicted": shortened(str(line["predicted_class"])),
-            "loss": line["loss"],
-            "picture": facts.pictures.get((line["split"], line["sample"]), ""),
-            "text": _text(facts, line),
-        }
-        for line in known[:MOST_WORST]
-    ]
-
-
-def _text(facts: Facts, line: dict[str, Any]) -> str:
-    """The text of a token sequence; else the sample's file."""
-    if line.get("tokens"):
-        return shortened("".join(facts.texts.get(token, "?") for token in line["tokens"]), MOST_TEXT)
-    return shortened(str(line.get("file") or ""))
+    worst = []
+    for line in known[:MOST_WORST]:
+        text = shortened(str(line.get("file") or ""))
+        if line.get("tokens"):
+            text = shortened("".join(facts.texts.get(token, "?") for token in line["tokens"]), MOST_TEXT)
+        worst.append(
+            {
+                "split": line["split"],
+                "sample": line["sample"],
+                "label": shortened(str(line["class"])),
+                "predicted": shortened(str(line["predicted_class"])),
+                "loss": line["loss"],
+                "picture": facts.pictures.get((line["split"], line["sample"]), ""),
+                "text": text,
+            }
+        )
+    return worst
 
 
 def _by_number(name: str) -> tuple[bool, int, str]:

@@ -69,11 +69,13 @@ def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
     return found
 
 
-def statistics(facts: Facts, hook: str, records: Sequence[Record]) -> list[Figure]:
-    """A chart for each number that a hook recorded; gradient norms come first, also as a map of layers."""
+def statistics(records: Sequence[Record], places: Mapping[str, int], *, are_gradients: bool) -> list[Figure]:
+    """A chart for each number that a hook recorded; gradient norms come first, also as a map of layers.
+
+    places: module or parameter -> its position in the model
+    """
     measured = [record for record in records if is_measured(record)]
     modes = list(dict.fromkeys(str(record["mode"]) for record in measured))[:MOST_MODES]
-    places = facts.places(hook)
     figures = list[Figure]()
     for mode in modes:
         of_mode = [record for record in measured if record["mode"] == mode]
@@ -81,7 +83,7 @@ def statistics(facts: Facts, hook: str, records: Sequence[Record]) -> list[Figur
         names = list(every)[:MOST_CHARTS]
         where = f", {mode} mode" if len(modes) > 1 else ""
         for name in sorted(names, key=lambda name: name != "norm"):
-            is_gradient_norm = name == "norm" and facts.sees_gradients(hook)
+            is_gradient_norm = name == "norm" and are_gradients
             title = f"{'gradient norm' if is_gradient_norm else name}{where}"
             points, unit = _points(of_mode, name, places)
             figures += over_steps(title, points, unit, name, by_layer=is_gradient_norm)
@@ -256,13 +258,14 @@ def _of_hook(
     captures: list[StoredCapture],
     share: int,
 ) -> HookViews:
-    title, places = "", facts.places(name)
+    title, places = "", dict[str, int]()
     if hook := facts.planned.get(name):
         matches = counted(len(hook.targets), "parameter" if facts.is_on_parameters(name) else "module")
         title = f"{hook.hook}, {hook.action} on {matches}"
+        places = {match.path: place for place, match in enumerate(hook.targets)}
     captures.sort(key=lambda capture: places.get(capture.module, len(places)))
     views = [view_capture(capture, facts) for capture in captures[:share]]
-    figures = statistics(facts, name, records)
+    figures = statistics(records, places, are_gradients=facts.sees_gradients(name))
     if norms := {place(view.capture): view.norms for view in views if view.norms is not None}:
         figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
     return HookViews(name, title, order, figures, views, captures[share:], as_lines(records))
