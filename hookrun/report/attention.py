@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
+import torch
 from markupsafe import Markup
 from torch import Tensor
+from torch.nn import functional
 
 from hookrun.errors import counted
 from hookrun.report.draw.charts import Figure, Table
-from hookrun.report.draw.pictures import Array, cells_png, worded
+from hookrun.report.draw.pictures import Array, encoded, worded
 from hookrun.report.draw.text import number, one_line
 from hookrun.report.facts import Facts, TokenSequence
 from hookrun.report.sampling import CapturedRows, rows_of_samples
@@ -30,17 +31,6 @@ MOST_NUMBERED = 256
 """The largest number of heads in the table."""
 
 _NEAR_ONE = 0.02
-
-
-class HeadPatterns(NamedTuple):
-    """The attention of one sample, without padding.
-
-    heads:   [H, queries, keys]
-    queries: the positions of the queries among the sample's tokens
-    """
-
-    heads: Array
-    queries: list[int]
 
 
 @dataclass(frozen=True)
@@ -69,10 +59,10 @@ def attention_of(capture: StoredCapture, facts: Facts) -> list[HeadPictures]:
     shape = capture.shape[1:]
     if len(shape) not in (2, 3) or not facts.sequences or not facts.reads_inputs(capture.module):
         return []
-    widths = {each.width for each in facts.sequences.values()}
+    widths = {sequence.width for sequence in facts.sequences.values()}
     if shape[-1] not in widths:
         return []
-    found = list[HeadPictures]()
+    pictures = list[HeadPictures]()
     share = max(1, MOST_PICTURES // max(len(facts.captured), 1) // MOST_HEADS)
     longest = max(widths) if len(shape) == 2 else 1
     samples = rows_of_samples(capture, min(MOST_SAMPLES, share), facts.sequences, longest)
@@ -81,13 +71,15 @@ def attention_of(capture: StoredCapture, facts: Facts) -> list[HeadPictures]:
         sequence = facts.sequences.get(rows.sample)
         pattern = _pattern(rows, sequence) if sequence is not None else None
         if pattern is not None and sequence is not None:
-            moment = f"epoch {int(rows.epochs[0]) + 1}, " if has_epochs else ""
-            found.append(_drawn(rows, pattern, sequence, facts.picked_heads(capture.hook), moment))
-    return found
+            moment = (
+                f"epoch {int(rows.epochs[0]) + 1}, " if has_epochs else ""
+            )  # the console counts them from 1
+            pictures.append(_drawn(rows.name, *pattern, sequence, facts.picked_heads(capture.hook), moment))
+    return pictures
 
 
-def _pattern(rows: CapturedRows, sequence: TokenSequence) -> HeadPatterns | None:
-    """The pattern in the rows; None if they are not a pattern of the sequence."""
+def _pattern(rows: CapturedRows, sequence: TokenSequence) -> tuple[Array, list[int]] | None:
+    """The pattern [heads, queries, keys] without padding, and the positions of its queries; None if it is none."""
     real = slice(sequence.before, sequence.before + len(sequence.ids))
     values, count = rows.values, len(sequence.ids)
     if not len(values) or (rows.keys >= 0).any():
@@ -102,11 +94,11 @@ def _pattern(rows: CapturedRows, sequence: TokenSequence) -> HeadPatterns | None
         if len(values) != 1 or heads.shape[-2:] != (sequence.width, sequence.width):
             return None
         heads, queries = heads[:, real, real], list(range(count))
-    return HeadPatterns(heads.numpy(), queries) if _is_attention(heads) else None
+    return (heads.numpy(), queries) if is_attention(heads) else None
 
 
-def _is_attention(heads: Tensor) -> bool:
-    """Whether the values [H, queries, keys] of each query sum to 1, or are all 0."""
+def is_attention(heads: Tensor) -> bool:
+    """Whether the values [..., queries, keys] of each query sum to 1, or are all 0."""
     sums = heads.sum(-1)
     whole = (sums - 1).abs() <= _NEAR_ONE
     is_shared = bool((whole | (sums == 0)).all()) and bool(whole.any())
@@ -114,97 +106,74 @@ def _is_attention(heads: Tensor) -> bool:
 
 
 def _drawn(
-    rows: CapturedRows, pattern: HeadPatterns, sequence: TokenSequence, picked: list[int], moment: str
+    title: str, heads: Array, queries: list[int], sequence: TokenSequence, picked: list[int], moment: str
 ) -> HeadPictures:
-    """moment: when it was captured, as the console counts epochs, from 1."""
-    keys = sequence.names
-    queries = [Query(keys[place], place) for place in pattern.queries]
-    count = len(pattern.heads)
+    """The pictures of a pattern [heads, queries, keys].
+
+    picked: the numbers of the heads that were captured; empty if all were
+    moment: when it was captured
+    """
+    keys, count = sequence.names, len(heads)
     numbers = picked if len(picked) == count else list(range(count))
-    if len(queries) == 1:
-        pictures = [_of_one_query(pattern, queries[0], keys, numbers)]
+    if len(queries) == 1:  # all heads in one picture
+        values, query = heads[:MOST_NUMBERED, 0], queries[0]
+        head = int(np.nan_to_num(values, nan=-1.0).max(1).argmax())
+        says = f"most by head {numbers[head]} from {strongest(values[head][None], queries, keys)}"
+        names = [f"head {number}" for number in numbers[:MOST_NUMBERED]]
+        drawn = [
+            head_picture(f"from “{keys[query]}” at {query}", values, rows=names, columns=keys, says=says)
+        ]
         shows = "a row for each head, a column for each key"
     else:
-        pictures = [
-            _of_one_head(numbers[place], pattern.heads[place], queries, keys)
-            for place in range(min(count, MOST_HEADS))
+        names = [keys[query] for query in queries]
+        drawn = [
+            head_picture(
+                f"head {number}",
+                values,
+                rows=names,
+                columns=keys,
+                says=f"most from {strongest(values, queries, keys)}",
+            )
+            for number, values in zip(numbers[:MOST_HEADS], heads, strict=False)
         ]
         shows = "a row for each query, a column for each key"
-        if count > len(pictures):
-            shows += f"; the first {len(pictures)} heads are drawn"
-    figures = [figure for figure, _ in pictures]
+        if count > len(drawn):
+            shows += f"; the first {len(drawn)} heads are drawn"
     says = f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}"
-    return HeadPictures(rows.name, says, figures, pictures[0][1], _table(pattern, queries, sequence, numbers))
+    table = _table(heads, queries, sequence, numbers)
+    return HeadPictures(title, says, [figure for figure, _ in drawn], drawn[0][1], table)
 
 
-def _of_one_head(number: int, values: Array, queries: list[Query], keys: list[str]) -> tuple[Figure, Markup]:
-    says = f"most from {strongest(values, queries, keys)}"
-    names = [query.name for query in queries]
-    return head_picture(f"head {number}", values, rows=names, columns=keys, says=says)
+def _table(heads: Array, queries: list[int], sequence: TokenSequence, numbers: list[int]) -> Table:
+    """The mean attention of each head to some kinds of key, over the queries that have such a key.
 
-
-def _of_one_query(
-    pattern: HeadPatterns, query: Query, keys: list[str], numbers: list[int]
-) -> tuple[Figure, Markup]:
-    """All heads in one picture."""
-    values = pattern.heads[:MOST_NUMBERED, 0]
-    names = [f"head {number}" for number in numbers[:MOST_NUMBERED]]
-    head = int(np.nan_to_num(values, nan=-1.0).max(1).argmax())
-    says = f"most by head {numbers[head]} from {strongest(values[head][None], [query], keys)}"
-    return head_picture(
-        f"from “{query.name}” at {query.position}", values, rows=names, columns=keys, says=says
-    )
-
-
-def _table(pattern: HeadPatterns, queries: list[Query], sequence: TokenSequence, numbers: list[int]) -> Table:
-    heads = (
-        "head",
-        "first token",
-        "token before",
-        "itself",
-        "after an earlier copy (induction)",
-        "strongest",
-    )
-    keys = sequence.names
-    looks = _looks(sequence.ids, pattern.queries)
-    rows = list[tuple[str, ...]]()
-    for place, values in zip(numbers[:MOST_NUMBERED], pattern.heads, strict=False):
-        means = [each.mean(values) for each in looks]
-        rows.append((str(place), *means, strongest(values, queries, keys)))
-    return Table("mean attention of each head, over its queries", heads, tuple(rows))
-
-
-class _Look(NamedTuple):
-    """One column of the table: the (query row, key) pairs whose attention is averaged."""
-
-    rows: list[int]
-    keys: list[int]
-
-    def mean(self, values: Array) -> str:
-        """The attention of a query to its keys, summed, and averaged over the queries that have such a key."""
-        count = len(set(self.rows))
-        return number(round(float(values[self.rows, self.keys].sum()) / count, 3)) if count else "–"
-
-
-def _looks(ids: tuple[int, ...], queries: list[int]) -> list[_Look]:
-    """The pairs for each column of the table."""
-    later = [(row, query) for row, query in enumerate(queries) if query]
-    rows = [row for row, _ in later]
-    copies = [(row, key) for row, query in later for key in _after_copies(ids, query)]
-    return [
-        _Look(rows, [0] * len(rows)),
-        _Look(rows, [query - 1 for _, query in later]),
-        _Look(rows, [query for _, query in later]),
-        _Look([row for row, _ in copies], [key for _, key in copies]),
-    ]
-
-
-def _after_copies(ids: tuple[int, ...], query: int) -> list[int]:
-    """The positions after earlier occurrences of the query's token, to which an induction head attends.
-
-    Elhage et al. 2021, A Mathematical Framework for Transformer Circuits.
+    The key after an earlier copy of the query's token is the one to which an induction head attends (Elhage et al.
+    2021, A Mathematical Framework for Transformer Circuits).
     """
-    return [key for key in range(1, query) if ids[key - 1] == ids[query]]
+    ids = sequence.ids
+    later = [(row, query) for row, query in enumerate(queries) if query]
+    kinds = {
+        "first token": [(row, 0) for row, _ in later],
+        "token before": [(row, query - 1) for row, query in later],
+        "itself": later,
+        "after an earlier copy (induction)": [
+            (row, key) for row, query in later for key in range(1, query) if ids[key - 1] == ids[query]
+        ],
+    }
+
+    def mean(values: Array, pairs: list[tuple[int, int]]) -> str:
+        rows, keys = [row for row, _ in pairs], [key for _, key in pairs]
+        return number(round(float(values[rows, keys].sum()) / len(set(rows)), 3)) if pairs else "–"
+
+    rows = [
+        (
+            str(name),
+            *(mean(values, pairs) for pairs in kinds.values()),
+            strongest(values, queries, sequence.names),
+        )
+        for name, values in zip(numbers[:MOST_NUMBERED], heads, strict=False)
+    ]
+    return Table("mean attention of each head, over its queries", ("head", *kinds, "strongest"), tuple(rows))
 
 
 PLOT = 280
@@ -225,31 +194,41 @@ def head_picture(
     says: text alternative of the picture
     """
     block = math.ceil(max(pattern.shape) / MOST_CELLS)
-    rows, columns = rows[::block], columns[::block]
-    cells = _largest_of_blocks(pattern, block)
+    rows, columns = ([_short(name) for name in names[::block]] for names in (rows, columns))
+    cells: Array = pattern
+    if block > 1:
+        cells = functional.max_pool2d(torch.from_numpy(pattern)[None], block, ceil_mode=True)[0].numpy()
     there = np.ones(cells.shape, dtype=bool)
     if is_causal(pattern):
         there = np.tril(there)
-    address, scale = cells_png(cells, (0.0, 1.0), there)
+    address, scale = encoded(cells, limits=(0.0, 1.0), there=there)
     size = min(PLOT / max(cells.shape), LARGEST_CELL)
     high, wide = size * cells.shape[0], size * cells.shape[1]
-    left, below = (_LETTER * max(map(len, map(_short, names)), default=1) + 8 for names in (rows, columns))
-    whole_width, whole_height = math.ceil(left + wide + 8), math.ceil(high + below + 6)
-    names = Markup("").join([*_beside(rows, size, left), *_below(columns, size, left, high)])
+    left, below = (_LETTER * max(map(len, names), default=1) + 8 for names in (rows, columns))
+    every = math.ceil(_LINE / size)
+    beside = Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>')
+    under = Markup('<text transform="translate({:.1f} {:.1f}) rotate(-90)" text-anchor="end">{}</text>')
+    names = [
+        beside.format(left - 4, 2 + size * (place + 0.5) + 3.4, one_line(rows[place]))
+        for place in range(0, len(rows), every)
+    ] + [
+        under.format(left + size * (place + 0.5) + 3.4, high + 6, one_line(columns[place]))
+        for place in range(0, len(columns), every)
+    ]
     svg = Markup(
         '<svg class="chart attention" role="img" viewBox="0 0 {w} {h}" style="max-width:{w}px" aria-label="{says}">'
         '<rect class="ground" x="{x:.1f}" y="2" width="{pw:.1f}" height="{ph:.1f}"/>'
         '<image x="{x:.1f}" y="2" width="{pw:.1f}" height="{ph:.1f}" preserveAspectRatio="none" href="{image}"/>'
         "{names}</svg>"
     ).format(
-        w=whole_width,
-        h=whole_height,
+        w=math.ceil(left + wide + 8),
+        h=math.ceil(high + below + 6),
         says=one_line(f"{title}: {says}"),
         x=left,
         pw=wide,
         ph=high,
         image=address,
-        names=names,
+        names=Markup("").join(names),
     )
     note = f"each pixel is the largest of {block} × {block} tokens" if block > 1 else ""
     return Figure(title, svg, note=note, facts=(says,)), worded(scale, "none", "all")
@@ -261,50 +240,19 @@ def is_causal(pattern: Array) -> bool:
     return rows == columns > 1 and not np.triu(pattern, 1).any()
 
 
-class Query(NamedTuple):
-    """A row of a pattern: the query's token and its position in the sample."""
+def strongest(pattern: Array, queries: Sequence[int], keys: Sequence[str]) -> str:
+    """Text that says where the head attends most, not counting the first query, which may have one key only.
 
-    name: str
-    position: int
-
-
-def strongest(pattern: Array, queries: Sequence[Query], keys: Sequence[str]) -> str:
-    """Text that says where the head attends most, not counting the first query, which may have one key only."""
-    free = [row for row, query in enumerate(queries) if query.position] or list(range(len(queries)))
-    seen = np.nan_to_num(pattern[free], nan=-1.0)
-    row, key = (int(each) for each in np.unravel_index(int(seen.argmax()), seen.shape))
+    queries: the position of each row's token
+    """
+    free = [row for row, query in enumerate(queries) if query] or list(range(len(queries)))
+    weights = np.nan_to_num(pattern[free], nan=-1.0)
+    row, key = divmod(int(weights.argmax()), weights.shape[1])
     query = queries[free[row]]
-    value = number(round(float(seen[row, key]), 3))
-    return f"“{query.name}” at {query.position} to “{keys[key]}” at {key}: {value}"
-
-
-def _largest_of_blocks(pattern: Array, block: int) -> Array:
-    if block == 1:
-        return pattern
-    rows, columns = (math.ceil(length / block) for length in pattern.shape)
-    padded = np.full((rows * block, columns * block), -np.inf, dtype=pattern.dtype)
-    padded[: pattern.shape[0], : pattern.shape[1]] = pattern
-    found: Array = padded.reshape(rows, block, columns, block).max(axis=(1, 3))
-    return found
+    return (
+        f"“{keys[query]}” at {query} to “{keys[key]}” at {key}: {number(round(float(weights[row, key]), 3))}"
+    )
 
 
 def _short(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-
-
-def _beside(names: Sequence[str], size: float, left: float) -> list[Markup]:
-    every = math.ceil(_LINE / size)
-    text = Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>')
-    return [
-        text.format(left - 4, 2 + size * (place + 0.5) + 3.4, one_line(_short(names[place])))
-        for place in range(0, len(names), every)
-    ]
-
-
-def _below(names: Sequence[str], size: float, left: float, high: float) -> list[Markup]:
-    every = math.ceil(_LINE / size)
-    text = Markup('<text transform="translate({:.1f} {:.1f}) rotate(-90)" text-anchor="end">{}</text>')
-    return [
-        text.format(left + size * (place + 0.5) + 3.4, high + 6, one_line(_short(names[place])))
-        for place in range(0, len(names), every)
-    ]

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, counted, listed
-from hookrun.report.attention import HeadPictures, attention_of
+from hookrun.report.attention import HeadPictures, attention_of, is_attention
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines
-from hookrun.report.draw.pictures import heat, mosaic
+from hookrun.report.draw.pictures import MOST_PAGED, heat, mosaic
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import CapturedRows, Summary, draw, summary
 from hookrun.report.token_strips import strips_of_capture, strips_of_predictions
-from hookrun.store.captures.read import StoredCapture
+from hookrun.store.captures.read import StoredCapture, spread
 
 BINS = 48
 MOST_BARS = 64
@@ -28,8 +26,8 @@ MOST_TILES = 12
 MOST_IMAGES = 4
 MOST_CHANNELS = 2_048
 MOST_LINES = 256
-Called = Mapping[tuple[str, int], str]
-"""(split, sample) -> its file and class."""
+MOST_MATRICES = 8
+MOST_VECTORS = 48
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -63,40 +61,35 @@ def place(capture: StoredCapture) -> str:
 
 def view_capture(capture: StoredCapture, facts: Facts, *, is_prediction: bool = False) -> CaptureView:
     """The pictures of a captured tensor; if it cannot be drawn, the view's `problem` says why."""
-    found = CaptureView(capture)
+    view = CaptureView(capture)
     try:
         sample = draw(capture)
         statistics = summary(capture, sample)
         of_tokens = (strips_of_predictions if is_prediction else strips_of_capture)(capture, facts)
-        found.heads = attention_of(capture, facts)
+        view.heads = attention_of(capture, facts)
     except (HookrunError, OSError) as error:
-        found.problem = str(error)
-        return found
-    values = sample.values
-    is_forward = not facts.sees_gradients(capture.hook)
-    if not values.numel():
-        found.problem = "it has no elements"
-        return found
-    finite = values.isfinite()
+        view.problem = str(error)
+        return view
+    values, finite = sample.values, sample.values.isfinite()
     if not finite.any():
-        found.problem = "none of its values is finite"
-        return found
-    found.rows, found.of_tokens = len(values), sample.by_token
+        view.problem = "none of its values is finite" if values.numel() else "it has no elements"
+        return view
+    view.rows, view.of_tokens = len(values), sample.by_token
     if values.numel() == 1:
-        found.value = number(values.item())
-        return found
-    found.figures += of_tokens
-    found.figures.append(_histogram(values[finite], statistics, len(capture)))
-    is_drawn = found.heads or (of_tokens and (is_prediction or values[0].numel() == 1))
+        view.value = number(values.item())
+        return view
+    is_forward = not facts.sees_gradients(capture.hook)
+    view.figures += [*of_tokens, _histogram(values[finite], statistics, len(capture))]
+    is_drawn = view.heads or (of_tokens and (is_prediction or values[0].numel() == 1))
     if not is_drawn:
-        found.figures += _of_rows(sample, capture, "activation" if is_forward else "gradient", facts)
-    found.figures += _over_steps(sample)
-    if is_forward and capture.is_by_sample and not found.heads:
-        found.units = idle_units(values, facts.classes.get(capture.module, ""))
+        view.figures += _of_rows(sample, capture, "activation" if is_forward else "gradient", facts)
+    view.figures += _over_steps(sample)
+    if is_forward and capture.is_by_sample and not view.heads:
+        view.units = idle_units(values, facts.classes.get(capture.module, ""))
     if not is_forward and not capture.is_by_sample and len(values) > 1:
         norms = torch.linalg.vector_norm(values.flatten(1), dim=1)
-        found.norms = (sample.steps.float().tolist(), norms.tolist())
-    return found
+        view.norms = (sample.steps.float().tolist(), norms.tolist())
+    return view
 
 
 def _histogram(values: Tensor, statistics: Summary, rows: int) -> Figure:
@@ -128,22 +121,22 @@ def _histogram(values: Tensor, statistics: Summary, rows: int) -> Figure:
 
 
 def _of_rows(sample: CapturedRows, capture: StoredCapture, what: str, facts: Facts) -> list[Figure]:
-    called = facts.called
     shape = sample.values.shape[1:]
     match [length for length in shape if length > 1] if not capture.is_by_sample else list(shape):
         case [] | [1]:
             return [_scalars(sample)]
         case [_]:
-            return _vectors(sample, called)
-        case [_, _]:
-            return [_matrices(sample, capture, called)]
+            return _vectors(sample, facts)
+        case [height, width]:
+            tiles = sample.values.reshape(len(sample.values), height, width)
+            return [_matrices(sample, tiles, capture.is_by_sample, facts)]
         case [*first, height, width]:
             tiles = sample.values.reshape(len(sample.values), math.prod(first), height, width)
             return [_images(sample, tiles, what if len(shape) == 3 else "", facts)]
     return []
 
 
-def _names(sample: CapturedRows, rows: list[int], called: Called) -> list[str]:
+def _names(sample: CapturedRows, rows: list[int], facts: Facts) -> list[str]:
     """Captions of rows: sample, file and class, or the step; also split and epoch if there are several."""
     passes = len(torch.stack([sample.samples, sample.positions], 1).unique(dim=0)) < len(sample.samples)
     by_epoch = passes and len(sample.epochs.unique()) > 1
@@ -152,114 +145,80 @@ def _names(sample: CapturedRows, rows: list[int], called: Called) -> list[str]:
     def name(row: int) -> str:
         if sample.samples[row] < 0:
             return f"step {sample.steps[row]}"
-        split = f" of {SPLITS[int(sample.splits[row])]}" if by_split and sample.splits[row] >= 0 else ""
-        part, number = int(sample.splits[row]), int(sample.samples[row])
-        known = called.get((SPLITS[part], number), "") if part >= 0 else ""
+        split, number = sample.sample_of(row)
+        of_split = f" of {split}" if by_split and split else ""
+        known = facts.called.get((split, number), "")
         position = f" at {sample.positions[row]}" if sample.positions[row] >= 0 else ""
         epoch = f", epoch {int(sample.epochs[row]) + 1}" if by_epoch else ""
-        return f"sample {number}{position}{split}{epoch}" + (f" · {known}" if known else "")
+        return f"sample {number}{position}{of_split}{epoch}" + (f" · {known}" if known else "")
 
     return [name(row) for row in rows]
 
 
-def _chosen(count: int, most: int) -> list[int]:
-    """The indices of at most `most` of `count` rows, evenly spaced."""
-    return [n * (count - 1) // max(min(most, count) - 1, 1) for n in range(min(most, count))]
-
-
 def _images(sample: CapturedRows, tiles: Tensor, what: str, facts: Facts) -> Figure:
     """A grid of images, a row for each sample; columns are channels, attention heads, or slices if `what` is empty."""
-    rows = _chosen(len(tiles), MOST_IMAGES)
+    rows = spread(range(len(tiles)), MOST_IMAGES)
     shown = tiles[rows, :MOST_CHANNELS].numpy()
     count = tiles.shape[1]
     title, kind = (f"{what} maps", "channel") if what else ("slices", "slice")
     note = f"each {tiles.shape[2]} × {tiles.shape[3]}"
-    if what and _is_attention(tiles):
+    if what and is_attention(tiles):
         title, kind, note = "attention maps", "head", f"{note}: a row for each query"
+    if count > MOST_CHANNELS:
+        note += f"; the first {MOST_CHANNELS:,} of {count:,}"
     columns = f"its one {kind}" if count == 1 else kind if count > MOST_TILES else f"{kind}s 0–{count - 1}"
     return mosaic(
         title,
         shown,
-        rows=_names(sample, rows, facts.called),
+        rows=_names(sample, rows, facts),
         columns=columns,
-        note=note if count <= MOST_CHANNELS else f"{note}; the first {MOST_CHANNELS:,} of {count:,}",
-        inputs=[_input_of(sample, row, facts) for row in rows],
+        note=note,
+        inputs=[facts.pictures.get(sample.sample_of(row), "") for row in rows],
         pages=MOST_TILES,
-        room=facts.room,
+        room=MOST_PAGED // max(len(facts.captured), 1),
     )
 
 
-def _input_of(sample: CapturedRows, row: int, facts: Facts) -> str:
-    """The URL of the picture of a row's sample; "" if the run kept none."""
-    split, number = int(sample.splits[row]), int(sample.samples[row])
-    return facts.pictures.get((SPLITS[split], number), "") if split >= 0 <= number else ""
-
-
-def _is_attention(tiles: Tensor) -> bool:
-    """Whether each row of each tile is a distribution, as after a softmax."""
-    sums = tiles.sum(-1)
-    return bool((tiles >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=0.02)
-
-
-def _matrices(sample: CapturedRows, capture: StoredCapture, called: Called) -> Figure:
-    """Rows that are matrices, such as attention patterns."""
-    shape = [length for length in capture.shape[1:] if length > 1]
-    tiles = sample.values.reshape(
-        len(sample.values), *(shape if len(shape) == 2 else sample.values.shape[1:])
-    )
+def _matrices(sample: CapturedRows, tiles: Tensor, is_by_sample: bool, facts: Facts) -> Figure:
+    """Rows that are matrices [rows, height, width], such as attention patterns."""
     # A matrix that is not square may be a distribution over classes for each token.
     is_square = tiles.shape[-1] == tiles.shape[-2]
-    rows = _chosen(len(tiles), 8)
-    names = _names(sample, rows, called)
-    shown = tiles[rows].numpy()[None]
+    rows = spread(range(len(tiles)), MOST_MATRICES)
     return mosaic(
-        "attention maps" if capture.is_by_sample and is_square and _is_attention(tiles) else "maps",
-        shown,
+        "attention maps" if is_by_sample and is_square and is_attention(tiles) else "maps",
+        tiles[rows].numpy()[None],
         rows=["matrix"],
-        columns=", ".join(names),
-        note=f"each {shown.shape[2]} × {shown.shape[3]}",
+        columns=", ".join(_names(sample, rows, facts)),
+        note=f"each {tiles.shape[1]} × {tiles.shape[2]}",
     )
 
 
-def _vectors(sample: CapturedRows, called: Called) -> list[Figure]:
+def _vectors(sample: CapturedRows, facts: Facts) -> list[Figure]:
+    """The mean of rows that are vectors, as bars or as a line, and some rows as a map."""
     rows = sample.values.flatten(1)
-    length = rows.shape[1]
-    mean = rows.mean(0)
-    spread = rows.std(0) if len(rows) > 1 else torch.zeros(length)
-    is_mean = len(rows) > 1
-    title, what = (f"mean of {counted(len(rows), 'row')}", "mean") if is_mean else ("the one row", "value")
+    count, length = rows.shape
+    stride = -(-length // MOST_LINES)
+    mean, deviation = rows.mean(0), rows.std(0, correction=int(count > 1))
+    title, y = (f"mean of {counted(count, 'row')}", "mean") if count > 1 else ("the one row", "value")
     if length <= MOST_BARS:
-        note = "whiskers: one standard deviation" if len(rows) > 1 else ""
-        figures = [
-            bars(
-                title,
-                mean.tolist(),
-                x="element",
-                y=what,
-                spread=spread.tolist() if len(rows) > 1 else None,
-                note=note,
-            )
-        ]
+        note = "whiskers: one standard deviation" if count > 1 else ""
+        whiskers = deviation.tolist() if count > 1 else None
+        figures = [bars(title, mean.tolist(), x="element", y=y, spread=whiskers, note=note)]
     else:
-        stride = -(-length // MOST_LINES)
-        at = list(range(0, length, stride))
-        band = Series(
-            "mean", at, mean[at].tolist(), (mean - spread)[at].tolist(), (mean + spread)[at].tolist()
-        )
+        low, high = (edge[::stride].tolist() for edge in (mean - deviation, mean + deviation))
+        band = Series("mean", list(range(0, length, stride)), mean[::stride].tolist(), low, high)
         note = "band: one standard deviation" + (f"; every {stride}th element" if stride > 1 else "")
-        figures = [lines(title, [band], x="element", y=what, note=note)]
-    if len(rows) > 1 and length > 1:
-        some = _chosen(len(rows), 48)
-        stride = -(-length // MOST_LINES)
+        figures = [lines(title, [band], x="element", y=y, note=note)]
+    if count > 1 and length > 1:
+        some = spread(range(count), MOST_VECTORS)
         matrix = rows[some][:, ::stride].numpy()
-        heads = [str(n) for n in range(0, length, stride)]
         kind = ("token" if sample.positions[0] >= 0 else "sample") if sample.samples[0] >= 0 else "step"
         figures.append(
             heat(
                 "rows",
                 matrix,
-                rows=_names(sample, some, called),
-                columns=heads,
+                rows=_names(sample, some, facts),
+                columns=[str(element) for element in range(0, length, stride)],
                 x="element",
                 note=f"a line for each {kind}",
                 there=np.ones(matrix.shape, dtype=bool),
@@ -349,28 +308,21 @@ def idle_units(rows: Tensor, module_class: str) -> list[Units]:
     is_image = rows.dim() == 4
     kind = "channel" if is_image else "unit"
     by_unit = (rows.movedim(1, -1) if is_image else rows).flatten(0, -2)
-    total, looked = by_unit.shape[1], f"in the {len(rows)} rows examined"
+    looked = f"in the {len(rows)} rows examined"
     low, high = by_unit.amin(0), by_unit.amax(0)
     dead = (low == 0) & (high == 0)
-    found = [Units("dead", f"exactly 0 {looked}", _numbers(dead), total, kind)]
-    ends = _RANGES.get(module_class)
-    if ends is not None:
-        near = _near_an_end(by_unit, *ends)
+    masks = {("dead", f"exactly 0 {looked}"): dead}
+    if module_class in _RANGES:
+        least, largest = _RANGES[module_class]
+        margin = _NEAR * (largest - (least or 0.0))
+        near = by_unit >= largest - margin
+        if least is not None:
+            near |= by_unit <= least + margin
         meaning = f"within 1 % of a bound of the range in {_OFTEN:.0%} of the values {looked}"
-        found.append(Units("saturated", meaning, _numbers(near >= _OFTEN), total, kind))
-    same = (low == high) & ~dead
-    found.append(Units("constant", f"the same value {looked}", _numbers(same), total, kind))
-    return [units for units in found if units.which]
-
-
-def _near_an_end(by_unit: Tensor, low: float | None, high: float) -> Tensor:
-    width = high - (low if low is not None else 0.0)
-    near = by_unit >= high - _NEAR * width
-    if low is not None:
-        near |= by_unit <= low + _NEAR * width
-    return near.float().mean(0)
-
-
-def _numbers(mask: Tensor) -> tuple[int, ...]:
-    chosen: Sequence[int] = torch.nonzero(mask).flatten().tolist()
-    return tuple(chosen)
+        masks["saturated", meaning] = near.float().mean(0) >= _OFTEN
+    masks["constant", f"the same value {looked}"] = (low == high) & ~dead
+    return [
+        Units(what, meaning, tuple(mask.nonzero().flatten().tolist()), by_unit.shape[1], kind)
+        for (what, meaning), mask in masks.items()
+        if mask.any()
+    ]

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from hookrun.errors import HookrunError
 from hookrun.hook_types import HOOK_TYPES, HookType
-from hookrun.report.draw.pictures import Room
 from hookrun.report.draw.text import shortened, token_name
-from hookrun.report.lines import SampledLines, beginning, is_kept, sampled
+from hookrun.report.lines import SampledLines, is_kept, sampled
 from hookrun.report.sampling import stored_captures
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.files import StoreError, os_reason, read_json
@@ -52,7 +51,6 @@ from hookrun.store.records import (
     SiteRecord,
     StatsLine,
     TokenLine,
-    UsedRunRecord,
     typed_record,
 )
 from hookrun.store.run_dir import cut_off
@@ -72,13 +70,11 @@ MOST_GENERATED = 8 * 2**20
 MOST_TEXT = 200_000
 """Characters shown of a text file."""
 
-MOST_PICTURES = 200
-MOST_PICTURED = 2**20
-"""Lines and bytes read of pictures.jsonl."""
+MOST_PICTURES = 2**20
+"""Bytes read of pictures.jsonl."""
 
-MOST_TOKENS = 400_000
-"""Lines read of tokens.jsonl: more tokens than a model has."""
-
+MOST_TOKENS = 16 * 2**20
+"""Bytes read of tokens.jsonl: more tokens than a model has."""
 
 NOTICES = frozenset({"ok", "spent"})
 """Keys of records that the page shows as notices: a check's result, a budget that is used up."""
@@ -102,7 +98,6 @@ class Facts:
     traceback, composed: the texts of error.txt and of the composed configuration
     cut_off: why the run seems to have been cut off, or ``""``
     notes:   which files could not be read, and which are shown in part
-    room:    how many bytes are left for pictures that the page shows on demand
     """
 
     path: Path
@@ -124,7 +119,6 @@ class Facts:
     composed: str = ""
     cut_off: str = ""
     notes: list[str] = field(default_factory=list)
-    room: Room = field(default_factory=Room)
 
     @cached_property
     def called(self) -> dict[tuple[str, int], str]:
@@ -160,23 +154,18 @@ class Facts:
         return {hook.name: hook for hook in self.plan.hooks}
 
     @cached_property
-    def order(self) -> dict[str, int]:
-        """Hook name -> its position in firing order."""
-        return {name: place for place, name in enumerate(self.planned)}
-
-    def hook_type(self, hook: str) -> HookType | None:
-        """The type of a planned hook; None if the plan lacks the hook, or this version does not know the type."""
-        return HOOK_TYPES.get(self.planned[hook].hook or "") if hook in self.planned else None
+    def hook_types(self) -> dict[str, HookType]:
+        """Hook name -> its type, where this version knows it."""
+        known = [hook for hook in self.plan.hooks if hook.hook in HOOK_TYPES]
+        return {hook.name: HOOK_TYPES[hook.hook or ""] for hook in known}
 
     def sees_gradients(self, hook: str) -> bool:
         """Whether the hook's values are gradients."""
-        hook_type = self.hook_type(hook)
-        return hook_type is not None and hook_type.gradient
+        return hook in self.hook_types and self.hook_types[hook].gradient
 
     def is_on_parameters(self, hook: str) -> bool:
         """Whether the hook's matches are parameters, not modules."""
-        hook_type = self.hook_type(hook)
-        return hook_type is not None and hook_type.on_parameters
+        return hook in self.hook_types and self.hook_types[hook].on_parameters
 
     def picked_heads(self, hook: str) -> list[int]:
         """The numbers of the attention heads that the hook sees; empty if it sees all."""
@@ -199,11 +188,6 @@ class Facts:
                 parents[name].add(parent)
         return bool(parents["encoder"] & parents["decoder"])
 
-    def places(self, hook: str) -> dict[str, int]:
-        """Module or parameter -> its position among the hook's matches, in the model's order."""
-        matches = self.planned[hook].targets if hook in self.planned else []
-        return {match.path: place for place, match in enumerate(matches)}
-
     @cached_property
     def sites(self) -> dict[tuple[str, str], SiteRecord]:
         """(hook, module) -> its counts."""
@@ -218,11 +202,6 @@ class Facts:
     def task(self) -> str:
         """The name of the task."""
         return self.named("task") or "run"
-
-    @property
-    def runs(self) -> list[UsedRunRecord]:
-        """The runs that it took values from."""
-        return [*self.plan.runs, *self.env.runs]
 
     @property
     def source(self) -> str:
@@ -249,57 +228,35 @@ def read_facts(path: Path) -> Facts:
             notes.append(f"{what} can't be read: {error}")
             return otherwise
 
-    metrics = tried(
-        "the metrics", lambda: sampled(run.path / METRICS, MetricsLine, always=is_kept), SampledLines()
-    )
-    stats = tried("the records", lambda: _records(run.path / STATS), SampledLines())
-    samples = tried("the samples", lambda: sampled(run.path / SAMPLES, SampleLine), SampledLines())
-    generations = tried(
-        "the generations",
-        lambda: sampled(run.path / GENERATIONS, GenerationLine, limit=MOST_GENERATED),
-        SampledLines(),
-    )
-    tokens = tried(
-        "the tokens", lambda: beginning(run.path / TOKENS, TokenLine, most=MOST_TOKENS), SampledLines()
-    )
-    pictures = tried(
-        "the pictures",
-        lambda: beginning(run.path / PICTURES, PictureLine, most=MOST_PICTURES, most_bytes=MOST_PICTURED),
-        SampledLines(),
-    )
+    def record(what: str, name: str, model: type[R]) -> R:
+        path = run.path / name
+        return tried(what, lambda: typed_record(path, model), model()) if is_there(path) else model()
+
     facts = Facts(
         path=run.path,
         status=status,
-        plan=tried("the plan", lambda: _record(run.path / PLAN, PlanRecord), PlanRecord()),
-        model=tried("the model's tree", lambda: _record(run.path / MODEL, ModelRecord), ModelRecord()),
-        hooks=tried("the hooks' counts", lambda: _record(run.path / HOOKS, HooksRecord), HooksRecord()),
-        env=tried("the environment", lambda: _record(run.path / ENV, EnvRecord), EnvRecord()),
+        plan=record("the plan", PLAN, PlanRecord),
+        model=record("the model's tree", MODEL, ModelRecord),
+        hooks=record("the hooks' counts", HOOKS, HooksRecord),
+        env=record("the environment", ENV, EnvRecord),
         config=tried("the configuration", lambda: run.config, {}),
-        metrics=metrics,
-        stats=stats,
-        samples=samples,
-        generations=generations,
-        tokens=tokens,
-        kept_pictures=pictures,
+        metrics=sampled(run.path / METRICS, MetricsLine, always=is_kept),
+        stats=_records(run.path / STATS),
+        samples=sampled(run.path / SAMPLES, SampleLine),
+        generations=sampled(run.path / GENERATIONS, GenerationLine, limit=MOST_GENERATED),
+        tokens=sampled(run.path / TOKENS, TokenLine, limit=MOST_TOKENS),
+        kept_pictures=sampled(run.path / PICTURES, PictureLine, limit=MOST_PICTURES, from_start=True),
         captured=tried(f"{CAPTURES}/", lambda: stored_captures(run.path / CAPTURES), []),
         predicted=tried(f"{PREDICTIONS}/", lambda: stored_captures(run.path / PREDICTIONS), []),
         traceback=tried(ERROR, lambda: _text(run.path / ERROR), ""),
         composed=tried(CONFIG, lambda: _text(run.path / CONFIG), ""),
         cut_off=tried("the state of the run", lambda: cut_off(status), ""),
+        notes=notes,
     )
-    facts.notes.extend(
-        [
-            *notes,
-            *metrics.notes,
-            *stats.notes,
-            *samples.notes,
-            *generations.notes,
-            *tokens.notes,
-            *pictures.notes,
-        ]
-    )
+    for lines in vars(facts).values():
+        notes += lines.notes if isinstance(lines, SampledLines) else []
     if len(facts.planned) > MOST_HOOKS:
-        facts.notes.append(f"the plan has {len(facts.planned):,} hooks: the first {MOST_HOOKS:,} are shown")
+        notes.append(f"the plan has {len(facts.planned):,} hooks: the first {MOST_HOOKS:,} are shown")
     return facts
 
 
@@ -316,11 +273,6 @@ def _status(run: Run, notes: list[str]) -> dict[str, Any]:
             raise StoreError(f"{run.path / STATUS} says no status") from error
         notes.append(f"the status can't be read: {error}")
         return {"status": status["status"][:MOST_NAME]}
-
-
-def _record(path: Path, model: type[R]) -> R:
-    """The content of a file; an empty record if it does not exist."""
-    return typed_record(path, model) if is_there(path) else model()
 
 
 def _text(path: Path) -> str:

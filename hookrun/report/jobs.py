@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,14 +81,18 @@ def job_folders(folder: Path) -> Iterator[Path]:
 
 def _job(folder: Path, path: Path) -> JobFacts:
     status = _record(path / STATUS, Status)
-    reason = cut_off(status)
-    if reason:
+    if reason := cut_off(status):
         status = {**status, "status": "cut off", "reason": reason}
     lines = sampled(path / METRICS, MetricsLine, limit=_ENOUGH, always=is_kept).records
     means, batches = dict[str, float](), dict[str, float]()
     for line in lines:
         (batches if is_batch(line) else means).update(measures(line))
     values = {name: value for name, value in (batches | means).items() if not name.endswith("/lr")}
+    typed, config = (read_yaml(path / name, path) for name in (OVERRIDES, CONFIG))
+    pairs = (str(text).lstrip("+").partition("=") for text in (typed if isinstance(typed, list) else ()))
+    overrides = {key: value for key, _, value in pairs}
+    if tags := tags_of(config):
+        overrides[TAGS] = ", ".join(tags)
     return JobFacts(
         name=path.relative_to(folder).as_posix(),
         status=str(status.get("status", "not started")),
@@ -96,7 +100,7 @@ def _job(folder: Path, path: Path) -> JobFacts:
         exit_code=status.get("exit_code"),
         started=str(status.get("started", "")),
         seconds=seconds_between(status.get("started"), status.get("ended")) if not reason else None,
-        overrides=_overrides(path) | _tags(path),
+        overrides=overrides,
         metrics=values,
         of_batch=frozenset(values.keys() - means.keys()),
         result=result_of(status, lines) if status.get("status") == "done" else None,
@@ -113,23 +117,9 @@ def _record(path: Path, model: type[Record]) -> dict[str, Any]:
         return {"status": "unreadable", "reason": str(error)} if path.name == STATUS else {}
 
 
-def _overrides(folder: Path) -> dict[str, str]:
-    content = read_yaml(folder / OVERRIDES, folder)
-    texts = content if isinstance(content, list) else []
-    pairs = (str(text).lstrip("+").partition("=") for text in texts)
-    return {key: value for key, _, value in pairs}
-
-
-def _tags(folder: Path) -> dict[str, str]:
-    """The tags of the job as one text; empty if it has none."""
-    content = read_yaml(folder / CONFIG, folder)
-    tags = tags_of(content) if isinstance(content, dict) else []
-    return {TAGS: ", ".join(tags)} if tags else {}
-
-
-def tags_of(config: Mapping[str, Any]) -> list[str]:
+def tags_of(config: Any) -> list[str]:
     """The tags in a stored configuration, as far as they are texts."""
-    tags = config.get(TAGS)
+    tags = config.get(TAGS) if isinstance(config, dict) else None
     return [tag[:100] for tag in tags[:MOST_TAGS] if isinstance(tag, str)] if isinstance(tags, list) else []
 
 

@@ -1,42 +1,56 @@
-"""The page of a run, and the page and the table of a sweep."""
+"""The page of a run, and the page and the table of a sweep: one HTML file, which loads nothing from the network."""
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import io
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
-from hookrun.errors import listed
-from hookrun.report.facts import Facts, read_facts
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from hookrun.errors import counted, listed
+from hookrun.report.captures import place
+from hookrun.report.draw import text
+from hookrun.report.facts import read_facts
 from hookrun.report.jobs import CONFIG, read_yaml
-from hookrun.report.page import write_page
+from hookrun.report.section import ReportSection
 from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP
 from hookrun.report.sections.metrics import latest
 from hookrun.report.sweep_facts import SweepFacts, read_sweep
+from hookrun.store.captures.tensor_file import dtype_name
 from hookrun.store.files import replacing
+from hookrun.store.format import REPORT
+from hookrun.version import __version__
 
-
-def write_run_report(folder: Path) -> Path:
-    """Write the page of the run in `folder`."""
-    facts = read_facts(folder)
-    values = {"title": _title(facts), "latest": latest(facts)}
-    return write_page(folder, "run.html", OF_A_RUN, facts, values)
-
-
-def _title(facts: Facts) -> str:
-    """The name of the experiment, else task and model."""
-    words = [str(word).lstrip("+") for word in facts.env.argv]
-    named = [word.partition("=")[2] for word in words if word.startswith("experiment=")]
-    if named and "," not in named[-1]:
-        return named[-1]
-    if facts.source:
-        return f"{facts.task} of {Path(facts.source).name}"
-    return f"{facts.task} {facts.named('model')}".rstrip()
-
+F = TypeVar("F")
 
 CSV = "sweep.csv"
 MOST_KEYS = 4
-"""Characters of the title."""
+"""Swept keys of the title."""
+
+_TEMPLATES = Path(__file__).with_name("templates")
+_SECTIONS = Path(__file__).with_name("sections")
+
+
+def write_run_report(folder: Path) -> Path:
+    """Write the page of the run in `folder`; its title is the name of the experiment, else task and model."""
+    facts = read_facts(folder)
+    title = f"{facts.task} {facts.named('model')}".rstrip()
+    if facts.source:
+        title = f"{facts.task} of {Path(facts.source).name}"
+    words = [str(word).lstrip("+") for word in facts.env.argv]
+    named = [word.partition("=")[2] for word in words if word.startswith("experiment=")]
+    if named and "," not in named[-1]:
+        title = named[-1]
+    values = {"title": title, "latest": latest(facts)}
+    return write_page(folder, "run.html", OF_A_RUN, facts, values)
 
 
 def write_sweep_report(folder: Path) -> Path:
@@ -52,9 +66,9 @@ def _sweep_title(facts: SweepFacts) -> str:
     """``clip_fc over hooks.clip_fc.max``: the experiment, or task and model, and the swept keys."""
     named = {job.overrides.get("experiment") for job in facts.compared} - {None}
     what = str(named.pop()) if len(named) == 1 else ""
-    if not what and facts.jobs:
+    if not what:
         content = read_yaml(facts.folder / facts.jobs[0].name / CONFIG, facts.folder)
-        sections = [content.get(each) for each in ("task", "model")] if isinstance(content, dict) else []
+        sections = [content.get(name) for name in ("task", "model")] if isinstance(content, dict) else []
         what = " ".join(str(each.get("name", "")) for each in sections if isinstance(each, dict)).strip()
     keys = listed(facts.varied or facts.asked, MOST_KEYS)
     return " over ".join(filter(None, [what or facts.folder.name, keys]))
@@ -64,26 +78,73 @@ def _csv(facts: SweepFacts) -> str:
     """One line for each job, with unrounded numbers; if there are baselines, with the difference to its baseline."""
     file = io.StringIO()
     compared = [f"{facts.measure} - baseline"] if facts.measure else []
+    heads = ["job", "status", "reason", "exit_code", "started", "seconds"]
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(
-        [
-            "job",
-            "status",
-            "reason",
-            "exit_code",
-            "started",
-            "seconds",
-            *facts.keys,
-            *facts.metrics,
-            "objective",
-            *compared,
-        ]
-    )
+    writer.writerow([*heads, *facts.keys, *facts.metrics, "objective", *compared])
     for job in facts.jobs:
         own = [job.name, job.status, job.reason, job.exit_code, job.started, job.seconds]
         swept = [job.overrides.get(key) for key in facts.keys]
         measured = [job.metrics.get(name) for name in facts.metrics]
-        found = facts.difference(job)
-        difference = [None if found is None else found.value][: len(compared)]
+        difference = [facts.difference(job)] if compared else []
         writer.writerow([*own, *swept, *measured, job.value, *difference])
     return file.getvalue()
+
+
+def write_page(
+    folder: Path, template: str, sections: Sequence[ReportSection[F]], facts: F, values: Mapping[str, Any]
+) -> Path:
+    """Build the sections and render them into `report.html`, which is replaced only when the new page is complete.
+
+    Every text on it is escaped, except `Markup`, which only this package makes.
+    """
+    built = [(section, data) for section in sections if (data := section.build(facts)) is not None]
+    style, script = (
+        _TEMPLATES.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
+    script = script.strip()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    page = _environment().get_template(template).render(
+        facts=facts,
+        sections=built,
+        built={section.id: data for section, data in built},
+        style=Markup(style.strip()),
+        script=Markup(script),
+        # The page runs its own script only and loads nothing, whatever names a run contains.
+        policy=(
+            "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+            f"script-src 'sha256-{digest}'"
+        ),
+        made=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        version=__version__,
+        **values,
+    )  # fmt: skip
+    path = folder / REPORT
+    with replacing(path, flushes=False, flushes_folder=False) as file:  # it can be made again
+        file.write(page.encode("utf-8"))
+    return path
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader([_TEMPLATES, _SECTIONS]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    environment.filters |= {
+        "name": text.one_line,
+        "module": text.module_name,
+        "number": text.number,
+        "moment": text.moment,
+        "place": place,
+        "dtype": dtype_name,
+        "counted": counted,
+    }
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    return text.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value

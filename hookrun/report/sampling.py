@@ -52,11 +52,15 @@ class CapturedRows:
         """Whether each row is of one token."""
         return bool((self.positions >= 0).all())
 
+    def sample_of(self, row: int) -> tuple[str, int]:
+        """Split and number of the sample of a row; the split is ``""`` if it is not known."""
+        split = int(self.splits[row])
+        return SPLITS[split] if split >= 0 else "", int(self.samples[row])
+
     @property
     def sample(self) -> tuple[str, int]:
-        """Split and number of the sample of the first row; the split is ``""`` if it is not known."""
-        split = int(self.splits[0])
-        return SPLITS[split] if split >= 0 else "", int(self.samples[0])
+        """Split and number of the sample of the first row."""
+        return self.sample_of(0)
 
     @property
     def name(self) -> str:

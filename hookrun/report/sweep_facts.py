@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -46,8 +46,9 @@ class SweepFacts:
 
     @cached_property
     def baselines(self) -> list[JobFacts]:
-        """The jobs without hooks, if others have hooks."""
-        return baselines_among(self.jobs)
+        """The jobs whose overrides switch the hooks off; empty if all do."""
+        baselines = [job for job in self.jobs if _is_baseline(job.overrides)]
+        return baselines if len(baselines) < len(self.jobs) else []
 
     @cached_property
     def compared(self) -> list[JobFacts]:
@@ -55,29 +56,59 @@ class SweepFacts:
         return [job for job in self.jobs if job not in self.baselines]
 
     @cached_property
+    def goals(self) -> list[Goal]:
+        """The goals of the jobs: one, unless jobs have different objectives."""
+        return list(dict.fromkeys(job.result.goal for job in self.jobs if job.result is not None))
+
+    @property
+    def goal(self) -> Goal | None:
+        """The goal of all jobs; None if they have different ones, or none."""
+        return self.goals[0] if len(self.goals) == 1 else None
+
+    @cached_property
     def ranked(self) -> list[JobFacts]:
         """The rows of the table: baselines, the others from best to worst, then those without a value by number."""
-        if len(self.goals) != 1:
+        if self.goal is None:
             return [*self.baselines, *self.compared]
-        sign = -1 if self.goals[0].direction == "maximize" else 1
-        order = {job.name: place for place, job in enumerate(self.jobs)}
+        sign = -1 if self.goal.direction == "maximize" else 1
+        return [
+            *self.baselines,
+            *sorted(self.compared, key=lambda job: (job.value is None, sign * (job.value or 0.0))),
+        ]
 
-        def rank(job: JobFacts) -> tuple[bool, float, int]:
-            return job.value is None, sign * (job.value or 0.0), order[job.name]
-
-        return [*self.baselines, *sorted(self.compared, key=rank)]
+    @cached_property
+    def best(self) -> JobFacts | None:
+        """The best job that is not a baseline, the first of equal ones; None if there is none or no common goal."""
+        first = next((job for job in self.ranked if job not in self.baselines), None)
+        return first if self.goal is not None and first is not None and first.value is not None else None
 
     @cached_property
     def measure(self) -> str:
         """The metric whose difference to the baseline is shown: the objective's, else the first; "" without any."""
         if not self.baselines:
             return ""
-        return self.goals[0].metric if len(self.goals) == 1 else next(iter(self.metrics), "")
+        return self.goal.metric if self.goal is not None else next(iter(self.metrics), "")
 
-    def difference(self, job: JobFacts) -> FromBaseline | None:
-        """The difference of a job to its baseline; None for a baseline, and if one of the two has no value."""
-        goal = self.goals[0] if len(self.goals) == 1 else None
-        return difference(job, baseline_of(job, self.baselines, self.varied), self.measure, goal)
+    def baseline_of(self, job: JobFacts) -> JobFacts | None:
+        """The baseline with the same overrides except those of hooks, or the only one; None if it is not known."""
+        others = [key for key in self.varied if not is_about_hooks(key)]
+        wanted = [job.overrides.get(key) for key in others]
+        alike = [each for each in self.baselines if [each.overrides.get(key) for key in others] == wanted]
+        found = alike if len(alike) == 1 else self.baselines
+        return found[0] if len(found) == 1 else None
+
+    def difference(self, job: JobFacts) -> float | None:
+        """The job's value minus its baseline's, of the objective or of `measure`; None if it is not known.
+
+        None for a baseline too.
+        """
+        baseline = None if job in self.baselines else self.baseline_of(job)
+        if baseline is None:
+            return None
+        ours, its = (
+            each.metrics.get(self.measure) if self.goal is None else each.value for each in (job, baseline)
+        )
+        return None if ours is None or its is None else ours - its
 
     @cached_property
     def total(self) -> int:
@@ -93,7 +124,8 @@ class SweepFacts:
     @cached_property
     def varied(self) -> list[str]:
         """The keys whose values differ between jobs, not counting baselines."""
-        return swept_keys(self.compared)
+        given = dict.fromkeys(key for job in self.compared for key in job.overrides)
+        return [key for key in given if len({job.overrides.get(key) for job in self.compared}) > 1]
 
     @cached_property
     def keys(self) -> list[str]:
@@ -116,22 +148,6 @@ class SweepFacts:
         return {status: counts[status] for status in _ORDER if counts[status]}
 
     @cached_property
-    def goals(self) -> list[Goal]:
-        """The goals of the jobs: one, unless jobs have different objectives."""
-        return list(dict.fromkeys(job.result.goal for job in self.jobs if job.result is not None))
-
-    @cached_property
-    def best(self) -> JobFacts | None:
-        """The best job that is not a baseline, the first of equal ones; None if there is none or no common goal."""
-        best: JobFacts | None = None
-        for job in self.compared if len(self.goals) == 1 else ():
-            if job.value is None:
-                continue
-            if best is None or best.value is None or self.goals[0].is_better(job.value, best.value):
-                best = job
-        return best
-
-    @cached_property
     def failed(self) -> list[JobFacts]:
         """The jobs that did not end well, for whatever reason."""
         return [job for job in self.jobs if job.status in _NOT_WELL]
@@ -148,13 +164,6 @@ def read_sweep(folder: Path) -> SweepFacts:
     record = read_record(path, SweepRecord) if is_there(path) else {}
     started_with = min(record.get("jobs") or 0, MOST_JOBS)
     return SweepFacts(folder, jobs, _asked(folder), record.get("stopped_by", ""), started_with)
-
-
-def swept_keys(jobs: Iterable[JobFacts]) -> list[str]:
-    """The keys whose values differ from job to job."""
-    jobs = list(jobs)
-    every = dict.fromkeys(key for job in jobs for key in job.overrides)
-    return [key for key in every if len({job.overrides.get(key) for job in jobs}) > 1]
 
 
 def _asked(folder: Path) -> dict[str, int]:
@@ -190,27 +199,9 @@ def _values_of(sweep: Any) -> int:
     raise ValueError("a sweep whose values are not known")
 
 
-@dataclass(frozen=True)
-class FromBaseline:
-    """The difference between a job and its baseline.
-
-    value:     the job's value minus the baseline's
-    is_better: according to the goal; None if they are equal or there is no goal
-    """
-
-    value: float
-    is_better: bool | None
-
-
 def is_about_hooks(key: str) -> bool:
     """Whether an override of this key changes the hooks, or switches them off."""
     return re.split(r"[.@]", key.lstrip("~"))[0] in ("hooks", "hooked")
-
-
-def baselines_among(jobs: Sequence[JobFacts]) -> list[JobFacts]:
-    """The jobs whose overrides switch the hooks off; empty if all do."""
-    found = [job for job in jobs if _is_baseline(job.overrides)]
-    return found if len(found) < len(jobs) else []
 
 
 def _is_baseline(overrides: Mapping[str, str]) -> bool:
@@ -218,35 +209,3 @@ def _is_baseline(overrides: Mapping[str, str]) -> bool:
         return overrides["hooked"].lower() == "false"
     without = overrides.get("hooks") == "none" or "~hooks" in overrides
     return without and sum(map(is_about_hooks, overrides)) == 1
-
-
-def baseline_of(job: JobFacts, baselines: Sequence[JobFacts], varied: Sequence[str]) -> JobFacts | None:
-    """The baseline with the same overrides, apart from those of hooks; the only one if there is one. None: unknown.
-
-    varied: the keys whose values differ from job to job
-    """
-    others = [key for key in varied if not is_about_hooks(key)]
-    alike = [each for each in baselines if all(_same(each, job, key) for key in others)]
-    if len(alike) == 1:
-        return alike[0]
-    return baselines[0] if len(baselines) == 1 else None
-
-
-def _same(one: JobFacts, other: JobFacts, key: str) -> bool:
-    return one.overrides.get(key) == other.overrides.get(key)
-
-
-def difference(
-    job: JobFacts, baseline: JobFacts | None, metric: str, goal: Goal | None
-) -> FromBaseline | None:
-    """The difference in the objective's value if `goal` is given, else in the metric's latest value; None: unknown."""
-    if baseline is None or job is baseline:
-        return None
-    if goal is not None:
-        mine, its = job.value, baseline.value
-    else:
-        mine, its = job.metrics.get(metric), baseline.metrics.get(metric)
-    if mine is None or its is None:
-        return None
-    better = None if goal is None or mine == its else goal.is_better(mine, its)
-    return FromBaseline(mine - its, better)

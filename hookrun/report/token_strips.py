@@ -12,14 +12,36 @@ from markupsafe import Markup
 
 from hookrun.report.draw.charts import Figure, Table
 from hookrun.report.draw.pictures import shaded, worded
-from hookrun.report.draw.text import number, one_line
-from hookrun.report.facts import Facts, TokenSequence
-from hookrun.report.sampling import CapturedRows, rows_of_samples
+from hookrun.report.draw.text import number, one_line, token_name
+from hookrun.report.facts import Facts
+from hookrun.report.sampling import rows_of_samples
 from hookrun.store.captures.read import StoredCapture
 
 MOST_SAMPLES = 4
 MOST_TOKENS = 192
 """The largest number of tokens of one sample."""
+
+_LIGHT = 140
+"""Brightness, from 0 to 255, from which on the letters are dark."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a strip.
+
+    position: in its sample
+    value:    None: no value and no colour
+    more:     further texts, for the table
+    """
+
+    text: str
+    position: int
+    value: float | None
+    more: tuple[str, ...] = ()
+
+
+Strips = dict[str, list[Token]]
+"""The name of each sample -> its tokens."""
 
 
 def strips_of_capture(capture: StoredCapture, facts: Facts) -> list[Figure]:
@@ -27,33 +49,22 @@ def strips_of_capture(capture: StoredCapture, facts: Facts) -> list[Figure]:
 
     Raises HookrunError for a shard that can't be read.
     """
-    found = list[Strip]()
+    found = Strips()
     for rows in rows_of_samples(capture, MOST_SAMPLES, facts.sequences, MOST_TOKENS):
         if not rows.by_token or (rows.keys >= 0).any() or not rows.values[0].numel():
             return []
-        found.append(_of_values(rows, facts))
-    if max((len(each.tokens) for each in found), default=0) < 2:
+        flat = rows.values.reshape(len(rows.values), -1)
+        values = flat[:, 0] if flat.shape[1] == 1 else torch.linalg.vector_norm(flat, dim=1)
+        names = [facts.texts.get(each) or token_name("", each) for each in rows.token_ids.tolist()]
+        found[rows.name] = list(map(Token, names, rows.positions.tolist(), values.tolist()))
+    if max(map(len, found.values()), default=0) < 2:
         return []
-    is_one = found and torch.Size(capture.shape[1:]).numel() == 1
-    what = "value" if is_one else "norm"
-    note = "each token has the colour of " + ("the value" if is_one else "the norm of the values") + " there"
-    return [
-        strips(
-            f"{what} at each token",
-            found,
-            what=what,
-            note=note,
-            ends=("low", "high") if is_one else ("small", "large"),
-        )
-    ]
-
-
-def _of_values(rows: CapturedRows, facts: Facts) -> Strip:
-    flat = rows.values.reshape(len(rows.values), -1)
-    values = flat[:, 0] if flat.shape[1] == 1 else torch.linalg.vector_norm(flat, dim=1)
-    ids = rows.token_ids.tolist()
-    names = [facts.texts.get(each) or (f"#{each}" if each >= 0 else "?") for each in ids]
-    return Strip(rows.name, names, rows.positions.tolist(), values.tolist())
+    if torch.Size(capture.shape[1:]).numel() == 1:
+        what, of, ends = "value", "the value", ("low", "high")
+    else:
+        what, of, ends = "norm", "the norm of the values", ("small", "large")
+    note = f"each token has the colour of {of} there"
+    return [strips(f"{what} at each token", found, what=what, note=note, ends=ends)]
 
 
 def strips_of_predictions(capture: StoredCapture, facts: Facts) -> list[Figure]:
@@ -64,135 +75,81 @@ def strips_of_predictions(capture: StoredCapture, facts: Facts) -> list[Figure]:
     shape = capture.shape[1:]
     if len(shape) != 2 or facts.has_encoder or not facts.sequences:
         return []
-    losses, chances = list[Strip](), list[Strip]()
+    losses, chances = Strips(), Strips()
     for rows in rows_of_samples(capture, MOST_SAMPLES, facts.sequences, 1):
         sequence = facts.sequences.get(rows.sample)
-        if sequence is None or shape[0] != sequence.width or not _fit(sequence, shape[1]):
+        if sequence is None or shape[0] != sequence.width:
             continue
-        scores = rows.values[0][sequence.before :][: len(sequence.ids)][:MOST_TOKENS]
-        if found := _logs(scores, sequence):
-            losses.append(_of_targets(rows, sequence, {place: -log for place, log in found.items()}))
-            chances.append(
-                _of_targets(rows, sequence, {place: math.exp(log) for place, log in found.items()})
-            )
+        if any(target is not None and target >= shape[1] for target in sequence.targets):
+            continue
+        targets = sequence.targets[:MOST_TOKENS]
+        logs = rows.values[0][sequence.before :][: len(targets)].double().log_softmax(-1)
+        if all(target is None for target in targets):
+            continue
+        losses[rows.name], chances[rows.name] = [], []
+        for at, (text, target) in enumerate(zip(sequence.names, targets, strict=False)):
+            log = None if target is None else float(logs[at, target])
+            more = (number(None) if target is None else sequence.name(target),)
+            losses[rows.name].append(Token(text, at, None if log is None else -log, more))
+            chances[rows.name].append(Token(text, at, None if log is None else math.exp(log), more))
     if not losses:
         return []
     note = "of the target at each token, for language models the next token; tokens without a target have no colour"
-    return [
-        strips(
-            "loss at each token",
-            losses,
-            what="loss",
-            note=f"the loss {note}",
-            ends=("expected", "surprising"),
-            heads=("target",),
-        ),
-        strips(
-            "probability at each token",
-            chances,
-            what="probability",
-            note=f"the probability {note}",
-            ends=("unlikely", "likely"),
-            heads=("target",),
-        ),
-    ]
-
-
-def _fit(sequence: TokenSequence, vocabulary: int) -> bool:
-    return all(each is None or each < vocabulary for each in sequence.targets)
-
-
-def _logs(scores: torch.Tensor, sequence: TokenSequence) -> dict[int, float]:
-    """Position -> the logarithm of the target's probability, for positions with a target."""
-    places = [place for place, each in enumerate(sequence.targets[: len(scores)]) if each is not None]
-    if not places:
-        return {}
-    targets = torch.tensor([sequence.targets[place] for place in places])
-    logs = scores[places].double().log_softmax(-1)
-    return dict(zip(places, logs[torch.arange(len(places)), targets].tolist(), strict=True))
-
-
-def _of_targets(rows: CapturedRows, sequence: TokenSequence, values: dict[int, float]) -> Strip:
-    shown = min(len(sequence.ids), MOST_TOKENS)
-    targets = [sequence.name(each) if each is not None else number(None) for each in sequence.targets[:shown]]
-    return Strip(
-        rows.name,
-        sequence.names[:shown],
-        range(shown),
-        [values.get(place) for place in range(shown)],
-        [(each,) for each in targets],
+    loss = strips(
+        "loss at each token",
+        losses,
+        what="loss",
+        note=f"the loss {note}",
+        ends=("expected", "surprising"),
+        heads=("target",),
     )
-
-
-_LIGHT = 140
-"""Brightness, from 0 to 255, from which on the letters are dark."""
-
-
-@dataclass(frozen=True)
-class Strip:
-    """One sequence of tokens.
-
-    tokens:    the text of each token
-    positions: the position of each token in its sample
-    values:    the value of each token; None: no value and no colour
-    more:      for each token further texts, for the table
-    """
-
-    name: str
-    tokens: Sequence[str]
-    positions: Sequence[int]
-    values: Sequence[float | None]
-    more: Sequence[tuple[str, ...]] = ()
+    probability = strips(
+        "probability at each token",
+        chances,
+        what="probability",
+        note=f"the probability {note}",
+        ends=("unlikely", "likely"),
+        heads=("target",),
+    )
+    return [loss, probability]
 
 
 def strips(
-    title: str,
-    sequences: Sequence[Strip],
-    *,
-    what: str,
-    note: str,
-    ends: tuple[str, str],
-    heads: tuple[str, ...] = (),
+    title: str, samples: Strips, *, what: str, note: str, ends: tuple[str, str], heads: tuple[str, ...] = ()
 ) -> Figure:
-    """The sequences below each other, on one scale of colours, with all numbers as a table.
+    """The samples below each other, on one scale of colours, with all numbers as a table.
 
     what:  the name of the value, for the table
     ends:  labels for the smallest and the largest value
     heads: the titles of the columns for `more`
     """
-    known = [value for each in sequences for value in each.values if value is not None]
-    colours, scale = shaded(np.array(known, dtype=np.float64))
+    tokens = [token for sample in samples.values() for token in sample]
+    values = [token.value for token in tokens if token.value is not None]
+    colours, scale = shaded(np.array(values, dtype=np.float64))
     rest = iter(colours)
+    strip = Markup('<div class="strip"><b>{}</b><p>{}</p></div>')
     body = Markup("").join(
-        _strip(each, [None if value is None else next(rest) for value in each.values]) for each in sequences
+        strip.format(
+            one_line(name),
+            Markup("").join(_token(token, None if token.value is None else next(rest)) for token in sample),
+        )
+        for name, sample in samples.items()
     )
-    rows = [
-        (each.name, str(position), token, *more, number(value))
-        for each in sequences
-        for token, position, value, more in _together(each)
-    ]
-    table = Table("the numbers", ("sample", "position", "token", *heads, what), tuple(rows))
+    rows = tuple(
+        (name, str(token.position), token.text, *token.more, number(token.value))
+        for name, sample in samples.items()
+        for token in sample
+    )
+    table = Table("the numbers", ("sample", "position", "token", *heads, what), rows)
     return Figure(title, body, note=note, wide=True, scale=worded(scale, *ends), table=table)
 
 
-def _together(strip: Strip) -> list[tuple[str, int, float | None, tuple[str, ...]]]:
-    more = strip.more or [()] * len(strip.tokens)
-    return list(zip(strip.tokens, strip.positions, strip.values, more, strict=True))
-
-
-def _strip(strip: Strip, colours: Sequence[tuple[int, int, int] | None]) -> Markup:
-    tokens = Markup("").join(
-        _token(token, colour, " · ".join(map(one_line, (f"{position}", *more, number(value)))))
-        for (token, position, value, more), colour in zip(_together(strip), colours, strict=True)
-    )
-    return Markup('<div class="strip"><b>{}</b><p>{}</p></div>').format(one_line(strip.name), tokens)
-
-
-def _token(text: str, colour: tuple[int, int, int] | None, title: str) -> Markup:
+def _token(token: Token, colour: Sequence[int] | None) -> Markup:
+    title = " · ".join(map(one_line, (f"{token.position}", *token.more, number(token.value))))
     if colour is None:
-        return Markup('<span title="{}">{}</span>').format(title, one_line(text))
+        return Markup('<span title="{}">{}</span>').format(title, one_line(token.text))
     red, green, blue = colour
     shade = "on-light" if 0.299 * red + 0.587 * green + 0.114 * blue > _LIGHT else "on-dark"
     return Markup('<span class="{}" style="background:rgb({} {} {})" title="{}">{}</span>').format(
-        shade, red, green, blue, title, one_line(text)
+        shade, red, green, blue, title, one_line(token.text)
     )

@@ -420,8 +420,8 @@ def _best(sweep_dir: Path) -> str:
         return ""
     settings = " ".join(f"{key}={best.overrides[key]}" for key in facts.varied if key in best.overrides)
     name = f"{best.name} ({settings})" if settings else best.name
-    found = facts.difference(best)
-    baseline = f" (without hooks: {best.value - found.value:.6g})" if found else ""
+    difference = facts.difference(best)
+    baseline = f" (without hooks: {best.value - difference:.6g})" if difference is not None else ""
     return f"best: job {name}, {facts.goals[0].metric} {best.value:.6g}{baseline}; to {facts.goals[0]}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hookrun.cli import main
-from hookrun.report.sweep_facts import baseline_of, read_sweep
+from hookrun.report.sweep_facts import read_sweep
 
 CLIP = ("-m", "experiment=clip_fc", "baseline=true")
 
@@ -72,7 +72,7 @@ def test_the_page_finds_the_same_baseline_of_each_job_as_the_sweep(cwd: Path, no
             "done": len(facts.jobs)
         }, name
         for job in facts.compared:
-            found = baseline_of(job, facts.baselines, facts.varied)
+            found = facts.baseline_of(job)
             if job.overrides["experiment"] != "zero":
                 assert found is not None and found.overrides["seed"] == job.overrides["seed"], name
 

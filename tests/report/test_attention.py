@@ -12,7 +12,7 @@ import pytest
 from report_pages import cells, part_of
 
 from hookrun.report import write_report
-from hookrun.report.attention import MOST_CELLS, Query, head_picture, is_causal, strongest
+from hookrun.report.attention import MOST_CELLS, head_picture, is_causal, strongest
 from hookrun.store.reader import Run
 
 
@@ -64,7 +64,7 @@ def test_a_pattern_is_recognised_by_its_shape_and_values(predicted: Run) -> None
 def test_the_page_of_a_strangers_directory_is_bounded(
     predicted: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hookrun.report.facts.MOST_TOKENS", 400)
+    monkeypatch.setattr("hookrun.report.facts.MOST_TOKENS", 30_000)
     path = tmp_path / "run"
     shutil.copytree(predicted.path, path)
     evil = "</svg><script>alert(1)</script>\u202e\x00\n" + "x" * 2000
@@ -82,7 +82,7 @@ def test_the_page_of_a_strangers_directory_is_bounded(
     page = (path / "report.html").read_text()
     assert len(page) < 2e6
     assert "<script>alert" not in page and "\u202e" not in page
-    assert "attention, val sample 0" in page and "only its first 400 lines are read" in page
+    assert "attention, val sample 0" in page and "tokens.jsonl has 500 lines: " in page
     assert "&lt;/svg&gt;&lt;script&gt;" in page
 
 
@@ -95,7 +95,7 @@ def test_a_pattern_is_causal_if_no_query_attends_to_a_later_key() -> None:
 
 
 def test_the_largest_weight_ignores_the_first_query_which_has_one_key_only() -> None:
-    queries = [Query(name, place) for place, name in enumerate("abc")]
+    queries = [0, 1, 2]
     assert strongest(CAUSAL, queries, "abc") == "“b” at 1 to “b” at 1: 0.75"
     assert strongest(CAUSAL[:1], queries[:1], "abc") == "“a” at 0 to “a” at 0: 1"
     gaps = np.full((1, 3), np.nan, dtype=np.float32)

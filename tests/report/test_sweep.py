@@ -15,7 +15,7 @@ import hookrun
 from hookrun.cli import main
 from hookrun.report import write_report
 from hookrun.report.jobs import find_jobs, read_yaml
-from hookrun.report.sweep_facts import swept_keys
+from hookrun.report.sweep_facts import read_sweep
 
 
 def test_it_is_made_at_the_end_of_a_multirun(sweep: Path, page) -> None:
@@ -78,7 +78,7 @@ def test_the_page_of_an_interrupted_sweep(folder: Path, page, monkeypatch) -> No
 
 
 def test_keys_with_one_value_were_not_swept(sweep: Path) -> None:
-    assert swept_keys(find_jobs(sweep)) == ["train.optimizer.lr", "seed"]
+    assert read_sweep(sweep).varied == ["train.optimizer.lr", "seed"]
 
 
 def test_a_sweep_that_has_just_begun_has_its_keys_and_its_number_of_jobs(copied: Path, page) -> None:

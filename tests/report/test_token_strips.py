@@ -10,7 +10,7 @@ import torch
 from report_pages import cells, part_of
 from torch.nn import functional
 
-from hookrun.report.token_strips import Strip, strips
+from hookrun.report.token_strips import Token, strips
 from hookrun.store.reader import Run
 
 
@@ -45,9 +45,11 @@ def test_the_loss_at_each_token_is_that_of_its_target(predicted: Run) -> None:
 
 
 def test_equal_values_have_equal_colours_in_every_sequence_and_none_is_not_coloured() -> None:
-    first = Strip("val sample 0", ["a", "<b>"], [0, 1], [1.0, None], [("x",), ("y",)])
-    second = Strip("val sample 1", ["c", "d"], [3, 4], [0.0, 1.0], [("x",), ("y",)])
-    figure = strips("t", [first, second], what="loss", note="n", ends=("low", "high"), heads=("target",))
+    samples = {
+        "val sample 0": [Token("a", 0, 1.0, ("x",)), Token("<b>", 1, None, ("y",))],
+        "val sample 1": [Token("c", 3, 0.0, ("x",)), Token("d", 4, 1.0, ("y",))],
+    }
+    figure = strips("t", samples, what="loss", note="n", ends=("low", "high"), heads=("target",))
     styles = re.findall(
         r"<span (?:class=\"on-\w+\" style=\"([^\"]*)\" )?title=\"([^\"]*)\">(.*?)</span>", figure.picture
     )

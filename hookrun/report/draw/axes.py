@@ -28,10 +28,9 @@ class Axis:
     whole: bool = False
 
     def __call__(self, value: float) -> float:
-        value = _held(value, self.log)
-        low, high, at = (
-            map(math.log10, (self.low, self.high, value)) if self.log else (self.low, self.high, value)
-        )
+        low, high, at = self.low, self.high, _held(value, self.log)
+        if self.log:
+            low, high, at = map(math.log10, (low, high, at))
         return round(self.start + (at - low) / (high - low) * (self.end - self.start), 1)
 
     def ticks(self, about: int = 5) -> list[float]:
@@ -40,7 +39,9 @@ class Axis:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
             stride = max(1, -(-(last - first) // about))
             return [10.0**power for power in range(first, last + 1, stride)]
-        step = _round_step((self.high - self.low) / about)
+        wanted = (self.high - self.low) / about
+        power = 10.0 ** math.floor(math.log10(wanted))
+        step = next(step * power for step in _STEPS if step * power >= wanted * (1 - 1e-9))
         if self.whole:
             step = 2.0 if step == 2.5 else max(step, 1.0)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
@@ -65,12 +66,9 @@ def axis_of(
         half = largest * 0.5 if largest > 1 / _LARGEST else 0.5
         low, high = low - half, high + half
     room = (high - low) * 0.04
-    return Axis(
-        low - (0 if from_zero and low == 0 else room),
-        high + (0 if from_zero and high == 0 else room),
-        start,
-        end,
-    )
+    low -= 0 if from_zero and low == 0 else room
+    high += 0 if from_zero and high == 0 else room
+    return Axis(low, high, start, end)
 
 
 def _held(value: float, log: bool) -> float:
@@ -82,8 +80,3 @@ def spans_magnitudes(values: Iterable[float], ratio: float = 50.0) -> bool:
     """Whether all finite values are positive and so far apart that a logarithmic scale shows more."""
     found = [value for value in values if math.isfinite(value)]
     return bool(found) and min(found) > 0 and max(found) / min(found) >= ratio
-
-
-def _round_step(wanted: float) -> float:
-    power = 10.0 ** math.floor(math.log10(wanted))
-    return next(step * power for step in _STEPS if step * power >= wanted * (1 - 1e-9))

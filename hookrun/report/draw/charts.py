@@ -12,8 +12,9 @@ from typing import Literal
 from markupsafe import Markup, escape
 
 from hookrun.report.draw.axes import Axis, axis_of
-from hookrun.report.draw.numbers import Curve, of_bars, of_bins, of_curves
+from hookrun.report.draw.numbers import Series as Series
 from hookrun.report.draw.numbers import Table as Table
+from hookrun.report.draw.numbers import of_bars, of_bins, of_curves
 from hookrun.report.draw.text import number, one_line, tick, visible
 
 WIDTH, HEIGHT = 440, 230
@@ -21,24 +22,6 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 10, 10, 36
 COLOURS = 8
 MOST_POINTS = 300
 _FEW_BINS = 5
-
-
-@dataclass(frozen=True)
-class Series:
-    """Points in rising order of x, joined by a line.
-
-    low, high: the edges of a band around the line
-    dots:      points without a line
-    thin:      a thin line without points, behind the others
-    """
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
-    dots: bool = False
-    thin: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,17 +63,25 @@ def lines(
     up = axis_of(heights, HEIGHT - BOTTOM, TOP, log=log)
     drawn = [_frame(across, up, x, y, labels)]
     drawn += [_curve(each, n % COLOURS, across, up) for n, each in enumerate(series)]
-    notes = [note] if note else []
-    if lost:
-        notes.append(_lost(lost, "positive and finite" if log else "finite"))
     names = tuple(each.name for each in series) if len(series) > 1 else ()
-    says, table = of_curves(title, [Curve(each.name, each.x, each.y) for each in series], x, y, labels)
-    picture = _svg(drawn, _hover(series, across, x, labels), says)
-    return Figure(title, picture, names, "; ".join(notes), table=table)
+    says, table = of_curves(title, series, x, y, labels)
+    values = dict[float, list[str]]()
+    for each in series:
+        prefix = f"{one_line(each.name)}  " if len(series) > 1 else ""
+        for at, value in zip(each.x, each.y, strict=True):
+            values.setdefault(at, []).append(f"{prefix}{number(value)}")
+    places = sorted(values)[: 2 * MOST_POINTS]
+    heads = [labels[int(at)] if labels else f"{x} {number(at)}" for at in places]
+    said = ["\n".join([head, *values[at][:12]]) for head, at in zip(heads, places, strict=True)]
+    picture = _svg(drawn, [across(at) for at in places], said, says)
+    notes = _notes(note, lost, "positive and finite" if log else "finite")
+    return Figure(title, picture, names, notes, table=table)
 
 
-def _lost(count: int, what: str) -> str:
-    return f"{count:,} {'value is' if count == 1 else 'values are'} not {what}"
+def _notes(note: str, lost: int, what: str) -> str:
+    """The note, and how many values were left out because they are not `what`."""
+    left_out = f"{lost:,} {'value is' if lost == 1 else 'values are'} not {what}" if lost else ""
+    return "; ".join(filter(None, [note, left_out]))
 
 
 def histogram(
@@ -118,7 +109,7 @@ def histogram(
         for count, (left, right) in zip(counts, pairwise(edges), strict=True)
     ]
     says, table = of_bins(title, counts, edges)
-    return Figure(title, _svg(body, (middles, said), says), note=note, table=table)
+    return Figure(title, _svg(body, middles, said, says), note=note, table=table)
 
 
 def bars(
@@ -133,11 +124,9 @@ def bars(
     mark: float | None = None,
 ) -> Figure:
     """A bar chart of the values, with error bars of ± `spread` and a dashed line at `mark`."""
-    reach = [0.0, *values, *([mark] if mark is not None else [])]
-    if spread is not None:
-        reach += [v + s for v, s in zip(values, spread, strict=True)] + [
-            v - s for v, s in zip(values, spread, strict=True)
-        ]
+    errors = [0.0] * len(values) if spread is None else spread
+    ends = [(value - error, value + error) for value, error in zip(values, errors, strict=True)]
+    reach = [0.0, *values, *([] if mark is None else [mark]), *(end for pair in ends for end in pair)]
     across = Axis(-0.6, len(values) - 0.4, LEFT, WIDTH - RIGHT, whole=True)
     up = axis_of(reach, HEIGHT - BOTTOM, TOP, from_zero=True)
     width = 0.8 if len(values) < 80 else 1.0
@@ -150,22 +139,20 @@ def bars(
     body = [_frame(across, up, x, y, names), f'<path class="bar c0" d="{"".join(boxes)}"/>']
     if spread is not None:
         whiskers = "".join(
-            f"M{across(n)} {up(value - s)}V{up(value + s)}"
-            for n, (value, s) in enumerate(zip(values, spread, strict=True))
-            if math.isfinite(value) and math.isfinite(s)
+            f"M{across(n)} {up(low)}V{up(high)}"
+            for n, (low, high) in enumerate(ends)
+            if math.isfinite(low) and math.isfinite(high)
         )
         body.append(f'<path class="whisker" d="{whiskers}"/>')
     if mark is not None:
         body.append(f'<path class="zero" d="M{LEFT} {up(mark)}H{WIDTH - RIGHT}"/>')
     body.append(f'<path class="axis" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>')
     said = [f"{names[n] if names else f'{x} {n}'}\n{number(value)}" for n, value in enumerate(values)]
-    notes = [note] if note else []
-    if lost := sum(not math.isfinite(value) for value in values):
-        notes.append(_lost(lost, "finite"))
+    lost = sum(not math.isfinite(value) for value in values)
     places = [across(n) for n in range(len(values))]
     called = names if names is not None else [str(n) for n in range(len(values))]
     says, table = of_bars(title, values, called, x, y, spread)
-    return Figure(title, _svg(body, (places, said), says), note="; ".join(notes), table=table)
+    return Figure(title, _svg(body, places, said, says), note=_notes(note, lost, "finite"), table=table)
 
 
 def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
@@ -213,13 +200,9 @@ def _thinned(series: Series) -> Series:
         gap = next((n for n in near if not math.isfinite(series.y[n])), None)
         chosen = {min(some, key=series.y.__getitem__), max(some, key=series.y.__getitem__)} if some else set()
         kept += sorted(chosen if gap is None else chosen | {gap})
-
-    def of(values: Sequence[float] | None) -> Sequence[float] | None:
-        return None if values is None else [values[n] for n in kept]
-
-    return replace(
-        series, x=of(series.x) or [], y=of(series.y) or [], low=of(series.low), high=of(series.high)
-    )
+    low, high = (None if edge is None else [edge[n] for n in kept] for edge in (series.low, series.high))
+    x, y = ([values[n] for n in kept] for values in (series.x, series.y))
+    return replace(series, x=x, y=y, low=low, high=high)
 
 
 def _frame(across: Axis, up: Axis, x: str, y: str, labels: Sequence[str] | None = None) -> str:
@@ -264,24 +247,13 @@ def _text(
     return f'<text class="{kind}" x="{round(x, 1)}" y="{round(y, 1)}" text-anchor="{anchor}">{_said(text)}</text>'
 
 
-def _hover(
-    series: Sequence[Series], across: Axis, x: str, labels: Sequence[str] | None
-) -> tuple[list[float], list[str]]:
-    """Positions, and the text to show at each: the values of every curve."""
-    at = dict[float, list[str]]()
-    for each in series:
-        for place, value in zip(each.x, each.y, strict=True):
-            prefix = f"{one_line(each.name)}  " if len(series) > 1 else ""
-            at.setdefault(place, []).append(f"{prefix}{number(value)}")
-    places = sorted(at)[: 2 * MOST_POINTS]
-    heads = [labels[int(place)] if labels else f"{x} {number(place)}" for place in places]
-    said = ["\n".join([head, *at[place][:12]]) for head, place in zip(heads, places, strict=True)]
-    return [across(place) for place in places], said
+def _svg(body: Sequence[str], places: Sequence[float], said: Sequence[str], says: str) -> Markup:
+    """The SVG element.
 
-
-def _svg(body: Sequence[str], hover: tuple[Sequence[float], Sequence[str]], says: str) -> Markup:
-    """The SVG element. says: its text alternative."""
-    points = escape(json.dumps({"x": list(hover[0]), "t": [visible(t) for t in hover[1]]}))
+    places, said: positions from left to right, and the text to show under the pointer at each
+    says:         the text alternative
+    """
+    points = escape(json.dumps({"x": list(places), "t": list(map(visible, said))}))
     return Markup(  # made of numbers and escaped texts alone
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_said(says)}" '
         f'data-hover="{points}">{"".join(body)}</svg>'

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hookrun.errors import counted
 from hookrun.report.draw.text import number, one_line
+from hookrun.store.captures.read import spread
 
 Array = NDArray[np.floating[Any]]
 
@@ -37,16 +38,25 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Points of a chart."""
+class Series:
+    """Points in rising order of x, joined by a line.
+
+    low, high: the edges of a band around the line
+    dots:      points without a line
+    thin:      a thin line without points, behind the others
+    """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    dots: bool = False
+    thin: bool = False
 
 
 def of_curves(
-    title: str, curves: Sequence[Curve], x: str, y: str, labels: Sequence[str] | None
+    title: str, curves: Sequence[Series], x: str, y: str, labels: Sequence[str] | None
 ) -> tuple[str, Table]:
     """A text with the ends and extremes of each curve, and a table of the values of all curves by x."""
 
@@ -65,7 +75,7 @@ def of_curves(
         said.append(f"and {counted(len(curves) - MOST_SERIES, 'curve')} more")
     known = [dict(zip(curve.x, curve.y, strict=True)) for curve in curves]
     places = sorted({at for curve in curves for at in curve.x})
-    rows = [(place(at), *(number(each.get(at)) for each in known)) for at in chosen(places)]
+    rows = [(place(at), *(number(each.get(at)) for each in known)) for at in spread(places, MOST_ROWS)]
     heads = (x, *(curve.name for curve in curves))
     return "; ".join(said), _table(heads, rows, len(places), "point")
 
@@ -87,44 +97,29 @@ def of_bins(title: str, counts: Sequence[int], edges: Sequence[float]) -> tuple[
 
 
 def of_bars(
-    title: str,
-    values: Sequence[float],
-    names: Sequence[str],
-    x: str,
-    y: str,
-    spread: Sequence[float] | None,
+    title: str, values: Sequence[float], names: Sequence[str], x: str, y: str, errors: Sequence[float] | None
 ) -> tuple[str, Table]:
     """A text with the minimum and the maximum, and a table of all values."""
-    finite = [n for n, value in enumerate(values) if math.isfinite(value)]
-    said = f"{title}: {counted(len(values), 'bar')} of {y} by {x}"
-    if finite:
-        low, high = min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)
-        said += (
-            f", least {number(values[low])} at {names[low]}, largest {number(values[high])} at {names[high]}"
-        )
-    heads = (x, y, *(("standard deviation",) if spread is not None else ()))
-    rows = [
-        (names[n], number(value), *((number(spread[n]),) if spread is not None else ()))
-        for n, value in enumerate(values)
-    ]
-    return said, Table(ALL, heads, tuple(rows))
+    said = f"{title}: {counted(len(values), 'bar')} of {y} by {x}{_extremes(np.array(values), names)}"
+    heads, columns = [x, y], [names, list(map(number, values))]
+    if errors is not None:
+        heads.append("standard deviation")
+        columns.append(list(map(number, errors)))
+    return said, Table(ALL, tuple(heads), tuple(zip(*columns, strict=True)))
 
 
 def of_cells(title: str, values: Array, rows: Sequence[str], columns: Sequence[str]) -> tuple[str, Table]:
     """For a map: a text with the minimum and the maximum, and a table of all cells, or of each row of a large map."""
+    names = [" ".join(filter(None, [row, column])) for row in rows for column in columns]
     said = f"{title}: a map of {counted(len(rows), 'row')} and {counted(len(columns), 'column')}"
-    finite = np.isfinite(values)
-    if finite.any():
-        held = np.where(finite, values, np.nan)
-        ends = (("least", int(np.nanargmin(held))), ("largest", int(np.nanargmax(held))))
-        for what, at in ends:
-            row, column = divmod(at, values.shape[1])
-            where = " ".join(filter(None, [rows[row], columns[column]]))
-            said += f", {what} {number(float(values[row, column]))} at {where}"
+    said += _extremes(values.ravel(), names)
     if values.size <= MOST_CELLS and values.shape[1] <= MOST_ROWS:
-        lines = [(rows[n], *(_cell(float(each)) for each in values[n])) for n in range(len(rows))]
+        lines = [
+            (rows[n], *("" if math.isnan(value) else number(value) for value in values[n].tolist()))
+            for n in range(len(rows))
+        ]
         return said, Table(ALL, ("", *columns), tuple(lines))
-    lines = [(rows[n], *_extent(values[n])) for n in chosen(range(len(rows)))]
+    lines = [(rows[n], *_extent(values[n])) for n in spread(range(len(rows)), MOST_ROWS)]
     return said, _table(("", "least", "mean", "largest"), lines, len(rows), "row")
 
 
@@ -136,25 +131,27 @@ def of_tiles(title: str, tiles: Array, rows: Sequence[str], columns: str) -> tup
     lines = [
         (rows[row] if len(rows) > row else "", str(column), *_extent(tiles[row, column]))
         for row in range(count)
-        for column in chosen(range(across), max(MOST_ROWS // count, 1))
+        for column in spread(range(across), max(MOST_ROWS // count, 1))
     ]
     table = _table(("", "picture", "least", "mean", "largest"), lines, count * across, "picture")
     return f"{said}; values from {low} to {high}", table
 
 
-def chosen(items: Sequence[Any], most: int = MOST_ROWS) -> list[Any]:
-    """At most `most` of the items, evenly spaced."""
-    count = min(most, len(items))
-    return [items[n * (len(items) - 1) // max(count - 1, 1)] for n in range(count)]
+def _extremes(values: Array, names: Sequence[str]) -> str:
+    """``, least 1 at a, largest 3 at b``: of the finite ones of the values [n], which have these names."""
+    held = np.where(np.isfinite(values), values, np.nan)
+    if np.isnan(held).all():
+        return ""
+    least, largest = int(np.nanargmin(held)), int(np.nanargmax(held))
+    return (
+        f", least {number(float(values[least]))} at {names[least]}, "
+        f"largest {number(float(values[largest]))} at {names[largest]}"
+    )
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], total: int, what: str) -> Table:
     title = ALL if len(rows) == total else f"{ALL}, {len(rows)} of {counted(total, what)}"
     return Table(title, tuple(map(one_line, heads)), tuple(rows))
-
-
-def _cell(value: float) -> str:
-    return "" if math.isnan(value) else number(value)
 
 
 def _extent(values: Array) -> tuple[str, str, str]:

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ MOST_PIXELS = 56
 MOST_PAGED_PIXELS = 28
 """The same for tiles that are shown on demand."""
 MOST_PAGED = 3 * 2**20
-"""Bytes of a page that pictures on demand may use."""
+"""Bytes of a page that pictures on demand may use, all together."""
 _BESIDE = {"exactly 0": (0x8A, 0x91, 0x99), "NaN": (0xFF, 0x2F, 0xD0), "infinite": (0xFF, 0x6A, 0x13)}
 """Values that have colours outside the scale."""
 _CLEAR = LEVELS
@@ -45,19 +46,6 @@ _MANY = 1000
 """From this number of values on, the scale of colours leaves out the most extreme half per cent at each end."""
 
 
-class Room:
-    """How many bytes a page has left for pictures that are shown on demand."""
-
-    def __init__(self, left: int = MOST_PAGED) -> None:
-        self.left = left
-
-    def takes(self, size: int) -> bool:
-        """Whether this many bytes are left; if so, they are subtracted."""
-        fits = size <= self.left
-        self.left -= size if fits else 0
-        return fits
-
-
 def mosaic(
     title: str,
     tiles: Array,
@@ -67,7 +55,7 @@ def mosaic(
     note: str = "",
     inputs: Sequence[str] = (),
     pages: int = 0,
-    room: Room | None = None,
+    room: int = 0,
 ) -> Figure:
     """Tiles [rows, columns, height, width] beside each other, all on one scale of colours.
 
@@ -75,76 +63,67 @@ def mosaic(
 
     inputs: for each row the URL of a picture of the sample, or ""
     pages:  how many columns are shown at a time; the others are shown on demand, smaller, if there is room; 0: all
-    room:   the bytes that are left for columns on demand
+    room:   how many bytes the columns on demand may take
     """
-    pages = pages or tiles.shape[1]
-    first = tiles[:, :pages]
-    said = columns if tiles.shape[1] <= pages else f"{columns}s 0–{pages - 1} of {tiles.shape[1]}"
-    says, table = of_tiles(title, first, rows, said)
-    shown = np.stack([[_small(tile) for tile in row] for row in first])
-    count = len(shown)
-    limits = _ends(tiles if pages < tiles.shape[1] else shown)
-    sheet, there = _sheet(shown)
-    picture, scale = _coloured(sheet, title, "mosaic", there=there, limits=limits)
-    further, left = _further(tiles, pages, columns, limits, room or Room(0))
+    across = tiles.shape[1]
+    pages = pages or across
+    said = columns if across <= pages else f"{columns}s 0–{pages - 1} of {across}"
+    says, table = of_tiles(title, tiles[:, :pages], rows, said)
+    limits = _ends(tiles[np.isfinite(tiles)]) if pages < across else None
+    sheet, there = _sheet(tiles[:, :pages], MOST_PIXELS)
+    address, scale = encoded(sheet, limits=limits, there=there)
+    further, notes = list[dict[str, str]](), [note] if note else []
+    for start in range(pages, across, pages):
+        end = min(start + pages, across)
+        sheet, there = _sheet(tiles[:, start:end], MOST_PAGED_PIXELS)
+        later, _ = encoded(sheet, limits=limits, there=there)
+        room -= len(later)
+        if room < 0:
+            notes.append(
+                f"{across - start} of its {columns}s are left out, since the page would become too large"
+            )
+            break
+        further.append({"src": later, "says": f"{columns}s {start}–{end - 1} of {across}"})
+    image = Markup('<img class="input" alt="the input" src="{}">')
     names = Markup("").join(
-        Markup("<span>{}{}</span>").format(_input(inputs[n] if n < len(inputs) else ""), one_line(name))
-        for n, name in enumerate(rows)
+        Markup("<span>{}{}</span>").format(image.format(input_) if input_ else "", one_line(name))
+        for name, input_ in zip_longest(rows, inputs, fillvalue="")
     )
     body = Markup(
-        '<div class="sheet" role="img" aria-label="{}" style="--tiles-high:{}"><div class="sheet-rows">{}</div>{}</div>'
-        '<div class="sheet-x"{}>{}</div>'
-    ).format(one_line(says), count, names, picture, further, said)
-    notes = [
-        note,
-        f"{left} of its {columns}s are left out, since the page would become too large" if left else "",
-    ]
-    return Figure(title, body, note="; ".join(filter(None, notes)), wide=True, scale=scale, table=table)
+        '<div class="sheet" role="img" aria-label="{}" style="--tiles-high:{}"><div class="sheet-rows">{}</div>'
+        '<img class="mosaic" alt="{}" src="{}"></div><div class="sheet-x"{}>{}</div>'
+    ).format(
+        one_line(says),
+        len(tiles),
+        names,
+        one_line(title),
+        address,
+        Markup(' data-pages="{}"').format(json.dumps(further)) if further else "",
+        said,
+    )
+    return Figure(title, body, note="; ".join(notes), wide=True, scale=scale, table=table)
 
 
-def _sheet(tiles: Array) -> tuple[Array, Mask]:
-    """The tiles with a pixel between them, and which pixels are theirs."""
-    count, across, height, width = tiles.shape
-    sheet = np.full((count * (height + 1) - 1, across * (width + 1) - 1), np.nan, dtype=np.float32)
-    there = np.zeros(sheet.shape, dtype=bool)
-    for i in range(count):
-        for j in range(across):
-            top, left = i * (height + 1), j * (width + 1)
-            sheet[top : top + height, left : left + width] = tiles[i, j]
-            there[top : top + height, left : left + width] = True
+def _sheet(tiles: Array, most: int) -> tuple[Array, Mask]:
+    """The tiles with a pixel between them, and which pixels are theirs.
+
+    Tiles with a side of more than `most` pixels are made smaller: each pixel is the mean of a block.
+    """
+    blocks = [-(-side // most) for side in tiles.shape[2:]]
+    if max(blocks) > 1:
+        tiles = functional.avg_pool2d(torch.from_numpy(tiles), blocks, ceil_mode=True).numpy()
+    gaps = ((0, 0), (0, 0), (0, 1), (0, 1))
+    rows, columns, height, width = tiles.shape
+    size = rows * (height + 1), columns * (width + 1)
+    sheet = np.pad(tiles, gaps, constant_values=np.nan).swapaxes(1, 2).reshape(size)[:-1, :-1]
+    there = np.pad(np.ones(tiles.shape, dtype=bool), gaps).swapaxes(1, 2).reshape(size)[:-1, :-1]
     return sheet, there
 
 
-def _further(
-    tiles: Array, pages: int, columns: str, limits: tuple[float, float] | None, room: Room
-) -> tuple[Markup, int]:
-    """The pages after the first, as an HTML attribute, and the number of columns that do not fit."""
-    total, found = tiles.shape[1], list[dict[str, str]]()
-    for start in range(pages, total, pages):
-        part = tiles[:, start : start + pages]
-        sheet, there = _sheet(np.stack([[_small(tile, MOST_PAGED_PIXELS) for tile in row] for row in part]))
-        index, table, _ = _indexed(sheet, limits=limits, there=there)
-        address = _address(index, table)
-        if not room.takes(len(address)):
-            return _attribute(found), total - start
-        end = min(start + pages, total) - 1
-        found.append({"src": address, "says": f"{columns}s {start}–{end} of {total}"})
-    return _attribute(found), 0
-
-
-def _attribute(pages: Sequence[dict[str, str]]) -> Markup:
-    return Markup(' data-pages="{}"').format(json.dumps(pages)) if pages else Markup("")
-
-
-def _input(address: str) -> Markup:
-    return Markup('<img class="input" alt="the input" src="{}">').format(address) if address else Markup("")
-
-
-def _ends(values: Array) -> tuple[float, float] | None:
-    """The ends of the scale that all pages share, as `_indexed` chooses them; None where nothing is finite."""
-    finite = values[np.isfinite(values)]
+def _ends(finite: Array) -> tuple[float, float]:
+    """The ends of the scale of these values."""
     if not finite.size:
-        return None
+        return 0.0, 1.0
     low, high = np.percentile(finite, (0.5, 99.5) if finite.size >= _MANY else (0, 100))
     return float(low), float(high)
 
@@ -171,11 +150,12 @@ def heat(
     there:   which cells hold a value: NaN and infinities among them have colours of their own; None: the finite ones
     facts:   texts about single rows, one line each
     """
-    picture, scale = _coloured(values, title, "cells", log=log, limits=limits, there=there)
+    address, scale = encoded(values, log=log, limits=limits, there=there)
     stride = max(1, math.ceil(len(columns) / (12 if numbers else 6)))
     below = [columns[n] if n % stride == 0 else "" for n in range(len(columns))]
     cells = _numbers(values) if numbers else Markup("")
-    row_height = 30 if numbers else _row_height(len(rows))
+    fitting = min(_FULL_HEIGHT, _FULL_ROWS * _FULL_HEIGHT // max(len(rows), 1))
+    row_height = 30 if numbers else max(_LOWEST, fitting)
     every = math.ceil(_NAMES_APART / row_height)
     names = Markup("").join(
         Markup('<span style="grid-row:{}" title="{}">{}</span>').format(n + 1, one_line(name), one_line(name))
@@ -188,7 +168,8 @@ def heat(
     body = Markup(
         '<div class="heat{}" role="img" aria-label="{}" style="--height:{}px;--rows:{};--columns:{}">'
         '<div class="heat-rows">{}</div>'
-        '<div class="heat-plot">{}{}</div><div class="heat-columns">{}</div><div class="heat-x">{}</div></div>'
+        '<div class="heat-plot"><img class="cells" alt="{}" src="{}">{}</div>'
+        '<div class="heat-columns">{}</div><div class="heat-x">{}</div></div>'
     ).format(
         " numbered" if numbers else "",
         one_line(says),
@@ -196,7 +177,8 @@ def heat(
         len(rows),
         len(columns),
         names,
-        picture,
+        one_line(title),
+        address,
         cells,
         foot,
         x,
@@ -205,29 +187,31 @@ def heat(
     return Figure(title, body, note=note, wide=wide, scale=scale, facts=tuple(facts), table=table)
 
 
-def shaded(
-    values: Array, limits: tuple[float, float] | None = None
-) -> tuple[list[tuple[int, int, int]], Markup]:
+def shaded(values: Array) -> tuple[list[tuple[int, int, int]], Markup]:
     """The colour of each value [n], red, green and blue from 0 to 255, and their scale, as in `heat`."""
-    index, table, scale = _indexed(values[None], limits=limits, there=np.ones((1, len(values)), dtype=bool))
-    colours = [tuple(int(part) for part in table[each]) for each in index[0]]
-    return [(red, green, blue) for red, green, blue in colours], scale
+    index, table, scale = _indexed(values[None], there=np.ones((1, len(values)), dtype=bool))
+    return [(red, green, blue) for red, green, blue in table[index[0]].tolist()], scale
 
 
-def cells_png(values: Array, limits: tuple[float, float], there: Mask) -> tuple[Markup, Markup]:
-    """The data URL of a picture with one pixel for each value, transparent where `there` is false; and the scale."""
-    index, table, scale = _indexed(np.where(there, values, np.nan), limits=limits, there=there)
-    return Markup(_address(index, table)), scale
+def encoded(
+    values: Array,
+    *,
+    log: bool = False,
+    limits: tuple[float, float] | None = None,
+    there: Mask | None = None,
+) -> tuple[str, Markup]:
+    """The data URL of a picture with one pixel for each value, and its scale; arguments as of `heat`."""
+    index, table, scale = _indexed(values, log=log, limits=limits, there=there)
+    image = Image.frombytes("P", index.shape[::-1], index.tobytes())
+    image.putpalette(table.tobytes() + bytes(3))
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True, transparency=_CLEAR)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}", scale
 
 
 def worded(scale: Markup, low: str, high: str) -> Markup:
     """The scale with a text at each end."""
     return Markup('<span class="scale">{} {} {}</span>').format(low, scale, high)
-
-
-def _row_height(rows: int) -> int:
-    """Height of a row in pixels; it shrinks so that any number of rows can be drawn."""
-    return max(_LOWEST, min(_FULL_HEIGHT, _FULL_ROWS * _FULL_HEIGHT // max(rows, 1)))
 
 
 def _numbers(values: Array) -> Markup:
@@ -242,31 +226,6 @@ def _numbers(values: Array) -> Markup:
     return Markup('<div class="cell-numbers">{}</div>').format(Markup(cells))
 
 
-def _coloured(
-    values: Array,
-    title: str,
-    kind: str,
-    *,
-    log: bool = False,
-    limits: tuple[float, float] | None = None,
-    there: Mask | None = None,
-) -> tuple[Markup, Markup]:
-    """The picture and its scale. Where there are negative values, zero has the colour in the middle.
-
-    there: which pixels hold a value; None: those that are finite
-    """
-    index, table, scale = _indexed(values, log=log, limits=limits, there=there)
-    picture = Markup('<img class="{}" alt="{}" src="{}">').format(
-        kind, one_line(title), _address(index, table)
-    )
-    return picture, scale
-
-
-def _address(index: NDArray[np.uint8], table: NDArray[np.uint8]) -> str:
-    """A picture as a data URL."""
-    return f"data:image/png;base64,{base64.b64encode(_png(index, table)).decode('ascii')}"
-
-
 def _indexed(
     values: Array,
     *,
@@ -274,15 +233,17 @@ def _indexed(
     limits: tuple[float, float] | None = None,
     there: Mask | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], Markup]:
-    """The number of each pixel's colour [height, width], the colours [n, 3], and their scale."""
-    is_zero = (values == 0) if log else np.zeros(values.shape, dtype=bool)
-    on_scale = np.isfinite(values) & ~is_zero
+    """The number of each pixel's colour [height, width], the colours [n, 3], and their scale.
+
+    If there are values on both sides of zero, it has the colour in the middle.
+    """
+    there = np.isfinite(values) if there is None else there
+    is_zero = (values == 0) & there if log else np.zeros(values.shape, dtype=bool)
+    on_scale = np.isfinite(values) & there & ~is_zero
     with np.errstate(invalid="ignore", divide="ignore"):
         sheet = np.log10(values.astype(np.float64)) if log else values.astype(np.float64)
     finite = sheet[on_scale]
-    ends = (0.5, 99.5) if finite.size >= _MANY else (0, 100)
-    low, high = (float(v) for v in np.percentile(finite, ends)) if finite.size else (0.0, 1.0)
-    low, high = limits or (low, high)
+    low, high = limits or _ends(finite)
     diverging = low < 0 < high and not log
     if diverging:
         high = max(-low, high)
@@ -294,8 +255,7 @@ def _indexed(
         said[1] = f"≥ {said[1]}"
     if high <= low:
         low, high = low - 0.5, high + 0.5
-    held = there if there is not None else np.isfinite(values)
-    masks = is_zero & held, np.isnan(values) & held, np.isinf(values) & held
+    masks = is_zero, np.isnan(values) & there, np.isinf(values) & there
     beside = {name: mask for name, mask in zip(_BESIDE, masks, strict=True) if mask.any()}
     shades = LEVELS - len(beside)
     with np.errstate(invalid="ignore"):
@@ -309,39 +269,18 @@ def _indexed(
     )
     stops = ", ".join(f"rgb({r} {g} {b})" for r, g, b in _some(colours, 9))
     scale = Markup(
-        '<span class="scale"><span>{}</span><i style="background:linear-gradient(90deg, {})"></i>{}{}</span>'
+        '<span class="scale"><span>{}</span><i style="background:linear-gradient(90deg, {})"></i>'
+        "<span>{}</span>{}</span>"
     )
-    end = Markup("<span>{}</span>").format(said[1])
-    return index, table, scale.format(said[0], stops, end, Markup("").join(map(_chip, beside)))
+    chip = Markup('<b style="background:rgb({} {} {})"></b><span>{}</span>')
+    chips = Markup("").join(chip.format(*_BESIDE[name], name) for name in beside)
+    return index, table, scale.format(said[0], stops, said[1], chips)
 
 
 def _some(colours: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
     """`count` of the colours [n, 3], evenly spaced."""
-    found: NDArray[np.uint8] = colours[np.linspace(0, len(colours) - 1, count).round().astype(int)]
-    return found
-
-
-def _chip(name: str) -> Markup:
-    """A colour outside the scale, with its meaning."""
-    red, green, blue = _BESIDE[name]
-    return Markup('<b style="background:rgb({} {} {})"></b><span>{}</span>').format(red, green, blue, name)
-
-
-def _png(index: NDArray[np.uint8], colours: NDArray[np.uint8]) -> bytes:
-    image = Image.frombytes("P", index.shape[::-1], index.tobytes())
-    image.putpalette(colours.tobytes() + bytes(3))
-    file = io.BytesIO()
-    image.save(file, "PNG", optimize=True, transparency=_CLEAR)
-    return file.getvalue()
-
-
-def _small(tile: Array, most: int = MOST_PIXELS) -> Array:
-    """The tile with sides of at most `most` pixels, each pixel the mean of a block."""
-    block = [-(-side // most) for side in tile.shape]
-    if max(block) < 2:
-        return tile
-    averaged: Array = functional.avg_pool2d(torch.from_numpy(tile)[None], block, ceil_mode=True)[0].numpy()
-    return averaged
+    chosen: NDArray[np.uint8] = colours[np.linspace(0, len(colours) - 1, count).round().astype(int)]
+    return chosen
 
 
 _VIRIDIS = """

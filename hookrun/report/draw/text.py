@@ -7,22 +7,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 
-def visible(text: str) -> str:
-    """The text with control, bidirectional and other unprintable characters as escapes, except line breaks."""
+def visible(text: str, kept: str = "\n\t") -> str:
+    """The text with control, bidirectional and other unprintable characters as escapes, except those in `kept`."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+    return "".join(
+        c if c.isprintable() or c in kept else c.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for c in text
+    )
 
 
 def one_line(text: str) -> str:
     """As `visible`, with line breaks as escapes too, for names."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+    return visible(text, kept="")
 
 
 def shortened(text: str, most: int = 80) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -24,35 +24,23 @@ _SIMILARITY = {"module", "other", "cka"}
 Line = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class AnalysisResult:
+def _analysis(facts: Facts) -> dict[str, Any] | None:
     """The results in metrics.jsonl: one line for each probed module, or for each pair of modules.
 
     projections: texts that say which modules' features were projected, and how
     """
-
-    title: str
-    probes: list[Line]
-    figures: list[Figure]
-    projections: list[str]
-
-
-def _analysis(facts: Facts) -> AnalysisResult | None:
     probes = _lines(facts, _PROBE, "accuracy")[:MOST_MODULES]
     similarities = _lines(facts, _SIMILARITY, "cka")
     figures = [_bars(probes)] if probes else []
     figures += [_matrix(similarities)] if similarities else []
     title = "Probes" if probes else "Similarity"
-    return AnalysisResult(title, probes, figures, _projections([*probes, *similarities])) if figures else None
-
-
-def _projections(lines: list[Line]) -> list[str]:
-    """``random projection … : conv1, layer4``."""
-    modules = dict[str, dict[str, None]]()
-    for line in lines:
-        if (how := line.get("projection")) is not None and line.get("other") in (None, line["module"]):
-            modules.setdefault(str(how), {})[module_name(str(line["module"]))] = None
-    return [f"{how}, instead of all features: {listed(names, 40)}" for how, names in modules.items()]
+    projected = defaultdict[str, dict[str, None]](dict)
+    for line in [*probes, *similarities]:
+        if line.get("projection") is not None and line.get("other") in (None, line["module"]):
+            projected[str(line["projection"])][module_name(line["module"])] = None
+    projections = [f"{how}, instead of all features: {listed(names, 40)}" for how, names in projected.items()]
+    known = {"title": title, "probes": probes, "figures": figures, "projections": projections}
+    return known if figures else None
 
 
 def _lines(facts: Facts, keys: set[str], result: str) -> list[Line]:
@@ -78,12 +66,9 @@ def _bars(probes: list[Line]) -> Figure:
 
 def _matrix(similarities: list[Line]) -> Figure:
     names = list(dict.fromkeys(str(line["module"]) for line in similarities))[:MOST_MODULES]
-    place = {name: n for n, name in enumerate(names)}
-    values = np.full((len(names), len(names)), np.nan, dtype=np.float32)
-    for line in similarities:
-        row, column = (place.get(str(line[key])) for key in ("module", "other"))
-        if row is not None and column is not None:
-            values[row, column] = np.clip(line["cka"], -1e30, 1e30)
+    cells = {(str(line["module"]), str(line["other"])): line["cka"] for line in similarities}
+    values = np.array([[cells.get((row, column), np.nan) for column in names] for row in names])
+    values = values.clip(-1e30, 1e30).astype(np.float32)
     shown = [module_name(name) for name in names]
     few = len(names) <= 12
     return heat("linear CKA", values, rows=shown, columns=shown, x="module", numbers=few, limits=(0, 1))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import shortened
 from hookrun.report.facts import Facts
@@ -26,50 +24,11 @@ MOST_TEXT = 300
 _NUMBERED = 12
 
 
-@dataclass(frozen=True)
-class WorstSample:
-    """A sample with a high loss.
+def _classes(facts: Facts) -> dict[str, Any] | None:
+    """The confusions of each split and the worst samples; None if no sample has both a class and a predicted class.
 
-    picture: its URL; "" if the run kept none
-    text:    the text of a token sequence, or the sample's file
+    is_sample: only a part of the samples was read
     """
-
-    split: str
-    sample: int
-    label: str
-    predicted: str
-    loss: float
-    picture: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Confusions:
-    """The confusions of one split.
-
-    right:  how many of the `total` samples were classified correctly
-    matrix: the confusion matrix; None if there are too many classes
-    pairs:  (class, predicted class, count) of the misclassified samples, the most frequent first
-    """
-
-    split: str
-    total: int
-    right: int
-    matrix: Figure | None
-    pairs: list[tuple[str, str, int]]
-
-
-@dataclass(frozen=True)
-class Classification:
-    """The data of the section. is_sample: only a part of the samples was read."""
-
-    splits: list[Confusions]
-    worst: list[WorstSample]
-    is_sample: bool
-
-
-def _classes(facts: Facts) -> Classification | None:
-    """None if no sample has both a class and a predicted class."""
     lines = [
         line
         for line in facts.samples.records
@@ -78,58 +37,62 @@ def _classes(facts: Facts) -> Classification | None:
     if not lines:
         return None
     splits = dict.fromkeys(str(line["split"]) for line in lines)
-    found = [_confusions(split, [line for line in lines if line["split"] == split]) for split in splits]
-    return Classification(found, _worst(facts, lines), facts.samples.is_sample)
+    confusions = [_confusions(split, [line for line in lines if line["split"] == split]) for split in splits]
+    return {"splits": confusions, "worst": _worst(facts, lines), "is_sample": facts.samples.is_sample}
 
 
-def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> Confusions:
+def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How many samples of a split were classified correctly, and the confusions, as a matrix if it is not too large.
+
+    confused: (class, predicted class, count), the most frequent first
+    """
     counts = Counter((str(line["class"]), str(line["predicted_class"])) for line in lines)
     names = sorted({name for pair in counts for name in pair}, key=_by_number)
-    right = sum(count for (label, predicted), count in counts.items() if label == predicted)
+    matrix = None
+    if 1 < len(names) <= MOST_CLASSES:
+        shown = [shortened(name, 24) for name in names]
+        matrix = heat(
+            f"confusion matrix, {split}",
+            np.array([[counts[row, column] for column in names] for row in names], dtype=np.float32),
+            rows=shown,
+            columns=shown,
+            x="across: predicted; down: class",
+            numbers=len(names) <= _NUMBERED,
+            note="how many samples of each class have each predicted class",
+        )
     wrong = [(*pair, count) for pair, count in counts.most_common() if pair[0] != pair[1]]
-    pairs = [
-        (shortened(label), shortened(predicted), count) for label, predicted, count in wrong[:MOST_PAIRS]
-    ]
-    matrix = _matrix(counts, names, split) if 1 < len(names) <= MOST_CLASSES else None
-    return Confusions(split, len(lines), right, matrix, pairs)
+    return {
+        "split": split,
+        "total": len(lines),
+        "right": len(lines) - sum(count for *_, count in wrong),
+        "matrix": matrix,
+        "confused": [
+            (shortened(label), shortened(other), count) for label, other, count in wrong[:MOST_PAIRS]
+        ],
+    }
 
 
-def _matrix(counts: Counter[tuple[str, str]], names: Sequence[str], split: str) -> Figure:
-    values = np.array([[counts[row, column] for column in names] for row in names], dtype=np.float32)
-    shown = [shortened(name, 24) for name in names]
-    return heat(
-        f"confusion matrix, {split}",
-        values,
-        rows=shown,
-        columns=shown,
-        x="across: predicted; down: class",
-        numbers=len(names) <= _NUMBERED,
-        note="how many samples of each class have each predicted class",
-    )
-
-
-def _worst(facts: Facts, lines: Sequence[dict[str, Any]]) -> list[WorstSample]:
+def _worst(facts: Facts, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The samples with the highest loss: each with the URL of its picture, and its text or its file."""
     known = [line for line in lines if is_number(line.get("loss")) and math.isfinite(line["loss"])]
     known.sort(key=lambda line: (-line["loss"], line["split"], line["sample"]))
-    return [
-        WorstSample(
-            str(line["split"]),
-            line["sample"],
-            shortened(str(line["class"])),
-            shortened(str(line["predicted_class"])),
-            float(line["loss"]),
-            facts.pictures.get((line["split"], line["sample"]), ""),
-            _text(facts, line),
+    worst = []
+    for line in known[:MOST_WORST]:
+        text = shortened(str(line.get("file") or ""))
+        if line.get("tokens"):
+            text = shortened("".join(facts.texts.get(token, "?") for token in line["tokens"]), MOST_TEXT)
+        worst.append(
+            {
+                "split": line["split"],
+                "sample": line["sample"],
+                "label": shortened(str(line["class"])),
+                "predicted": shortened(str(line["predicted_class"])),
+                "loss": line["loss"],
+                "picture": facts.pictures.get((line["split"], line["sample"]), ""),
+                "text": text,
+            }
         )
-        for line in known[:MOST_WORST]
-    ]
-
-
-def _text(facts: Facts, line: dict[str, Any]) -> str:
-    sequence = facts.sequences.get((line["split"], line["sample"]))
-    if sequence is not None:
-        return shortened("".join(facts.texts.get(token, "?") for token in line["tokens"]), MOST_TEXT)
-    return shortened(str(line.get("file") or ""))
+    return worst
 
 
 def _by_number(name: str) -> tuple[bool, int, str]:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hookrun.report.facts import Facts
-from hookrun.report.lines import sampled
 from hookrun.report.section import ReportSection
-from hookrun.store.format import TOKENS
-from hookrun.store.records import TokenLine
 
 MOST_OPEN = 8
 """Samples that are shown; more can be unfolded."""
@@ -26,78 +22,24 @@ MOST_NEXT = 8
 _WORDS = re.compile(r"\s*\S+\s*")
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A token of a continuation, or a word if tokens have no texts. changed: it differs from the other side."""
-
-    text: str
-    changed: bool = False
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """A continuation. pieces: what was generated; reason: why it ended; left: how many pieces are not shown."""
-
-    pieces: Sequence[Piece]
-    reason: str
-    left: int
-
-
-@dataclass(frozen=True)
-class NextToken:
-    """A possible first new token: its probability without and with hooks, as text and as the width of a bar."""
-
-    token: str
-    without: str
-    now: str
-    share_without: float
-    share: float
-
-
-@dataclass(frozen=True)
-class Generated:
-    """One sample."""
-
-    name: str
-    kl: float | None
-    prompt: str
-    now: Continuation
-    without: Continuation | None
-    next: Sequence[NextToken]
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether the hooks changed the continuation or a probability, or there is nothing to compare it with."""
-        if self.without is None:
-            return True
-        pieces = [*self.now.pieces, *self.without.pieces]
-        return any(each.changed for each in pieces) or any(each.now != each.without for each in self.next)
-
-
-@dataclass(frozen=True)
-class Generations:
-    """The data of the section. compared: prompts were continued with and without hooks."""
-
-    samples: Sequence[Generated]
-    rest: Sequence[Generated]
-    total: int
-    is_sample: bool
-    compared: bool
-    changed: int
-
-
-def _generations(facts: Facts) -> Generations | None:
+def _generations(facts: Facts) -> dict[str, Any] | None:
+    """The first samples and the others; `compared`: prompts were continued with and without hooks."""
     records = facts.generations.records
     if not records:
         return None
     compared = any(record.get("kl_first") is not None for record in records)
-    changed = sum(_differs(record) for record in records)
-    ordered = sorted(records, key=_order) if compared else records
-    shown = ordered[:MOST_SAMPLES]
-    texts = _texts(facts, shown)
-    made = [_generated(record, texts) for record in shown]
-    few, rest = made[:MOST_OPEN], made[MOST_OPEN:]
-    return Generations(few, rest, len(records), facts.generations.is_sample, compared, changed)
+    shown = (sorted(records, key=_order) if compared else records)[:MOST_SAMPLES]
+    met = {token for record in shown for token in [*record["ids"], *(record.get("ids_without") or [])]}
+    texts = {line["token"]: line["text"] for line in facts.tokens.records if line["token"] in met}
+    samples = [_sample(record, texts) for record in shown]
+    return {
+        "samples": samples[:MOST_OPEN],
+        "rest": samples[MOST_OPEN:],
+        "total": len(records),
+        "is_sample": facts.generations.is_sample,
+        "compared": compared,
+        "changed": sum(map(_differs, records)),
+    }
 
 
 def _order(record: Mapping[str, Any]) -> tuple[float, bool]:
@@ -114,37 +56,37 @@ def _is_compared(record: Mapping[str, Any]) -> bool:
     return isinstance(record.get("ids_without"), list) and record.get("reason_without") is not None
 
 
-def _texts(facts: Facts, records: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Token -> text, of the tokens that the records have."""
-    met = {token for record in records for token in [*record["ids"], *(record.get("ids_without") or [])]}
-    lines = sampled(facts.path / TOKENS, TokenLine).records
-    return {line["token"]: line["text"] for line in lines if line["token"] in met}
-
-
-def _generated(record: Mapping[str, Any], texts: Mapping[int, str]) -> Generated:
-    now = _pieces(record["ids"], record["text"], texts)
-    without = None
-    marks = [False] * len(now)
+def _sample(record: Mapping[str, Any], texts: Mapping[int, str]) -> dict[str, Any]:
+    """One sample. is_changed: the hooks changed the text or a probability, or there is nothing to compare it with."""
+    pieces, without = _pieces(record["ids"], record["text"], texts), None
+    marks = [False] * len(pieces)
     if _is_compared(record):
         other = _pieces(record["ids_without"], record.get("text_without"), texts)
-        marks, marks_without = changed_places(now, other)
+        marks, marks_without = changed_places(pieces, other)
         without = _continuation(other, marks_without, record["reason_without"])
     prompt = record["prompt"]
     if prompt is None:
         prompt = " ".join(map(str, record["prompt_ids"][-MOST_PIECES:]))
-    return Generated(
-        name=f"{record['split']} {record['sample']}",
-        kl=record.get("kl_first"),
-        prompt=prompt if len(prompt) <= MOST_PROMPT else f"…{prompt[-MOST_PROMPT:]}",
-        now=_continuation(now, marks, record["reason"]),
-        without=without,
-        next=_next(record["next"], record.get("next_without") or []),
-    )
+    now = _continuation(pieces, marks, record["reason"])
+    tokens = _next(record["next"], record.get("next_without") or [])
+    marked = [changed for side in (now, without) if side is not None for _, changed in side["pieces"]]
+    return {
+        "name": f"{record['split']} {record['sample']}",
+        "kl": record.get("kl_first"),
+        "prompt": prompt if len(prompt) <= MOST_PROMPT else f"…{prompt[-MOST_PROMPT:]}",
+        "now": now,
+        "without": without,
+        "next": tokens,
+        "is_changed": without is None
+        or any(marked)
+        or any(token["now"] != token["without"] for token in tokens),
+    }
 
 
-def _continuation(pieces: Sequence[str], marks: Sequence[bool], reason: str) -> Continuation:
-    shown = [Piece(text, mark) for text, mark in zip(pieces[:MOST_PIECES], marks, strict=False)]
-    return Continuation(shown, reason, max(len(pieces) - MOST_PIECES, 0))
+def _continuation(pieces: Sequence[str], marks: Sequence[bool], reason: str) -> dict[str, Any]:
+    """The pieces with their marks, why it ended, and how many pieces are not shown."""
+    shown = list(zip(pieces[:MOST_PIECES], marks, strict=False))
+    return {"pieces": shown, "reason": reason, "left": max(len(pieces) - MOST_PIECES, 0)}
 
 
 def _pieces(ids: Sequence[int], text: str | None, texts: Mapping[int, str]) -> list[str]:
@@ -155,7 +97,7 @@ def _pieces(ids: Sequence[int], text: str | None, texts: Mapping[int, str]) -> l
     if "".join(known) == text:
         return known
     if " ".join(known) == text:
-        return [f"{each} " for each in known]
+        return [f"{piece} " for piece in known]
     return _WORDS.findall(text[: 100 * MOST_PIECES])
 
 
@@ -164,59 +106,53 @@ def changed_places(one: Sequence[str], other: Sequence[str]) -> tuple[list[bool]
 
     Sides of equal length are compared piece by piece; else all between the common start and end counts as changed.
     """
-    start = next(
-        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
-    left = min(len(one), len(other)) - start
-    pairs = zip(reversed(one), reversed(other), strict=False)
-    end = min(next((n for n, (a, b) in enumerate(pairs) if a != b), left), left)
     if len(one) == len(other):
         marks = [a != b for a, b in zip(one, other, strict=True)]
         return marks, list(marks)
-    return _middle(len(one), start, end), _middle(len(other), start, end)
+    start = _common(one, other)
+    end = min(_common(one[::-1], other[::-1]), min(len(one), len(other)) - start)
+    marks, marks_other = ([start <= at < len(side) - end for at in range(len(side))] for side in (one, other))
+    return marks, marks_other
 
 
-def _middle(count: int, start: int, end: int) -> list[bool]:
-    return [start <= place < count - end for place in range(count)]
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many pieces are the same at the beginning of both sides."""
+    shorter = min(len(one), len(other))
+    return next((at for at in range(shorter) if one[at] != other[at]), shorter)
 
 
-def _next(now: Sequence[Sequence[Any]], without: Sequence[Sequence[Any]]) -> list[NextToken]:
-    """The tokens that are probable on either side, by the larger probability.
+def _next(now: Sequence[Sequence[Any]], without: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """The tokens that are probable on either side, by the larger probability: as text, and as the width of a bar.
 
     A token that one list does not have is less probable than the last token of that list.
     """
-    after, before = ({each[0]: each for each in side} for side in (now, without))
-    least_after, least_before = (min((each[2] for each in side), default=0.0) for side in (now, without))
-    tokens = sorted(after | before, key=lambda token: -max(_p(after, token), _p(before, token)))
-    found = []
-    for token in tokens[:MOST_NEXT]:
-        text = (after.get(token) or before[token])[1]
-        found.append(
-            NextToken(
-                token=_token(token, text),
-                without=_percent(before, token, least_before) if without else "",
-                now=_percent(after, token, least_after),
-                share_without=_p(before, token),
-                share=_p(after, token),
-            )
-        )
-    return found
+    after, before = ({token: _share(share) for token, _, share in side} for side in (now, without))
+    least_after, least_before = (min((share for *_, share in side), default=0.0) for side in (now, without))
+    texts = {token: text for token, text, _ in [*without, *now]}
+    tokens = sorted(after | before, key=lambda token: -max(after.get(token, 0.0), before.get(token, 0.0)))
+    return [
+        {
+            "token": repr(_shortened(texts[token])) if texts[token] else f"#{token}",
+            "without": _percent(before.get(token), least_before) if without else "",
+            "now": _percent(after.get(token), least_after),
+            "share_without": before.get(token, 0.0),
+            "share": after.get(token, 0.0),
+        }
+        for token in tokens[:MOST_NEXT]
+    ]
 
 
-def _p(side: Mapping[int, Sequence[Any]], token: int) -> float:
+def _share(value: float) -> float:
     """A probability between 0 and 1, whatever a file says."""
-    value = float(side[token][2]) if token in side else 0.0
-    return min(max(value, 0.0), 1.0) if value == value else 0.0
+    return min(max(float(value), 0.0), 1.0) if value == value else 0.0
 
 
-def _percent(side: Mapping[int, Sequence[Any]], token: int, least: float) -> str:
-    return f"{_p(side, token):.1%}" if token in side else f"< {min(max(least, 0.001), 1.0):.1%}"
+def _percent(share: float | None, least: float) -> str:
+    return f"< {min(max(least, 0.001), 1.0):.1%}" if share is None else f"{share:.1%}"
 
 
-def _token(token: int, text: str | None) -> str:
-    if not text:
-        return f"#{token}"
-    return repr(text if len(text) <= MOST_TOKEN else f"{text[:MOST_TOKEN]}…")
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_TOKEN else f"{text[:MOST_TOKEN]}…"
 
 
 SECTION = ReportSection("generations", "Generations", _generations, "generations.html")

@@ -58,7 +58,10 @@ def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
     found = []
     for record in records:
         if (values := recorded(record)) and not is_measured(record):
-            words = "  ".join(f"{key}={_short(value)}" for key, value in values.items())
+            words = "  ".join(
+                f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={one_line(str(value))}"
+                for key, value in values.items()
+            )
             at = f"{module_name(str(record['module']))} {one_line(str(record.get('path') or ''))}".strip()
             found.append((f"step {record['step']}  {at}", words[:MOST_CHARACTERS]))
             if len(found) == MOST_LINES:
@@ -66,11 +69,13 @@ def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
     return found
 
 
-def statistics(facts: Facts, hook: str, records: Sequence[Record]) -> list[Figure]:
-    """A chart for each number that a hook recorded; gradient norms come first, also as a map of layers."""
+def statistics(records: Sequence[Record], places: Mapping[str, int], *, are_gradients: bool) -> list[Figure]:
+    """A chart for each number that a hook recorded; gradient norms come first, also as a map of layers.
+
+    places: module or parameter -> its position in the model
+    """
     measured = [record for record in records if is_measured(record)]
     modes = list(dict.fromkeys(str(record["mode"]) for record in measured))[:MOST_MODES]
-    places = facts.places(hook)
     figures = list[Figure]()
     for mode in modes:
         of_mode = [record for record in measured if record["mode"] == mode]
@@ -78,7 +83,7 @@ def statistics(facts: Facts, hook: str, records: Sequence[Record]) -> list[Figur
         names = list(every)[:MOST_CHARTS]
         where = f", {mode} mode" if len(modes) > 1 else ""
         for name in sorted(names, key=lambda name: name != "norm"):
-            is_gradient_norm = name == "norm" and facts.sees_gradients(hook)
+            is_gradient_norm = name == "norm" and are_gradients
             title = f"{'gradient norm' if is_gradient_norm else name}{where}"
             points, unit = _points(of_mode, name, places)
             figures += over_steps(title, points, unit, name, by_layer=is_gradient_norm)
@@ -89,8 +94,7 @@ def over_steps(title: str, points: Points, unit: str, name: str, *, by_layer: bo
     """A few layers as curves, many as a map of layers and steps; both with `by_layer`."""
     values = [value for _, ys in points.values() for value in ys]
     log = spans_magnitudes(values)
-    figures = []
-    longest = max(len(xs) for xs, _ in points.values())
+    figures, longest = list[Figure](), max(len(xs) for xs, _ in points.values())
     if len(points) <= COLOURS:
         series = [Series(module_name(path), xs, ys) for path, (xs, ys) in points.items()]
         figures.append(lines(title, series, x=unit, y=name, log=log))
@@ -119,8 +123,14 @@ def _map(title: str, points: Points, unit: str) -> Figure:
     share = -(-len(names) // MOST_ROWS)
     if share > 1:
         notes.append(f"a row is the largest of {share} layers")
-        mean, there = (_largest(mean, there, share), np.logical_or.reduceat(there, _starts(names, share)))
-        names = [_span(names[start : start + share]) for start in _starts(names, share)]
+        starts = range(0, len(names), share)
+        mean = np.maximum.reduceat(np.where(there, mean, -np.inf), starts)  # NaN if one of them is
+        there = np.logical_or.reduceat(there, starts)
+        ends = [min(start + share, len(names)) - 1 for start in starts]
+        names = [
+            names[start] if start == end else f"{names[start]} … {names[end]}"
+            for start, end in zip(starts, ends, strict=True)
+        ]
     notes += ["colours by magnitude"] if log else []
     heads = [number(places[n * block]) for n in range(total.shape[1])]
     return heat(
@@ -136,97 +146,63 @@ def _map(title: str, points: Points, unit: str) -> Figure:
     )
 
 
-def _starts(names: Sequence[str], share: int) -> list[int]:
-    return list(range(0, len(names), share))
-
-
-def _largest(values: Any, there: Any, share: int) -> Any:
-    """The maximum of each `share` rows, NaN if one of them is NaN; cells without a value do not count."""
-    filled = np.where(there, values, -np.inf)
-    return np.maximum.reduceat(filled, _starts(values, share))
-
-
-def _span(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-
-
 def _of_single_layers(points: Points, unit: str) -> list[str]:
     """Texts that name the layers with the largest and smallest values, and those with zeros, NaN and infinities."""
-    largest, smallest = dict[str, tuple[float, float]](), dict[str, tuple[float, float]]()
-    zero, nan, infinite = dict[str, float](), dict[str, float](), dict[str, float]()
+    largest, smallest = list[tuple[float, float, str]](), list[tuple[float, float, str]]()
+    zero = list[str]()
+    first: dict[str, dict[str, float]] = {"NaN": {}, "infinite": {}}
     for path, (xs, ys) in points.items():
         name = module_name(path)
-        finite = [(abs(y), x) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
-        if above := [each for each in finite if each[0] > 0]:
-            largest[name] = max(above, key=itemgetter(0))  # the first of equal ones
-            smallest[name] = min(above, key=itemgetter(0))
-        elif finite:
-            zero[name] = finite[0][1]
-        for found, is_one in ((nan, math.isnan), (infinite, math.isinf)):
-            if (first := next((x for x, y in zip(xs, ys, strict=True) if is_one(y)), None)) is not None:
-                found[name] = first
-
-    def extremes(of: Mapping[str, tuple[float, float]], most: bool) -> str:
-        ordered = sorted(of.items(), key=lambda item: item[1][0], reverse=most)[:MOST_NAMED]
-        return ", ".join(f"{name} {number(value)} ({unit} {number(x)})" for name, (value, x) in ordered)
-
-    facts = [f"largest: {extremes(largest, True)}", f"smallest above 0: {extremes(smallest, False)}"]
-    facts = facts if len(largest) > 1 else []
+        above = [(abs(y), x, name) for x, y in zip(xs, ys, strict=True) if math.isfinite(y) and y]
+        if above:
+            largest.append(max(above, key=itemgetter(0)))  # the first of equal ones
+            smallest.append(min(above, key=itemgetter(0)))
+        elif 0 in ys:
+            zero.append(name)
+        for what, is_one in (("NaN", math.isnan), ("infinite", math.isinf)):
+            if steps := [x for x, y in zip(xs, ys, strict=True) if is_one(y)]:
+                first[what][name] = steps[0]
+    facts = list[str]()
+    if len(largest) > 1:
+        for title, extremes, is_most in (("largest", largest, True), ("smallest above 0", smallest, False)):
+            extremes.sort(key=itemgetter(0), reverse=is_most)
+            some = [
+                f"{name} {number(value)} ({unit} {number(x)})" for value, x, name in extremes[:MOST_NAMED]
+            ]
+            facts.append(f"{title}: {', '.join(some)}")
     if zero:
         facts.append(f"exactly 0 throughout, {counted(len(zero), 'layer')}: {listed(zero, MOST_NAMED)}")
-    for what, found in (("NaN", nan), ("infinite", infinite)):
-        if found:
-            since = number(min(found.values()))
-            shown = listed(sorted(found, key=found.__getitem__), MOST_NAMED)
-            facts.append(f"{what} from {unit} {since}, {counted(len(found), 'layer')}: {shown}")
+    for what, layers in first.items():
+        if layers:
+            shown = listed(sorted(layers, key=layers.__getitem__), MOST_NAMED)
+            since = number(min(layers.values()))
+            facts.append(f"{what} from {unit} {since}, {counted(len(layers), 'layer')}: {shown}")
     return facts
 
 
 def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> tuple[Points, str]:
     """Module -> its values over steps, or over the order of recording if steps restart; and the name of that axis."""
-    by_module = defaultdict[tuple[str, str], list[tuple[int, float]]](list)
+    by_module = defaultdict[tuple[str, str], tuple[list[float], list[float]]](lambda: ([], []))
     for record in records:
         if name in record:
-            by_module[record["module"], record.get("path") or ""].append(
-                (record["step"], float(record[name]))
-            )
-    rising = all(all(a[0] < b[0] for a, b in pairwise(some)) for some in by_module.values())
-    points: Points = {
-        f"{module}{path}": (
-            [float(step if rising else n) for n, (step, _) in enumerate(some)],
-            [value for _, value in some],
-        )
-        for (module, path), some in sorted(
-            by_module.items(), key=lambda item: places.get(item[0][0], len(places))
-        )
-    }
-    return points, "step" if rising else "firing"
-
-
-def _short(value: Any) -> str:
-    return one_line(f"{value:.6g}" if isinstance(value, float) else str(value))
+            steps, values = by_module[record["module"], record.get("path") or ""]
+            steps.append(float(record["step"]))
+            values.append(float(record[name]))
+    is_rising = all(a < b for steps, _ in by_module.values() for a, b in pairwise(steps))
+    order = sorted(by_module, key=lambda key: places.get(key[0], len(places)))
+    points = {"".join(key): by_module[key] for key in order}
+    if not is_rising:
+        points = {
+            path: (list(map(float, range(len(values)))), values) for path, (_, values) in points.items()
+        }
+    return points, "step" if is_rising else "firing"
 
 
 MOST_VIEWS = 40
 """Captured tensors that are drawn, not counting predictions; the others are listed."""
 
-
 MOST_SAMPLES = 200
 """Samples that are listed with their predicted class."""
-
-
-@dataclass(frozen=True)
-class SampleRows:
-    """Names and predicted classes of the first samples.
-
-    rows:  split, sample, file, class and predicted class
-    total: how many samples there are
-    wrong: how many were misclassified; None if no class was predicted
-    """
-
-    rows: list[tuple[str, int, str, str, str]]
-    total: int
-    wrong: int | None
 
 
 @dataclass(frozen=True)
@@ -236,6 +212,7 @@ class HookViews:
     order: its position in the plan; -1 if the plan does not have it
     left:  captured tensors that are not drawn
     lines: (place, text) of the first records that contain more than numbers
+    samples: for predictions, those of the samples
     """
 
     name: str
@@ -245,12 +222,7 @@ class HookViews:
     views: list[CaptureView]
     left: list[StoredCapture]
     lines: list[tuple[str, str]]
-    samples: SampleRows | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not (self.figures or self.views or self.left or self.lines)
+    samples: dict[str, Any] | None = None
 
 
 def _hooks(facts: Facts) -> list[HookViews] | None:
@@ -258,65 +230,63 @@ def _hooks(facts: Facts) -> list[HookViews] | None:
     records = defaultdict[str, list[dict[str, Any]]](list)
     for record in facts.stats.records:
         records[record["hook"]].append(record)
-    captured = _by_hook(facts.captured)
-    names = list(dict.fromkeys([*captured, *records, *facts.planned]))[:MOST_HOOKS]
-    names.sort(key=lambda name: facts.order.get(name, len(facts.order)))
+    captured, predicted = (defaultdict[str, list[StoredCapture]](list) for _ in range(2))
+    for by_hook, captures in ((captured, facts.captured), (predicted, facts.predicted)):
+        for capture in captures:
+            by_hook[capture.hook].append(capture)
     share = max(2, MOST_VIEWS // max(len(captured), 1))
     shares = dict.fromkeys(list(captured)[:MOST_VIEWS], share)
-    found = [_of_hook(facts, name, records[name], captured[name], shares.get(name, 0)) for name in names]
-    predicted = list(_by_hook(facts.predicted).values())[:MOST_VIEWS]
-    found += [_of_predictions(facts, captures, share) for captures in predicted]
-    return [each for each in found if not each.is_empty] or None
-
-
-def _by_hook(captures: Iterable[StoredCapture]) -> defaultdict[str, list[StoredCapture]]:
-    found = defaultdict[str, list[StoredCapture]](list)
-    for capture in captures:
-        found[capture.hook].append(capture)
-    return found
+    names = list(dict.fromkeys([*captured, *records, *facts.planned]))[:MOST_HOOKS]
+    order = {name: place for place, name in enumerate(facts.planned)}
+    names.sort(key=lambda name: order.get(name, len(order)))
+    shown = [
+        _of_hook(facts, name, order.get(name, -1), records[name], captured[name], shares.get(name, 0))
+        for name in names
+    ]
+    for captures in list(predicted.values())[:MOST_VIEWS]:
+        views = [view_capture(capture, facts, is_prediction=True) for capture in captures[:share]]
+        title, left = "what the model predicted", captures[share:]
+        shown.append(HookViews("predictions", title, -1, [], views, left, [], _samples(facts)))
+    return [each for each in shown if each.figures or each.views or each.left or each.lines] or None
 
 
 def _of_hook(
-    facts: Facts, name: str, records: Sequence[dict[str, Any]], captures: Sequence[StoredCapture], share: int
+    facts: Facts,
+    name: str,
+    order: int,
+    records: Sequence[dict[str, Any]],
+    captures: list[StoredCapture],
+    share: int,
 ) -> HookViews:
-    title, order = "", -1
+    title, places = "", dict[str, int]()
     if hook := facts.planned.get(name):
         matches = counted(len(hook.targets), "parameter" if facts.is_on_parameters(name) else "module")
         title = f"{hook.hook}, {hook.action} on {matches}"
-        order = facts.order[name]
-    places = facts.places(name)
-    captures = sorted(captures, key=lambda capture: places.get(capture.module, len(places)))
+        places = {match.path: place for place, match in enumerate(hook.targets)}
+    captures.sort(key=lambda capture: places.get(capture.module, len(places)))
     views = [view_capture(capture, facts) for capture in captures[:share]]
-    figures = statistics(facts, name, records)
+    figures = statistics(records, places, are_gradients=facts.sees_gradients(name))
     if norms := {place(view.capture): view.norms for view in views if view.norms is not None}:
         figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
-    return HookViews(name, title, order, figures, views, list(captures[share:]), as_lines(records))
+    return HookViews(name, title, order, figures, views, captures[share:], as_lines(records))
 
 
-def _of_predictions(facts: Facts, captures: Sequence[StoredCapture], share: int) -> HookViews:
-    views = [view_capture(capture, facts, is_prediction=True) for capture in captures[:share]]
-    left = list(captures[share:])
-    return HookViews("predictions", "what the model predicted", -1, [], views, left, [], _samples(facts))
+def _samples(facts: Facts) -> dict[str, Any] | None:
+    """Split, sample, file, class and predicted class of the first samples; None if none has a class or a file.
 
-
-def _samples(facts: Facts) -> SampleRows | None:
+    wrong: how many samples were misclassified; None if no class was predicted
+    """
     lines = facts.samples.records
     if not any(line.get("class") or line.get("file") for line in lines):
         return None
+    keys = ("file", "class", "predicted_class")
     rows = [
-        (shortened(str(line["split"])), int(line["sample"]), *_said(line)) for line in lines[:MOST_SAMPLES]
+        (shortened(line["split"]), line["sample"], *(shortened(str(line.get(key) or "")) for key in keys))
+        for line in lines[:MOST_SAMPLES]
     ]
     judged = [line for line in lines if line.get("predicted_class") is not None]
     wrong = sum(line["predicted_class"] != line.get("class") for line in judged) if judged else None
-    return SampleRows(rows, len(lines), wrong)
-
-
-def _said(line: dict[str, Any]) -> tuple[str, str, str]:
-    """File, class and predicted class."""
-    file, label, predicted = (
-        shortened(str(line.get(key) or "")) for key in ("file", "class", "predicted_class")
-    )
-    return file, label, predicted
+    return {"rows": rows, "total": len(lines), "wrong": wrong}
 
 
 SECTION = ReportSection("hooks", "Hooks", _hooks, "hooks.html")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hookrun.report.facts import Facts
 from hookrun.report.section import ReportSection
@@ -18,19 +19,15 @@ DEEPEST = 40
 
 
 @dataclass(frozen=True)
-class FiredCount:
-    """How often a hook fired at a module or one of its parameters; None if the run kept no counts."""
-
-    parameter: str
-    fired: int | None
-
-
-@dataclass(frozen=True)
 class HookMark:
-    """A hook at a module; `silent` says why it did nothing there, or at one of the module's parameters."""
+    """A hook at a module.
+
+    counts: (parameter or "", how often the hook fired there; None if the run kept no counts)
+    silent: why it did nothing at the module, or at one of its parameters
+    """
 
     hook: str
-    counts: tuple[FiredCount, ...]
+    counts: list[tuple[str, int | None]]
     silent: str | None
 
 
@@ -45,34 +42,22 @@ class ModuleNode:
     """
 
     name: str
-    others: tuple[str, ...]
+    others: list[str]
     type: str
     parameters: int
     shape: str | None
-    marks: tuple[HookMark, ...]
+    marks: list[HookMark]
     quiet: bool
     opened: bool = True
     children: list[ModuleNode] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class ShownModel:
-    """The tree, from the root module.
+def _model(facts: Facts) -> dict[str, Any] | None:
+    """The tree, and the number of modules and parameters; None if the run has no file of the model.
 
-    folds:   some of it is hidden at first
-    modules, parameters: number in total
+    folds:    some of the tree is hidden at first
     left_out: number of modules that are not in the tree, because there are too many
     """
-
-    root: ModuleNode
-    modules: int
-    parameters: int
-    folds: bool
-    left_out: int
-
-
-def _model(facts: Facts) -> ShownModel | None:
-    """The tree; None if the run has no file of the model."""
     modules = {module.path: module for module in facts.model.modules}
     if "" not in modules:
         return None
@@ -83,20 +68,24 @@ def _model(facts: Facts) -> ShownModel | None:
         if not facts.is_on_parameters(name)
         for match in hook.targets
     }
-    loud = {"", *(ancestor for path in marks for ancestor in _with_ancestors(path))}
+    parts = [path.split(".") for path in marks]
+    loud = {"", *(".".join(names[:count]) for names in parts for count in range(1, len(names) + 1))}
     is_large = len(modules) > SHORT
     hides = is_large and bool(marks) and len(loud & modules.keys()) < len(modules)
-    kept = _kept(modules, loud)
-    shown = [path for path in kept if not hides or path in loud]
-    opened = _opened(shown) if is_large else set(kept)
+    by_need = sorted(
+        modules, key=lambda path: (path != "", path not in loud)
+    )  # hooked ones and their parents first
+    chosen = set(by_need[:MOST])
+    kept = [path for path in modules if path in chosen]
+    opened = _opened([path for path in kept if not hides or path in loud]) if is_large else set(kept)
     nodes = {
         path: ModuleNode(
             name=path.rpartition(".")[2],
-            others=tuple(name for name in modules[path].names if name != path),
+            others=[name for name in modules[path].names if name != path],
             type=modules[path].type,
             parameters=modules[path].parameters,
             shape=shapes.get(path),
-            marks=tuple(marks.get(path, ())),
+            marks=marks.get(path, []),
             quiet=hides and path not in loud,
             opened=path in opened or (hides and path not in loud),
         )
@@ -105,9 +94,13 @@ def _model(facts: Facts) -> ShownModel | None:
     for path, node in nodes.items():
         if path:
             nodes[_holder(path, nodes)].children.append(node)
-    return ShownModel(
-        nodes[""], len(modules), modules[""].parameters, is_large, left_out=len(modules) - len(nodes)
-    )
+    return {
+        "root": nodes[""],
+        "modules": len(modules),
+        "parameters": modules[""].parameters,
+        "folds": is_large,
+        "left_out": len(modules) - len(nodes),
+    }
 
 
 def _opened(paths: list[str]) -> set[str]:
@@ -129,20 +122,6 @@ def _opened(paths: list[str]) -> set[str]:
     return opened
 
 
-def _kept(modules: Mapping[str, object], loud: Collection[str]) -> list[str]:
-    """At most `MOST` modules in the model's order: hooked ones and their parents, then the first others."""
-    if len(modules) <= MOST:
-        return list(modules)
-    by_need = sorted(modules, key=lambda path: (path != "", path not in loud))
-    chosen = set(by_need[:MOST])
-    return [path for path in modules if path in chosen]
-
-
-def _with_ancestors(path: str) -> list[str]:
-    parts = path.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-
-
 def _holder(path: str, nodes: Mapping[str, object]) -> str:
     """The nearest ancestor of the module in the tree, not below the level `DEEPEST`."""
     parts = path.split(".")[:-1][:DEEPEST]
@@ -153,21 +132,21 @@ def _holder(path: str, nodes: Mapping[str, object]) -> str:
 
 def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[HookMark]]:
     """Module -> marks of its hooks; hooks on a parameter are shown at the module that owns it."""
-    found = defaultdict[str, list[HookMark]](list)
+    marks = defaultdict[str, list[HookMark]](list)
     for name, hook in facts.planned.items():
-        counts, silent = defaultdict[str, list[FiredCount]](list), dict[str, str]()
+        counts, silent = defaultdict[str, list[tuple[str, int | None]]](list), dict[str, str]()
         for match in hook.targets:
             path, parameter = match.path, ""
             if facts.is_on_parameters(name):
                 path, _, parameter = path.rpartition(".")
             site = facts.sites.get((name, match.path))
-            counts[path].append(FiredCount(parameter, None if site is None else site.fired))
+            counts[path].append((parameter, None if site is None else site.fired))
             if site is not None and site.silent:
                 silent[path] = site.silent
-        for path, each in counts.items():
+        for path, fired in counts.items():
             if path in modules:
-                found[path].append(HookMark(name, tuple(each), silent.get(path)))
-    return found
+                marks[path].append(HookMark(name, fired, silent.get(path)))
+    return marks
 
 
 SECTION = ReportSection("model", "Model", _model, "model.html")

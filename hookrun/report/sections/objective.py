@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
-from hookrun.report.jobs import JobFacts
 from hookrun.report.section import ReportSection
 from hookrun.report.sweep_facts import SweepFacts
 
 
-@dataclass(frozen=True)
-class Best:
-    """The objective as text, and the best job that is done.
-
-    without: number of jobs that are done but have no finite value
-    of_batch: metrics of which at least one job logged single batches only
-    """
-
-    objective: str
-    job: JobFacts | None
-    without: int
-    of_batch: list[str]
-
-
-def _best(facts: SweepFacts) -> Best | None:
+def _objective(facts: SweepFacts) -> dict[str, Any] | None:
+    """The objective as text, how many jobs are done without a finite value, and the metrics of single batches."""
     of_batch = sorted({name for job in facts.jobs for name in job.of_batch})
+    objective = str(facts.goal) if facts.goal else ""
     if len(facts.goals) > 1:
-        words = "not the same for every job: " + "; ".join(sorted(map(str, facts.goals)))
-        return Best(words, None, 0, of_batch)
-    if not facts.goals:
-        return Best("", None, 0, of_batch) if of_batch else None
-    without = sum(job.result is not None and job.result.value is None for job in facts.jobs)
-    return Best(str(facts.goals[0]), facts.best, without, of_batch)
+        objective = "not the same for every job: " + "; ".join(sorted(map(str, facts.goals)))
+    if not objective and not of_batch:
+        return None
+    without = sum(job.result is not None and job.value is None for job in facts.jobs) if facts.goal else 0
+    return {"objective": objective, "without": without, "of_batch": of_batch}
 
 
-SECTION = ReportSection("objective", "Objective", _best, "objective.html")
+SECTION = ReportSection("objective", "Objective", _objective, "objective.html")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.text import number
@@ -21,25 +20,9 @@ MOST_SAMPLES = 10
 _ABOUT = {*ABOUT, "position", "sample", "tokens"}
 
 
-@dataclass(frozen=True)
-class WorstSamples:
-    """Rows (sample, file and class, value) of the samples of a split with the worst values of a metric, worst first."""
-
-    title: str
-    rows: Sequence[tuple[int, str, str]]
-
-
-@dataclass(frozen=True)
-class PartsOfPasses:
-    """The curves and the tables."""
-
-    figures: Sequence[Figure]
-    tables: Sequence[WorstSamples]
-
-
-def _parts(facts: Facts) -> PartsOfPasses | None:
+def _parts(facts: Facts) -> dict[str, Any] | None:
     figures, tables = _by_position(facts)[:MOST_FIGURES], _by_sample(facts)[:MOST_TABLES]
-    return PartsOfPasses(figures, tables) if figures or tables else None
+    return {"figures": figures, "tables": tables} if figures or tables else None
 
 
 def _latest(facts: Facts, of: str) -> dict[str, list[Line]]:
@@ -71,31 +54,28 @@ def _by_position(facts: Facts) -> list[Figure]:
     ]
 
 
-def _by_sample(facts: Facts) -> list[WorstSamples]:
-    """A table for each metric and split, if it is known whether small or large is better."""
+def _by_sample(facts: Facts) -> list[tuple[str, list[tuple[int, str, str]]]]:
+    """For each metric and split a title, and (sample, file and class, value) of the worst samples, worst first.
+
+    Only metrics of which it is known whether small or large is better.
+    """
     tables = []
-    for split, found in _latest(facts, "sample").items():
-        names = dict.fromkeys(name for line in found for name in numbers(line, without=_ABOUT))
-        for name in names:
+    for split, lines_of_split in _latest(facts, "sample").items():
+        values = defaultdict[str, list[tuple[float, int]]](list)
+        for line in lines_of_split:
+            for name, value in numbers(line, without=_ABOUT).items():
+                values[name].append((value, line["sample"]))
+        for name, samples in values.items():
             if (direction := direction_of(name)) is None:
                 continue
-            rows = [
-                (line["sample"], float(line[name])) for line in found if name in numbers(line, without=_ABOUT)
-            ]
-            worst = sorted(
-                rows, key=lambda row: _badness(row[1], smaller=direction == "minimize"), reverse=True
-            )
+            sign = 1 if direction == "minimize" else -1
+            samples.sort(key=lambda pair: math.inf if math.isnan(pair[0]) else sign * pair[0], reverse=True)
             shown = [
-                (sample, facts.called.get((split, sample), ""), number(value))
-                for sample, value in worst[:MOST_SAMPLES]
+                (sample, facts.called.get((split, sample), ""), number(float(value)))
+                for value, sample in samples[:MOST_SAMPLES]
             ]
-            tables.append(WorstSamples(f"{split}: the worst of {len(rows):,} samples by {name}", shown))
+            tables.append((f"{split}: the worst of {len(samples):,} samples by {name}", shown))
     return tables
-
-
-def _badness(value: float, *, smaller: bool) -> float:
-    """A sort key: larger is worse; NaN is the worst."""
-    return math.inf if math.isnan(value) else value if smaller else -value
 
 
 SECTION = ReportSection("parts", "By position and sample", _parts, "parts_of_passes.html")

@@ -8,7 +8,6 @@ from typing import Any
 
 from hookrun.report.facts import MOST_HOOKS, Facts
 from hookrun.report.section import ReportSection
-from hookrun.store.records import PlannedHookRecord
 
 SHOWN_MODULES = 4
 
@@ -37,33 +36,32 @@ class PlanRow:
 
 def _rows(facts: Facts) -> list[PlanRow] | None:
     """One row for each hook, in firing order."""
-    hooks = list(facts.planned.values())[:MOST_HOOKS]
-    return [_row(order, hook, facts) for order, hook in enumerate(hooks)] or None
-
-
-def _row(order: int, hook: PlannedHookRecord, facts: Facts) -> PlanRow:
-    matches = hook.targets
-    shown = matches[:SHOWN_MODULES]
-    keys = ((hook.name, each.path) for each in matches)
-    sites = [facts.sites[key] for key in keys if key in facts.sites]
-    total = sum(site.total for site in sites)
-    clauses = {key: value for key, value in hook.clauses.items() if key in _CLAUSES}
-    given = {**clauses, **(hook.params or {})}
-    settings = {key: value for key, value in given.items() if value is not None}
-    return PlanRow(
-        order=order,
-        name=hook.name,
-        modules=[each.path for each in shown],
-        more_modules=len(matches) - len(shown),
-        classes=[each.type or "" for each in shown],
-        type=hook.hook or "",
-        action=hook.action or "",
-        settings=" ".join(f"{key}={_text(value)}" for key, value in settings.items()),
-        when=_when(hook.when or {}),
-        shapes=[each.shape for each in shown],
-        fired=sum(site.fired for site in sites) if sites else None,
-        changed=sum(site.changed for site in sites) / total if total else None,
-    )
+    rows = []
+    for order, hook in enumerate(list(facts.planned.values())[:MOST_HOOKS]):
+        shown = hook.targets[:SHOWN_MODULES]
+        keys = ((hook.name, match.path) for match in hook.targets)
+        sites = [facts.sites[key] for key in keys if key in facts.sites]
+        total = sum(site.total for site in sites)
+        clauses = {key: value for key, value in hook.clauses.items() if key in _CLAUSES}
+        settings = {**clauses, **(hook.params or {})}
+        row = PlanRow(
+            order=order,
+            name=hook.name,
+            modules=[match.path for match in shown],
+            more_modules=len(hook.targets) - len(shown),
+            classes=[match.type or "" for match in shown],
+            type=hook.hook or "",
+            action=hook.action or "",
+            settings=" ".join(
+                f"{key}={_text(value)}" for key, value in settings.items() if value is not None
+            ),
+            when=_when(hook.when or {}),
+            shapes=[match.shape for match in shown],
+            fired=sum(site.fired for site in sites) if sites else None,
+            changed=sum(site.changed for site in sites) / total if total else None,
+        )
+        rows.append(row)
+    return rows or None
 
 
 _CLAUSES = ("target", "index", "tokens", "heads")
@@ -71,30 +69,25 @@ _LAST = ("index", "minus", "factor", "at")
 """Keys of a value that are shown after the run or the file."""
 
 
-def _text(value: Any) -> str:
-    """The value of a parameter as YAML writes it, without the keys of a mapping that have no effect."""
-    if isinstance(value, Mapping):
-        return _mapping_text(value, {})
+def _text(value: Any, around: Mapping[str, Any] | None = None) -> str:
+    """The value of a parameter as YAML writes it.
+
+    Keys of a mapping are left out if they are null, or the same in the mapping around it, or have no effect.
+    """
     if isinstance(value, list):
         return "[" + ", ".join(map(_text, value)) + "]"
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _mapping_text(value: Mapping[str, Any], around: Mapping[str, Any]) -> str:
-    """The text of a mapping, without keys that are null or that it shares with the mapping around it."""
+    if not isinstance(value, Mapping):
+        return str(value).lower() if isinstance(value, bool) else str(value)
     names = sorted(value, key=lambda key: key in _LAST)
-    given = {key: value[key] for key in names if value[key] is not None and around.get(key) != value[key]}
+    outer = around or {}
+    given = {key: value[key] for key in names if value[key] is not None and outer.get(key) != value[key]}
     if given.get("factor") == 1:
         del given["factor"]
     if len(given) == 1 and (short := given.get("position", given.get("pick"))) is not None:
         return _text(short)  # tokens: -1, heads: [3, 5]
-    texts = {
-        key: _mapping_text(each, value) if isinstance(each, Mapping) else _text(each)
-        for key, each in given.items()
-    }
-    return "{" + ", ".join(f"{key}: {text}" for key, text in texts.items()) + "}"
+    return "{" + ", ".join(f"{key}: {_text(each, value)}" for key, each in given.items()) + "}"
 
 
 _ALWAYS = {"start": 0, "every": 1, "end": None}

@@ -39,17 +39,13 @@ def _of_a_run(facts: Facts) -> RunAgain | None:
     if facts.env.recorded:
         return None
     hydra = _hydra(facts.path / ".hydra/hydra.yaml", facts.path)
-    runs = [*facts.runs, *_weights(facts)]
-    again = _again(hydra, facts.env.argv, is_job=True, runs=runs)
-    return replace(again, composed=facts.composed)
-
-
-def _weights(facts: Facts) -> list[UsedRunRecord]:
-    """The file of the model's weights, in the form of an entry of `Facts.runs`."""
-    weights = facts.model.weights or ""
-    if any(run.where == f"{WEIGHTS}.run" for run in facts.runs):
-        return []  # the run that trained them is named
-    return [UsedRunRecord(where=WEIGHTS, run="", path=weights)] if os.path.isabs(weights) else []
+    runs, weights = [*facts.plan.runs, *facts.env.runs], facts.model.weights or ""
+    is_trained = any(
+        run.where == f"{WEIGHTS}.run" for run in runs
+    )  # the run that trained the weights is named
+    if os.path.isabs(weights) and not is_trained:
+        runs.append(UsedRunRecord(where=WEIGHTS, run="", path=weights))
+    return replace(_again(hydra, facts.env.argv, is_job=True, runs=runs), composed=facts.composed)
 
 
 def _of_a_sweep(facts: SweepFacts) -> RunAgain:

@@ -34,13 +34,14 @@ def _figures(facts: SweepFacts) -> list[Figure] | None:
     measured = {name for job in jobs for name in job.metrics}
     names = [name for name in facts.metrics if name in measured and not name.endswith("/samples")]
     keys = [key for key in facts.varied if key != REPEATS] or facts.varied
+    is_small = all(len({job.overrides.get(key) for job in jobs}) <= MOST_CELLS for key in keys)
     figures = list[Figure]()
     for name in names[:MOST_METRICS]:
-        if len(keys) == 2 and _are_few(jobs, keys):
-            found = [_map(jobs, keys[0], keys[1], name)]
+        if len(keys) == 2 and is_small:
+            drawn = [_map(jobs, keys[0], keys[1], name)]
         else:
-            found = [_curve([job for job in jobs if name in job.metrics], key, name) for key in keys]
-        figures += [_with_baselines(figure, facts, name) for figure in found]
+            drawn = [_curve([job for job in jobs if name in job.metrics], key, name) for key in keys]
+        figures += [_with_baselines(figure, facts, name) for figure in drawn]
     return figures[:MOST_FIGURES] or None
 
 
@@ -56,93 +57,77 @@ def _with_baselines(figure: Figure, facts: SweepFacts, name: str) -> Figure:
     return replace(figure, note="; ".join(filter(None, [figure.note, said])))
 
 
-def _are_few(jobs: Sequence[JobFacts], keys: Sequence[str]) -> bool:
-    return all(len({job.overrides.get(key) for job in jobs}) <= MOST_CELLS for key in keys)
-
-
 def _curve(jobs: Sequence[JobFacts], key: str, name: str) -> Figure:
     """The mean over the jobs with each value, and a band from the minimum to the maximum."""
     by_value = defaultdict[str, list[float]](list)
     for job in jobs:
         by_value[job.overrides.get(key, "–")].append(job.metrics[name])
-    finite, lost = _finite(by_value)
-    order = sorted(finite, key=_rank)
-    numbers = [_number(value) for value in order]
-    is_numeric = all(number is not None for number in numbers)
-    xs = (
-        [number for number in numbers if number is not None]
-        if is_numeric
-        else list(map(float, range(len(order))))
+    order = sorted(by_value, key=_rank)
+    xs = [_number(value) for value in order]
+    is_numeric = all(map(math.isfinite, xs))
+    dots = not is_numeric or key == REPEATS
+    finite, notes = _finite(
+        by_value, f"{'points' if dots else 'line'}: the mean; band: from minimum to maximum"
     )
     means = [float(np.mean(finite[value])) for value in order]
     least, largest = ([reach(finite[value]) for value in order] for reach in (min, max))
-    series = [Series(name, xs, means, least, largest, dots=not is_numeric or key == REPEATS)]
-    mean = "points" if series[0].dots else "line"
-    notes = [f"{mean}: the mean; band: from minimum to maximum"] if _are_several(by_value) else []
+    places = xs if is_numeric else list(map(float, range(len(order))))
     return lines(
         f"{name} against {key}",
-        series,
+        [Series(name, places, means, least, largest, dots=dots)],
         x=key,
         y=name,
         log=spans_magnitudes(means, 1000),
         log_x=is_numeric and spans_magnitudes(xs, 30),
         labels=None if is_numeric else order,
-        note="; ".join([*notes, *lost]),
+        note="; ".join(notes),
     )
 
 
 def _map(jobs: Sequence[JobFacts], across: str, up: str, name: str) -> Figure:
     """The mean over the jobs of each cell; a cell is empty if its jobs do not have the metric."""
-
-    def values(key: str) -> list[str]:
-        return sorted({job.overrides.get(key, "–") for job in jobs}, key=_rank)
-
-    columns, rows = values(across), values(up)
+    columns, rows = (sorted({job.overrides.get(key, "–") for job in jobs}, key=_rank) for key in (across, up))
     cells = defaultdict[tuple[str, str], list[float]](list)
     for job in jobs:
         if name in job.metrics:
             cells[job.overrides.get(up, "–"), job.overrides.get(across, "–")].append(job.metrics[name])
-    finite, lost = _finite(cells)
-    matrix = np.full((len(rows), len(columns)), np.nan, dtype=np.float32)
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            if found := finite.get((row, column)):
-                matrix[i, j] = np.mean(found)
+    finite, notes = _finite(cells, "each cell is a mean")
+    means = [[np.mean(finite.get((row, column), math.nan)) for column in columns] for row in rows]
     return heat(
         name,
-        matrix,
+        np.array(means, dtype=np.float32),
         rows=rows,
         columns=columns,
         x=f"across: {across}; down: {up}",
-        note="; ".join([*(["each cell is a mean"] if _are_several(cells) else []), *lost]),
+        note="; ".join(notes),
         numbers=len(columns) <= 12,
     )
 
 
-def _finite(groups: Mapping[K, Sequence[float]]) -> tuple[dict[K, list[float]], list[str]]:
-    """The finite values of each group, a NaN if there are none, and a note on the values left out."""
+def _finite(groups: Mapping[K, Sequence[float]], several: str) -> tuple[dict[K, list[float]], list[str]]:
+    """The finite values of each group, a NaN if there are none; `several` if a group has more values than one.
+
+    The second note says how many values were left out.
+    """
     finite = {key: [value for value in values if math.isfinite(value)] for key, values in groups.items()}
-    lost = sum(map(len, groups.values())) - sum(map(len, finite.values()))
-    note = [f"left out: {counted(lost, 'job')} whose value is not finite"] if lost else []
-    return {key: values or [math.nan] for key, values in finite.items()}, note
+    notes = [several] if max(map(len, groups.values()), default=0) > 1 else []
+    if lost := sum(map(len, groups.values())) - sum(map(len, finite.values())):
+        notes.append(f"left out: {counted(lost, 'job')} whose value is not finite")
+    return {key: values or [math.nan] for key, values in finite.items()}, notes
 
 
-def _are_several(groups: Mapping[K, Sequence[float]]) -> bool:
-    return max(map(len, groups.values()), default=0) > 1
-
-
-def _number(text: str) -> float | None:
+def _number(text: str) -> float:
+    """The text as a number; NaN if it is none."""
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+        return math.nan
 
 
 def _rank(text: str) -> tuple[bool, float, str]:
     """A sort key: numbers by size, then texts."""
     number = _number(text)
-    return number is None, number or 0.0, text
+    return not math.isfinite(number), number if math.isfinite(number) else 0.0, text
 
 
 SECTION = ReportSection("figures", "Metrics by swept key", _figures, "swept.html")

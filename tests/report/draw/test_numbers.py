@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 
+from hookrun.report.draw.charts import Series
 from hookrun.report.draw.numbers import (
     MOST_ROWS,
-    Curve,
-    chosen,
     of_bars,
     of_bins,
     of_cells,
@@ -19,12 +18,12 @@ from hookrun.report.draw.numbers import (
 
 
 def test_curves_have_their_ends_and_extremes_and_a_table_by_x() -> None:
-    curves = [Curve("a", [0, 1, 2], [3.0, -1.0, 2.0]), Curve("b", [1], [math.nan])]
+    curves = [Series("a", [0, 1, 2], [3.0, -1.0, 2.0]), Series("b", [1], [math.nan])]
     said, table = of_curves("loss", curves, "step", "loss", None)
     assert said == "loss: loss by step; a: 3 at 0, 2 at 2, least -1, largest 3; b: no finite value"
     assert table.heads == ("step", "a", "b")
     assert table.rows == (("0", "3", "–"), ("1", "-1", "NaN"), ("2", "2", "–"))
-    long = [Curve("a", range(100), [0.0] * 100)]
+    long = [Series("a", range(100), [0.0] * 100)]
     assert of_curves("t", long, "x", "y", None)[1].title == f"the numbers, {MOST_ROWS} of 100 points"
 
 
@@ -58,8 +57,3 @@ def test_tiles_have_the_range_of_each() -> None:
     said, table = of_tiles("t", np.arange(8.0).reshape(1, 2, 2, 2), ["a"], "channels 0–1")
     assert said == "t: 2 pictures of 2 × 2, channels 0–1; values from 0 to 7"
     assert table.rows == (("a", "0", "0", "1.5", "3"), ("a", "1", "4", "5.5", "7"))
-
-
-def test_chosen_items_are_spread_with_both_ends() -> None:
-    assert chosen(range(101), 5) == [0, 25, 50, 75, 100]
-    assert chosen([7], 5) == [7] and chosen([], 5) == [] and chosen([1, 2], 1) == [1]

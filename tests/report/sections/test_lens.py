@@ -26,8 +26,8 @@ def test_places_and_sizes_in_the_files_are_bounded(tmp_path: Path) -> None:
     (tmp_path / "lens.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in cells))
     (tmp_path / "status.json").write_text(json.dumps({"status": "completed"}))
     found = SECTION.build(read_facts(tmp_path))
-    (figure,) = found.figures
+    (figure,) = found["figures"]
     assert "--rows:1;--columns:1" in figure.picture
-    (table,) = found.tables
-    assert len(table.rows) == 200 and len(table.columns) == MOST_CELLS // 200
-    assert any("the first 30 positions" in note for note in found.notes)
+    (table,) = found["tables"]
+    assert len(table["rows"]) == 200 and len(table["columns"]) == MOST_CELLS // 200
+    assert any("the first 30 positions" in note for note in found["notes"])

@@ -42,8 +42,8 @@ def test_a_tree_as_deep_as_it_may_be_and_with_gaps() -> None:
     paths = ["", *(".".join(["m"] * level) for level in range(1, 301)), "gone.child"]
     modules = [{"path": path, "names": [path], "class": "M", "parameters": 0} for path in paths]
     shown = model.SECTION.build(Facts(Path(), {}, model=ModelRecord.model_validate({"modules": modules})))
-    assert [child.name for child in shown.root.children] == ["m", "child"]
-    depth, count, level = 0, 0, [shown.root]
+    assert [child.name for child in shown["root"].children] == ["m", "child"]
+    depth, count, level = 0, 0, [shown["root"]]
     while level:
         depth, count = depth + 1, count + len(level)
         level = [child for node in level for child in node.children]
@@ -58,4 +58,4 @@ def test_a_large_tree_is_folded_to_forty_rows() -> None:
         return 1 + (sum(map(rows, node.children)) if node.opened else 0)
 
     shown = model.SECTION.build(Facts(Path(), {}, model=ModelRecord.model_validate({"modules": modules})))
-    assert shown.folds and rows(shown.root) <= 40 < shown.modules
+    assert shown["folds"] and rows(shown["root"]) <= 40 < shown["modules"]

@@ -17,6 +17,6 @@ def test_only_whole_numbers_from_0_are_positions_and_samples(tmp_path: Path) -> 
         found += [{"split": "val", "of": of, of: value, "loss": 1.0} for value in values]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in found))
     parts = PARTS.build(read_facts(tmp_path))
-    (table,) = parts.tables
-    assert {sample for sample, *_ in table.rows} <= {0, 1, 2**60} and len(table.rows) in (2, 3)
-    assert len(parts.figures) == 1
+    ((_, rows),) = parts["tables"]
+    assert {sample for sample, *_ in rows} <= {0, 1, 2**60} and len(rows) in (2, 3)
+    assert len(parts["figures"]) == 1
