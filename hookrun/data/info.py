@@ -97,16 +97,6 @@ class DataInfo:
         """The dtype of the input tensor. Raises SpecError as `input` does."""
         return self.input.dtype
 
-    @property
-    def target_shape(self) -> tuple[int, ...] | None:
-        """The shape of one sample's target: () for a class label; None where there is no target."""
-        return self.target.shape if self.target else None
-
-    @property
-    def target_dtype(self) -> torch.dtype | None:
-        """The dtype of the target; None where there is no target."""
-        return self.target.dtype if self.target else None
-
     def example(self, batch_size: int) -> Tensor | dict[str, Tensor]:
         """A batch of inputs, all zeros: a tensor, or a dict of tensors where the inputs have names."""
         if isinstance(self.inputs, TensorInfo):

@@ -28,22 +28,16 @@ class Encoded:
 
 
 class Tokenizer(ABC):
-    """How a data set's text becomes token ids."""
+    """How a data set's text becomes token ids.
 
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int:
-        """The number of tokens; ids are smaller than this."""
+    vocab_size: the number of tokens; ids are smaller than this
+    pad_id:     the id of padding; the attention mask says where it is
+    separator:  the token between two documents; None where there is none
+    """
 
-    @property
-    def pad_id(self) -> int:
-        """The id of padding; the attention mask says where it is."""
-        return 0
-
-    @property
-    @abstractmethod
-    def separator(self) -> int | None:
-        """The token between two documents; None where there is none."""
+    vocab_size: int
+    pad_id: int = 0
+    separator: int | None = None
 
     @abstractmethod
     def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
@@ -92,14 +86,7 @@ class Words(Tokenizer):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ids", {word: number for number, word in enumerate(self.words)})
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.words)
-
-    @property
-    def separator(self) -> int | None:
-        return None
+        object.__setattr__(self, "vocab_size", len(self.words))
 
     def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
         found = list(re.finditer(r"[^ ]+", text))
@@ -122,23 +109,10 @@ class FromFolder(Tokenizer):
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._size = max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._size
-
-    @property
-    def pad_id(self) -> int:
-        for found in (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id):
-            if isinstance(found, int):
-                return found
-        return 0
-
-    @property
-    def separator(self) -> int | None:
-        found = self._tokenizer.eos_token_id
-        return found if isinstance(found, int) else None
+        self.vocab_size = max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
+        pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+        self.separator = end if isinstance(end, int) else None
+        self.pad_id = pad if isinstance(pad, int) else self.separator or 0
 
     def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
         found = self._tokenizer(text, add_special_tokens=special, return_offsets_mapping=offsets)
@@ -147,6 +121,9 @@ class FromFolder(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
         return text
+
+
+_BYTES = Bytes()
 
 
 def tokenizer_named(name: str) -> Tokenizer:
@@ -159,9 +136,6 @@ def tokenizer_named(name: str) -> Tokenizer:
         raise SpecError([Problem(WHERE, f"there is no folder {folder}", hint)])
     stamp = tuple(sorted((each.name, each.stat().st_mtime_ns) for each in folder.glob("*.json")))
     return _from_folder(folder, stamp)
-
-
-_BYTES = Bytes()
 
 
 @lru_cache(maxsize=2)
