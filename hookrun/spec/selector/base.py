@@ -55,7 +55,7 @@ class Selector(ABC):
     @classmethod
     def reads(cls, raw: Any) -> bool:
         """Whether a value from YAML or Python has this form."""
-        return isinstance(raw, cls.types) and (not cls.prefix or raw.startswith(cls.prefix))
+        return isinstance(raw, cls.types) and (not isinstance(raw, str) or raw.startswith(cls.prefix))
 
     @classmethod
     @abstractmethod
