@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hookrun.config.validation import parse
 from hookrun.data.info import DataInfo, InputsInfo, Split, TensorInfo
 from hookrun.data.transforms import RANDOM, Transform, after_transforms, parse_transforms
-from hookrun.errors import Problem, SpecError, nearest
+from hookrun.errors import Problem, SpecError, nearest, spec_error
 from hookrun.spec.experiment import Data
 
 if TYPE_CHECKING:
@@ -128,8 +128,7 @@ def _parse(config: Data) -> tuple[Source | None, dict[str, dict[str, Transform]]
         cls: type[Source] = getattr(import_module(f"{__name__}.{module}"), name)
         source, problems = parse(cls, config.args, "data.args")
     else:
-        what = f"unknown data set '{config.name}'"
-        raise SpecError([Problem("data.name", what, nearest(config.name, names()))])
+        raise spec_error("data.name", f"unknown data set '{config.name}'", nearest(config.name, names()))
     transforms: dict[str, dict[str, Transform]] = {}
     for key in ("transforms", "train_transforms"):
         given = getattr(config, key)
@@ -145,5 +144,8 @@ def _report_unreadable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        raise SpecError([Problem("data.root", what, "make it readable, or give another path")]) from error
+        raise spec_error(
+            "data.root",
+            f"{error.filename}: {error.strerror}" if error.filename else str(error),
+            "make it readable, or give another path",
+        ) from error

@@ -17,7 +17,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples, unit_float
 from hookrun.data.source import Source, require_root, stratified_indices
-from hookrun.errors import HookrunError, Problem, SpecError, listed, printable
+from hookrun.errors import HookrunError, listed, printable, spec_error
 
 _SHOWN = 6  # folders in an error, before "and 3 more"
 
@@ -39,21 +39,28 @@ class _ClassFolders(Source):
         folders = {part: root / part for part in SPLITS if (root / part).is_dir()}
         if split not in folders:
             beside = listed(_folders_in(root), _SHOWN) or "no folder"
-            what = f"the data set '{self.name}' has no folder {root / split}; beside it there is {beside}"
-            raise SpecError([Problem("data.root", what, self.hint)])
+            raise spec_error(
+                "data.root",
+                f"the data set '{self.name}' has no folder {root / split}; beside it there is {beside}",
+                self.hint,
+            )
         classes = {part: self.classes_in(folder) for part, folder in folders.items()}
         if len(set(classes.values())) > 1:
             odd = listed(sorted(set(classes["train"]) ^ set(classes["val"])), _SHOWN)
-            what = f"train and val in {root} differ in their class folders, hence in their labels: {odd}"
-            raise SpecError([Problem("data.root", what, "give both the same class folders")])
+            raise spec_error(
+                "data.root",
+                f"train and val in {root} differ in their class folders, hence in their labels: {odd}",
+                "give both the same class folders",
+            )
         return folders[split], classes[split], list(folders)
 
     def classes_in(self, folder: Path) -> tuple[str, ...]:
         """The sorted names of the class folders. Raises SpecError where there are none."""
         classes = tuple(_folders_in(folder))
         if not classes:
-            what = f"the data set '{self.name}' finds no class folders in {folder}"
-            raise SpecError([Problem("data.root", what, self.hint)])
+            raise spec_error(
+                "data.root", f"the data set '{self.name}' finds no class folders in {folder}", self.hint
+            )
         return classes
 
     def describe(self, folder: Path, classes: Sequence[str], splits: Sequence[Split]) -> DataInfo:
@@ -62,9 +69,11 @@ class _ClassFolders(Source):
         splits: those that have images
         """
         if empty := [name for name in classes if not _has_image(folder / name)]:
-            what = f"{folder}: there are no images in {listed(empty, _SHOWN)}"
-            hint = f"give each class an image ({' '.join(IMG_EXTENSIONS)}), or remove its folder"
-            raise SpecError([Problem("data.root", what, hint)])
+            raise spec_error(
+                "data.root",
+                f"{folder}: there are no images in {listed(empty, _SHOWN)}",
+                f"give each class an image ({' '.join(IMG_EXTENSIONS)}), or remove its folder",
+            )
         return DataInfo(
             name=self.name,
             inputs=TensorInfo((3, -1, -1), torch.float32),
@@ -96,10 +105,11 @@ class ImageFolder(_ClassFolders):
         if folder == root and self.val_fraction in (0, 1):
             splits = ["train" if self.val_fraction == 0 else "val"]
         if split not in splits:
-            what = (
-                f"none of the images in {root} is for the split '{split}' (val_fraction {self.val_fraction})"
+            raise spec_error(
+                "data.args.val_fraction",
+                f"none of the images in {root} is for the split '{split}' (val_fraction {self.val_fraction})",
+                "set it between 0 and 1",
             )
-            raise SpecError([Problem("data.args.val_fraction", what, "set it between 0 and 1")])
         return self.describe(folder, classes, splits)
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
@@ -128,9 +138,11 @@ class ImageNet(_ClassFolders):
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         folder, classes, splits = self.layout(root, split)
         if self.classes not in (None, len(classes)):
-            what = f"{folder} has {len(classes)} class folders, where {self.classes} are expected"
-            hint = "complete them, or for a subset with labels of its own set data.args.classes=null"
-            raise SpecError([Problem("data.args.classes", what, hint)])
+            raise spec_error(
+                "data.args.classes",
+                f"{folder} has {len(classes)} class folders, where {self.classes} are expected",
+                "complete them, or for a subset with labels of its own set data.args.classes=null",
+            )
         return self.describe(folder, classes, splits)
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import spec_error
 
 if TYPE_CHECKING:
     import torch
@@ -84,8 +84,11 @@ class DataInfo:
         if isinstance(self.inputs, TensorInfo):
             return self.inputs
         found = ", ".join(self.inputs)
-        what = f"one input tensor is needed here, and the data set '{self.name}' gives several: {found}"
-        raise SpecError([Problem("data.args.input", what, "name one of them in data.args.input")])
+        raise spec_error(
+            "data.args.input",
+            f"one input tensor is needed here, and the data set '{self.name}' gives several: {found}",
+            "name one of them in data.args.input",
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from hookrun.data.samples import IGNORED, Samples
 from hookrun.data.source import Source, part_of, val_count
 from hookrun.data.tokenizer import Words
 from hookrun.data.tokens import PaddingArgs, TokenSamples, TokenSequence
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import spec_error
 
 LENGTH = 4
 SPANS = {"a": (0, 1), "b": (2, 3)}
@@ -35,8 +35,11 @@ class ModularAddition(Source, PaddingArgs):
         held_out = val_count(self.modulus**2, self.val_fraction)
         sizes: dict[Split, int | None] = {"train": self.modulus**2 - held_out, "val": held_out}
         if sizes[split] == 0:
-            what = f"no pair is for the split '{split}' (val_fraction {self.val_fraction})"
-            raise SpecError([Problem("data.args.val_fraction", what, "set it between 0 and 1")])
+            raise spec_error(
+                "data.args.val_fraction",
+                f"no pair is for the split '{split}' (val_fraction {self.val_fraction})",
+                "set it between 0 and 1",
+            )
         words = Words((*map(str, range(self.modulus)), "+", "="))
         return self.layout(LENGTH).describe(self.name, sizes, words, list(SPANS))
 

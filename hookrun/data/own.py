@@ -14,7 +14,7 @@ from hookrun.config.validation import takes, wrong_call
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source
-from hookrun.errors import HookrunError, Problem, SpecError, reason
+from hookrun.errors import HookrunError, SpecError, reason, spec_error
 from hookrun.trust.load import DATA, Trusted, load
 
 _WHERE = "data.factory"
@@ -40,12 +40,13 @@ class OwnData(Source):
         parts = {each: self._made(each, seed=0) for each in SPLITS}
         data = parts[split]
         if data is None or not len(data):
-            text = f"the split '{split}' has no samples"
-            raise SpecError([Problem(_WHERE, text, "return a data set with some for it")])
+            raise spec_error(
+                _WHERE, f"the split '{split}' has no samples", "return a data set with some for it"
+            )
         try:
             inputs, target = _OwnSamples(data, self.factory.text)[0]
         except HookrunError as error:
-            raise SpecError([Problem(_WHERE, str(error), f"sample i is {_FORM}")]) from error
+            raise spec_error(_WHERE, str(error), f"sample i is {_FORM}") from error
         count = getattr(data, "num_classes", None)
         if count is None and isinstance(classes := getattr(data, "classes", None), list | tuple):
             count = len(classes)
@@ -62,8 +63,7 @@ class OwnData(Source):
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         data = self._made(split, seed)
         if data is None:
-            text = f"the split '{split}' has no samples"
-            raise SpecError([Problem(_WHERE, text, "return a data set for it")])
+            raise spec_error(_WHERE, f"the split '{split}' has no samples", "return a data set for it")
         return _OwnSamples(data, self.factory.text)
 
     def _made(self, split: Split, seed: int) -> Any:
@@ -79,13 +79,13 @@ class OwnData(Source):
         except HookrunError:
             raise
         except Exception as error:  # the user's own code may raise anything
-            raise SpecError(
-                [Problem(_ARGS, factory.failure(error), "correct it, or its arguments")]
-            ) from error
+            raise spec_error(_ARGS, factory.failure(error), "correct it, or its arguments") from error
         if data is not None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            what = f"'{factory.text}' returned an object of type {type(data).__qualname__} for the split '{split}'"
-            hint = "return a data set with __len__ and __getitem__, as a torch.utils.data.Dataset of fixed length has"
-            raise SpecError([Problem(_WHERE, what, hint)])
+            raise spec_error(
+                _WHERE,
+                f"'{factory.text}' returned an object of type {type(data).__qualname__} for the split '{split}'",
+                "return a data set with __len__ and __getitem__, as a torch.utils.data.Dataset of fixed length has",
+            )
         return data
 
 

@@ -33,7 +33,7 @@ from hookrun.data.tokens import (
     TokenSequence,
     next_tokens,
 )
-from hookrun.errors import Problem, SpecError, printable
+from hookrun.errors import printable, spec_error
 
 FILE = "data.args.file"
 _MOST_SPANS = 64  # names in a file
@@ -90,7 +90,7 @@ class Prompts(Source, PaddingArgs):
         if sizes[split] == 0:
             what = f"none of the {len(prompts)} prompts in {path} is for the split '{split}'"
             what += f" (val_fraction {self.val_fraction})"
-            raise SpecError([Problem("data.args.val_fraction", what, "set it between 0 and 1")])
+            raise spec_error("data.args.val_fraction", what, "set it between 0 and 1")
         layout, first = self._layout(tokenizer, path, prompts), prompts[0]
         names_both = bool(first.answer and first.wrong)
         return layout.describe(self.name, sizes, tokenizer, _span_names(prompts), wrong=names_both)
@@ -121,8 +121,11 @@ class Prompts(Source, PaddingArgs):
         length = self.length or padded_length(longest, "data.args.length")
         if longest > length:
             line = next(prompt.line for prompt in prompts if len(prompt.ids) > length)
-            what = f"{path} line {line} has a prompt of more tokens than {length}; the longest has {longest}"
-            raise SpecError([Problem("data.args.length", what, "set it higher, or to null")])
+            raise spec_error(
+                "data.args.length",
+                f"{path} line {line} has a prompt of more tokens than {length}; the longest has {longest}",
+                "set it higher, or to null",
+            )
         labels = max(len(prompt.answer) for prompt in prompts) if self.labels else None
         return self.layout(length, tokenizer.pad_id, labels, answers=True)
 
@@ -132,11 +135,13 @@ class Prompts(Source, PaddingArgs):
         path, stamp = checked_file(self.file, root, FILE, (".jsonl",))
         prompts = _prompts(self.model_dump_json(), path, stamp, tokenizer)
         if not prompts:
-            raise SpecError([Problem(FILE, f"{path} holds no prompt", "write one JSON object on each line")])
+            raise spec_error(FILE, f"{path} holds no prompt", "write one JSON object on each line")
         if self.labels and not prompts[0].answer:
-            what = f"{path} has no answers, which would be the model's labels"
-            hint = "leave it out, or name the field of the answers"
-            raise SpecError([Problem("data.args.labels", what, hint)])
+            raise spec_error(
+                "data.args.labels",
+                f"{path} has no answers, which would be the model's labels",
+                "leave it out, or name the field of the answers",
+            )
         return tokenizer, path, prompts
 
 
@@ -165,10 +170,10 @@ def _prompts(args: str, path: Path, stamp: Stamp, tokenizer: Tokenizer) -> list[
         prompt = _prompt(keys, fields, record, number, path, tokenizer)
         names.update(prompt.spans)
         if len(names) > _MOST_SPANS:
-            what = (
-                f"{path} line {number}: a file may have {_MOST_SPANS} names of spans, and this has one more"
+            raise spec_error(
+                "data.args.spans",
+                f"{path} line {number}: a file may have {_MOST_SPANS} names of spans, and this has one more",
             )
-            raise SpecError([Problem("data.args.spans", what)])
         count += len(prompt.ids) + len(prompt.answer)
         require_few_tokens(count, FILE)
         prompts.append(prompt)
@@ -189,29 +194,35 @@ def _prompt(
     spans = record.get(keys.spans) if isinstance(keys.spans, str) else keys.spans
     spans = {} if spans is None else spans
     if not isinstance(spans, dict):
-        what = f"{at}: the field '{keys.spans}' is not a mapping from names to parts of the text"
-        raise SpecError([Problem("data.args.spans", what, 'write {"subject": "Paris"}')])
+        raise spec_error(
+            "data.args.spans",
+            f"{at}: the field '{keys.spans}' is not a mapping from names to parts of the text",
+            'write {"subject": "Paris"}',
+        )
     encoded = encode(tokenizer, text, at, special=keys.special_tokens, offsets=bool(spans))
     if not len(encoded.ids):
-        raise SpecError([Problem("data.args.prompt", f"{at}: the prompt has no tokens", "write a text")])
+        raise spec_error("data.args.prompt", f"{at}: the prompt has no tokens", "write a text")
     answers = dict[str, list[int]](answer=[], wrong=[])
     for key, ids in answers.items():
         where, name = f"data.args.{key}", getattr(keys, key)
         if key not in fields:
             if name in record:
-                what = f"{at} has a field '{name}', which lines before it do not have"
-                raise SpecError([Problem(where, what, "give every prompt one, or none")])
+                raise spec_error(
+                    where,
+                    f"{at} has a field '{name}', which lines before it do not have",
+                    "give every prompt one, or none",
+                )
             continue
         ids += encode(tokenizer, text_field(record, name, at, where), at).ids
         if not ids:
-            raise SpecError([Problem(where, f"{at}: '{name}' has no tokens", "write a text")])
+            raise spec_error(where, f"{at}: '{name}' has no tokens", "write a text")
     if fields.keys() == answers.keys() and answers["answer"][0] == answers["wrong"][0]:
         token = tokenizer.tokens(answers["answer"][:1])[0]
         what = f"{at}: the answer and the wrong one begin with the same token, {token!r}"
         hint = "give two that differ in their first token, or leave the wrong one out"
         if keys.tokenizer == BYTES:
             hint += "; data.args.tokenizer=bytes has a token for each byte: a common space goes to the prompt's end"
-        raise SpecError([Problem("data.args.wrong", what, hint)])
+        raise spec_error("data.args.wrong", what, hint)
     places = {name: _positions(name, span, text, encoded, at) for name, span in spans.items()}
     return _Prompt(number, array("i", list(encoded.ids)), answers["answer"], answers["wrong"], places)
 
@@ -224,22 +235,27 @@ def _positions(name: str, span: Any, text: str, encoded: Encoded, at: str) -> tu
         first, end = span
         if not 0 <= first < end <= count:
             what = f"{at}: found {span!r}, expected [first, end] with 0 <= first < end <= {count}, the prompt's tokens"
-            raise SpecError([Problem(where, what[:500], "positions count from 0, and the end is excluded")])
+            raise spec_error(where, what[:500], "positions count from 0, and the end is excluded")
         return first, end
     if not isinstance(span, str) or not span:
-        what = f"{at}: found {str(span)[:80]!r}, expected a part of the text or [first, end]"
-        raise SpecError([Problem(where, what)])
+        raise spec_error(
+            where, f"{at}: found {str(span)[:80]!r}, expected a part of the text or [first, end]"
+        )
     start = text.find(span)
     if start < 0:
-        what = f"{at}: {span[:80]!r} is not in the prompt {text[:80]!r}"
-        raise SpecError(
-            [Problem(where, what, "correct it: it must be a part of the prompt, letter by letter")]
+        raise spec_error(
+            where,
+            f"{at}: {span[:80]!r} is not in the prompt {text[:80]!r}",
+            "correct it: it must be a part of the prompt, letter by letter",
         )
     if text.find(span, start + 1) >= 0:
-        what = f"{at}: {span[:80]!r} is in the prompt more than once: {text[:80]!r}"
-        raise SpecError([Problem(where, what, "give token positions: [first, end]")])
+        raise spec_error(
+            where,
+            f"{at}: {span[:80]!r} is in the prompt more than once: {text[:80]!r}",
+            "give token positions: [first, end]",
+        )
     stop = start + len(span)
     inside = [place for place, (a, b) in enumerate(encoded.offsets) if a < stop and b > start and b > a]
     if not inside:
-        raise SpecError([Problem(where, f"{at}: no token stands for {span[:80]!r}", "give token positions")])
+        raise spec_error(where, f"{at}: no token stands for {span[:80]!r}", "give token positions")
     return inside[0], inside[-1] + 1

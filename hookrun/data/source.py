@@ -15,7 +15,7 @@ from pydantic import Field
 from hookrun.config.validation import Args
 from hookrun.data.info import DataInfo, Split
 from hookrun.data.samples import Samples
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import spec_error
 
 
 class Source(Args):
@@ -41,12 +41,9 @@ class Source(Args):
 def require_root(name: str, root: Path | None, hint: str) -> Path:
     """The root folder. Raises SpecError if none is given or it does not exist; `hint` says how to get the data."""
     if root is None:
-        what = f"the data set '{name}' is read from a folder, and none is given"
-        raise SpecError([Problem("data.root", what, hint)])
+        raise spec_error("data.root", f"the data set '{name}' is read from a folder, and none is given", hint)
     if not root.is_dir():
-        raise SpecError(
-            [Problem("data.root", f"the data set '{name}' needs the folder {root}: not found", hint)]
-        )
+        raise spec_error("data.root", f"the data set '{name}' needs the folder {root}: not found", hint)
     return root
 
 
@@ -106,8 +103,11 @@ class Generated(Source):
         """The number of samples of a split. Raises SpecError where it has none."""
         count = self.train_size if split == "train" else self.val_size
         if count == 0:
-            what = f"the split '{split}' has no samples"
-            raise SpecError([Problem(f"data.args.{split}_size", what, f"set data.args.{split}_size")])
+            raise spec_error(
+                f"data.args.{split}_size",
+                f"the split '{split}' has no samples",
+                f"set data.args.{split}_size",
+            )
         return count
 
     def generator(self, split: Split, seed: int, number: int) -> torch.Generator:

@@ -19,7 +19,7 @@ from torch import Tensor
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source, part_of, val_count
-from hookrun.errors import Problem, SpecError, nearest
+from hookrun.errors import Problem, SpecError, nearest, spec_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,11 @@ class Tensors(Source):
             raise SpecError(problems)
         if len({tuple(file.row.items()) for file in files.values()}) > 1:
             rows = ", but ".join(f"{_shown(file.row)} in {file.path}" for file in files.values())
-            what = f"the two files have rows of different shapes or dtypes: {rows}"
-            raise SpecError([Problem("data.args.val_file", what, "write both files with the same tensors")])
+            raise spec_error(
+                "data.args.val_file",
+                f"the two files have rows of different shapes or dtypes: {rows}",
+                "write both files with the same tensors",
+            )
         return files
 
 
@@ -222,11 +225,17 @@ def read_header(path: Path, where: str) -> Header:
     Raises SpecError, at the key `where`, for a missing, unknown or broken file.
     """
     if path.suffix not in SUFFIXES:
-        hint = f"give a file that ends in {' or '.join(SUFFIXES)}"
-        raise SpecError([Problem(where, f"{path} is neither a safetensors nor an npz file", hint)])
+        raise spec_error(
+            where,
+            f"{path} is neither a safetensors nor an npz file",
+            f"give a file that ends in {' or '.join(SUFFIXES)}",
+        )
     if not path.is_file():
-        hint = "correct the path; a relative one starts at data.root, or where none is set at the working directory"
-        raise SpecError([Problem(where, f"there is no file {path}", hint)])
+        raise spec_error(
+            where,
+            f"there is no file {path}",
+            "correct the path; a relative one starts at data.root, or where none is set at the working directory",
+        )
     with _report_damage(path, where):
         return _npz_header(path) if path.suffix == ".npz" else _safetensors_header(path)
 
@@ -268,8 +277,9 @@ def _report_damage(path: Path, where: str) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        what = f"{path} cannot be read as {path.suffix[1:]}: {error}"
-        raise SpecError([Problem(where, what, "write the file again")]) from error
+        raise spec_error(
+            where, f"{path} cannot be read as {path.suffix[1:]}: {error}", "write the file again"
+        ) from error
 
 
 def _safetensors_header(path: Path) -> Header:

@@ -33,7 +33,7 @@ from hookrun.data.tokens import (
     TokenSequence,
     next_tokens,
 )
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import spec_error
 
 SUFFIXES = (".txt", ".jsonl")
 _BLOCK = 128
@@ -84,7 +84,7 @@ class Text(Source, PaddingArgs):
             if self.packed:
                 hint += f"; a sample is {layout.length} tokens: data.args.length=N makes it shorter, "
                 hint += "and with data.args.packed=false it is a line"
-            raise SpecError([Problem("data.args.val_fraction", what, hint)])
+            raise spec_error("data.args.val_fraction", what, hint)
         return layout.describe(self.name, sizes, tokenizer)
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
@@ -132,7 +132,7 @@ def _passages(text: Text, path: Path, stamp: Stamp, where: str, tokenizer: Token
     else:
         passages = [_Passage(ids[: text.length], f"{path.name}:{number}") for number, ids in documents if ids]
     if not passages:
-        raise SpecError([Problem(where, f"{path} holds no text", "give a file that does")])
+        raise spec_error(where, f"{path} holds no text", "give a file that does")
     return passages
 
 

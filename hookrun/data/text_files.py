@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hookrun.data.tokenizer import WHERE, Encoded, Tokenizer
-from hookrun.errors import Problem, SpecError, nearest, reason
+from hookrun.errors import nearest, reason, spec_error
 
 MOST_LINE = 2**20
 """Bytes of one line."""
@@ -28,21 +28,26 @@ def checked_file(
     Raises SpecError, at the key `where`, for a file that cannot be read.
     """
     if not name:
-        raise SpecError([Problem(where, "is missing: no file is named", f"set {where}=FILE")])
+        raise spec_error(where, "is missing: no file is named", f"set {where}=FILE")
     path = (root or Path.cwd()) / Path(name).expanduser()
     if path.suffix not in suffixes:
-        what = f"{path} does not end in {' or '.join(suffixes)}"
-        raise SpecError([Problem(where, what, "give such a file")])
+        raise spec_error(where, f"{path} does not end in {' or '.join(suffixes)}", "give such a file")
     if not path.is_file():
         what = f"there is no file {path}"
         if path.parent.is_dir():
             what += f"; beside it {nearest(path.name, [each.name for each in path.parent.iterdir()])}"
-        hint = "correct the path; a relative one starts at data.root, or where none is set at the working directory"
-        raise SpecError([Problem(where, what, hint)])
+        raise spec_error(
+            where,
+            what,
+            "correct the path; a relative one starts at data.root, or where none is set at the working directory",
+        )
     stat = path.stat()
     if stat.st_size > MOST_FILE:
-        what = f"{path} has {stat.st_size / 2**20:,.0f} MiB, and at most {MOST_FILE / 2**20:,.0f} are read"
-        raise SpecError([Problem(where, what, "split it, or give a part of it")])
+        raise spec_error(
+            where,
+            f"{path} has {stat.st_size / 2**20:,.0f} MiB, and at most {MOST_FILE / 2**20:,.0f} are read",
+            "split it, or give a part of it",
+        )
     return path, (stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
@@ -53,16 +58,21 @@ def lines(path: Path, where: str) -> Iterator[tuple[int, str]]:
         while raw := file.readline(MOST_LINE + 1):
             number += 1
             if len(raw) > MOST_LINE:
-                what = f"{path} line {number} has more than {MOST_LINE:,} bytes"
-                raise SpecError([Problem(where, what, "shorten it, or break it into lines")])
+                raise spec_error(
+                    where,
+                    f"{path} line {number} has more than {MOST_LINE:,} bytes",
+                    "shorten it, or break it into lines",
+                )
             if number > MOST_LINES:
-                what = f"{path} has more than {MOST_LINES:,} lines"
-                raise SpecError([Problem(where, what, "give a part of it")])
+                raise spec_error(where, f"{path} has more than {MOST_LINES:,} lines", "give a part of it")
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                what = f"{path} line {number} is not UTF-8: {error.reason} at byte {error.start}"
-                raise SpecError([Problem(where, what, "save the file in UTF-8")]) from error
+                raise spec_error(
+                    where,
+                    f"{path} line {number} is not UTF-8: {error.reason} at byte {error.start}",
+                    "save the file in UTF-8",
+                ) from error
 
 
 def records(path: Path, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -73,11 +83,17 @@ def records(path: Path, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            what = f"{path} line {number} is not JSON: {reason(error)}"
-            raise SpecError([Problem(where, what, "write one JSON object on each line")]) from error
+            raise spec_error(
+                where,
+                f"{path} line {number} is not JSON: {reason(error)}",
+                "write one JSON object on each line",
+            ) from error
         if not isinstance(record, dict):
-            what = f"{path} line {number} is a JSON {_kind(record)}, expected an object with named fields"
-            raise SpecError([Problem(where, what, "write one JSON object on each line")])
+            raise spec_error(
+                where,
+                f"{path} line {number} is a JSON {_kind(record)}, expected an object with named fields",
+                "write one JSON object on each line",
+            )
         yield number, record
 
 
@@ -87,16 +103,20 @@ def text_field(record: dict[str, Any], name: str, at: str, key: str) -> str:
     at: file and line
     """
     if name not in record:
-        what = f"{at} has no field '{name}'; {nearest(name, [str(each)[:80] for each in record])}"
-        raise SpecError([Problem(key, what, f"name the field in {key}")])
+        raise spec_error(
+            key,
+            f"{at} has no field '{name}'; {nearest(name, [str(each)[:80] for each in record])}",
+            f"name the field in {key}",
+        )
     value = record[name]
     if not isinstance(value, str):
-        raise SpecError([Problem(key, f"{at}: the field '{name}' is a {_kind(value)}, expected a text")])
+        raise spec_error(key, f"{at}: the field '{name}' is a {_kind(value)}, expected a text")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # JSON may hold one half of a surrogate pair
-        what = f"{at}: the field '{name}' holds half of a character (a lone surrogate)"
-        raise SpecError([Problem(key, what)]) from error
+        raise spec_error(
+            key, f"{at}: the field '{name}' holds half of a character (a lone surrogate)"
+        ) from error
     return value
 
 
@@ -117,19 +137,21 @@ def encode(
     try:
         return tokenizer.encode(text, special=special, offsets=offsets)
     except Exception as error:  # a tokenizer of a folder may raise anything
-        raise SpecError([Problem(WHERE, f"{at} cannot be tokenized: {reason(error)}")]) from error
+        raise spec_error(WHERE, f"{at} cannot be tokenized: {reason(error)}") from error
 
 
 def require_few_tokens(count: int, where: str) -> None:
     """Raises SpecError, at the key `where`, if this is more than a file may have."""
     if count > MOST_TOKENS:
-        what = f"the file has more than {MOST_TOKENS:,} tokens"
-        raise SpecError([Problem(where, what, "give a part of it")])
+        raise spec_error(where, f"the file has more than {MOST_TOKENS:,} tokens", "give a part of it")
 
 
 def padded_length(longest: int, key: str) -> int:
     """The length of samples without a given one: that of the longest. Raises SpecError if that is too long."""
     if longest > LONGEST:
-        what = f"the longest has {longest:,} tokens, and the others would be padded to that"
-        raise SpecError([Problem(key, what, f"set {key}: the most tokens of a sample")])
+        raise spec_error(
+            key,
+            f"the longest has {longest:,} tokens, and the others would be padded to that",
+            f"set {key}: the most tokens of a sample",
+        )
     return max(longest, 1)

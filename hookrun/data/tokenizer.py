@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hookrun.errors import Problem, SpecError, nearest, reason
+from hookrun.errors import nearest, reason, spec_error
 
 BYTES = "bytes"
 WHERE = "data.args.tokenizer"
@@ -132,8 +132,11 @@ def tokenizer_named(name: str) -> Tokenizer:
         return _BYTES
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
-        hint = f"give the folder of a model or tokenizer of transformers, or {BYTES}"
-        raise SpecError([Problem(WHERE, f"there is no folder {folder}", hint)])
+        raise spec_error(
+            WHERE,
+            f"there is no folder {folder}",
+            f"give the folder of a model or tokenizer of transformers, or {BYTES}",
+        )
     stamp = tuple(sorted((each.name, each.stat().st_mtime_ns) for each in folder.glob("*.json")))
     return _from_folder(folder, stamp)
 
@@ -143,18 +146,26 @@ def _from_folder(folder: Path, stamp: tuple[tuple[str, int], ...]) -> Tokenizer:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        what = "a tokenizer in a folder is read by transformers, which is not installed"
-        raise SpecError([Problem(WHERE, what, "pip install 'hookrun[transformers]'")]) from error
+        raise spec_error(
+            WHERE,
+            "a tokenizer in a folder is read by transformers, which is not installed",
+            "pip install 'hookrun[transformers]'",
+        ) from error
     try:
         found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         fast = bool(found.is_fast)
         found.model_max_length = 10**12  # the data has a `length` of its own
         made = FromFolder(found)
     except Exception as error:  # a damaged or unknown tokenizer may raise anything
-        what = f"{folder} has no tokenizer that transformers can read: {reason(error)}"
-        hint = "save one there with tokenizer.save_pretrained(FOLDER)"
-        raise SpecError([Problem(WHERE, what, hint)]) from error
+        raise spec_error(
+            WHERE,
+            f"{folder} has no tokenizer that transformers can read: {reason(error)}",
+            "save one there with tokenizer.save_pretrained(FOLDER)",
+        ) from error
     if not fast:
-        what = f"the tokenizer in {folder} does not say which characters its tokens stand for"
-        raise SpecError([Problem(WHERE, what, "save it as a fast one, which has a tokenizer.json")])
+        raise spec_error(
+            WHERE,
+            f"the tokenizer in {folder} does not say which characters its tokens stand for",
+            "save it as a fast one, which has a tokenizer.json",
+        )
     return made

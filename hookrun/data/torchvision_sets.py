@@ -18,7 +18,7 @@ from torchvision.datasets.utils import check_integrity
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Samples, TensorSamples, Transformed, unit_float
 from hookrun.data.source import Source, require_root
-from hookrun.errors import Problem, SpecError, reason
+from hookrun.errors import Problem, SpecError, reason, spec_error
 
 _CONNECT_TIMEOUT = 30.0  # seconds; without it a network that drops packets blocks a download for minutes
 
@@ -80,8 +80,9 @@ class _TorchvisionSet(Source):
         folder = root / below
         missing = [name for name in names if not (folder / name).is_file()]
         if missing and not self.download:
-            what = f"the data set '{self.name}' lacks {', '.join(missing)} in {folder}"
-            raise SpecError([Problem("data.root", what, hint)])
+            raise spec_error(
+                "data.root", f"the data set '{self.name}' lacks {', '.join(missing)} in {folder}", hint
+            )
         return folder, not missing
 
     def opened(self, root: Path | None, split: Split) -> Any:
@@ -91,7 +92,7 @@ class _TorchvisionSet(Source):
                 return self.published(root, train=split == "train", download=self.download)
         except Exception as error:  # no network, a full disk, wrong sums, or anything for a damaged file
             where = "data.args.download" if self.download else "data.root"
-            raise SpecError([Problem(where, self.failure(root, error), self.elsewhere)]) from error
+            raise spec_error(where, self.failure(root, error), self.elsewhere) from error
 
     def failure(self, root: Path | None, error: Exception) -> str:
         """What went wrong when torchvision opened the data set."""

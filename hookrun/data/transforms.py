@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, create_model
 
 from hookrun.config.validation import Args, parameters, parse
 from hookrun.data.info import InputsInfo, TensorInfo
-from hookrun.errors import Problem, SpecError, nearest
+from hookrun.errors import Problem, nearest, spec_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -178,8 +178,11 @@ def after_transforms(transforms: Mapping[str, Transform], inputs: InputsInfo, wh
     if not isinstance(inputs, TensorInfo):
         if not transforms:
             return inputs
-        what = f"transforms take one input tensor, and the data has several: {', '.join(inputs)}"
-        raise SpecError([Problem(where, what, "remove them, or name one tensor in data.args.input")])
+        raise spec_error(
+            where,
+            f"transforms take one input tensor, and the data has several: {', '.join(inputs)}",
+            "remove them, or name one tensor in data.args.input",
+        )
     probes = [inputs]
     if -1 in inputs.shape:
         probes = [replace(inputs, shape=(*inputs.shape[:-2], *size)) for size in (_LANDSCAPE, _PORTRAIT)]
@@ -190,9 +193,11 @@ def after_transforms(transforms: Mapping[str, Transform], inputs: InputsInfo, wh
         ends.add(sample)
     if len(ends) > 1:
         shapes = " or ".join(sorted(str(list(end.shape)) for end in ends))
-        what = f"the images come in different sizes, and so do the samples: {shapes}, for example"
-        hint = "end with one size: resize: {size: 256} and center_crop: {size: 224}, or resize: {size: [224, 224]}"
-        raise SpecError([Problem(where, what, hint)])
+        raise spec_error(
+            where,
+            f"the images come in different sizes, and so do the samples: {shapes}, for example",
+            "end with one size: resize: {size: 256} and center_crop: {size: 224}, or resize: {size: [224, 224]}",
+        )
     return ends.pop()
 
 
@@ -212,5 +217,8 @@ def _apply(transform: Transform, sample: TensorInfo, where: str) -> TensorInfo:
             RuntimeError,
         ) as error:  # torchvision's own checks of shapes and dtypes
             reason = str(error)
-    what = f"does not fit a sample {sample}: {reason}"
-    raise SpecError([Problem(where, what, "change its arguments, or its place among the transforms")])
+    raise spec_error(
+        where,
+        f"does not fit a sample {sample}: {reason}",
+        "change its arguments, or its place among the transforms",
+    )
