@@ -69,6 +69,11 @@ class SpecError(Refusal):
     exit_code = 2
 
 
+def spec_error(where: str, what: str, hint: str = "") -> SpecError:
+    """The error of one mistake."""
+    return SpecError([Problem(where, what, hint)])
+
+
 class CompileError(Refusal):
     """The hooks do not fit the model; `errors` lists every mistake."""
 

@@ -118,8 +118,8 @@ def _hook_keys() -> Iterator[str]:
 
 
 def _data_sets() -> Iterator[str]:
-    for name, (module, constant) in data_sets._SOURCES.items():
-        yield f"{name}: {' '.join(sorted(getattr(import_module(module), constant).args.model_fields))}"
+    for name, (module, cls) in data_sets._SOURCES.items():
+        yield f"{name}: {' '.join(sorted(getattr(import_module(f'hookrun.data.{module}'), cls).model_fields))}"
     yield data_sets.PYTHON
 
 

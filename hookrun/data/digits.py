@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from hookrun.config.validation import Args
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import Samples, TensorSamples
 from hookrun.data.source import Source, stratified_indices
@@ -21,16 +20,12 @@ _FILE = "datasets/data/digits.csv.gz"
 _ROWS, _PIXELS = 1797, 64
 
 
-class DigitsArgs(Args):
-    """It takes no arguments."""
-
-
-class Digits(Source[DigitsArgs]):
+class Digits(Source):
     """Float [1, 8, 8] images in 0..1 with an integer label; a fixed fifth of each class is for validation."""
 
-    args = DigitsArgs
+    name = "digits"
 
-    def inspect(self, root: Path | None, args: DigitsArgs, split: Split) -> DataInfo:
+    def inspect(self, root: Path | None, split: Split) -> DataInfo:
         return DataInfo(
             name=self.name,
             inputs=TensorInfo((1, 8, 8), torch.float32),
@@ -39,9 +34,10 @@ class Digits(Source[DigitsArgs]):
             sizes={"train": 1438, "val": 359},
         )
 
-    def open(self, root: Path | None, args: DigitsArgs, split: Split, seed: int) -> Samples:
+    def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         images, labels = _read()
-        rows = _rows()[split]
+        train, val = stratified_indices(labels.tolist(), VAL_FRACTION)
+        rows = train if split == "train" else val
         grey = torch.from_numpy(images[rows]).to(torch.float32).div_(16)  # 16 grey levels
         return TensorSamples(grey.view(-1, 1, 8, 8), torch.from_numpy(labels[rows]))
 
@@ -62,13 +58,3 @@ def _read() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dty
         digits = load_digits()
         table = np.column_stack([digits.data, digits.target])
     return table[:, :-1].astype(np.uint8), table[:, -1].astype(np.int64)
-
-
-@cache
-def _rows() -> dict[Split, list[int]]:
-    """Which images each split has."""
-    train, val = stratified_indices(_read()[1].tolist(), VAL_FRACTION)
-    return {"train": train, "val": val}
-
-
-DIGITS = Digits("digits")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import spec_error
 
 if TYPE_CHECKING:
     import torch
@@ -84,8 +84,11 @@ class DataInfo:
         if isinstance(self.inputs, TensorInfo):
             return self.inputs
         found = ", ".join(self.inputs)
-        what = f"one input tensor is needed here, and the data set '{self.name}' gives several: {found}"
-        raise SpecError([Problem("data.args.input", what, "name one of them in data.args.input")])
+        raise spec_error(
+            "data.args.input",
+            f"one input tensor is needed here, and the data set '{self.name}' gives several: {found}",
+            "name one of them in data.args.input",
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,16 +99,6 @@ class DataInfo:
     def dtype(self) -> torch.dtype:
         """The dtype of the input tensor. Raises SpecError as `input` does."""
         return self.input.dtype
-
-    @property
-    def target_shape(self) -> tuple[int, ...] | None:
-        """The shape of one sample's target: () for a class label; None where there is no target."""
-        return self.target.shape if self.target else None
-
-    @property
-    def target_dtype(self) -> torch.dtype | None:
-        """The dtype of the target; None where there is no target."""
-        return self.target.dtype if self.target else None
 
     def example(self, batch_size: int) -> Tensor | dict[str, Tensor]:
         """A batch of inputs, all zeros: a tensor, or a dict of tensors where the inputs have names."""

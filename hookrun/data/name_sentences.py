@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import torch
 
-from hookrun.data.info import DataInfo, Split
-from hookrun.data.samples import IGNORED, Samples
-from hookrun.data.source import GeneratedTokensArgs, Source, generator_of
+from hookrun.data.samples import IGNORED
 from hookrun.data.tokenizer import Words
-from hookrun.data.tokens import TokenSamples, TokenSequence
+from hookrun.data.tokens import GeneratedTokens, TokenSequence
 
 NAMES_USED = (
     *("Alice", "Anna", "Ben", "Carl", "Clara", "David", "Emma", "Eric", "Frank", "Grace", "Helen", "Henry"),
@@ -28,7 +25,6 @@ TEMPLATES = (
     "While A and B were working at the PLACE , S offered a THING to",
     "Friends A and B found a THING at the PLACE . S gave it to",
 )
-SPANS = ("io", "subject", "subject2")
 _SLOTS = {"A", "B", "S", "PLACE", "THING"}
 _WORDS = Words(
     (
@@ -38,70 +34,50 @@ _WORDS = Words(
         *NAMES_USED,
     )
 )
-_LENGTH = max(len(text.split()) for text in TEMPLATES)
 
 
-class NamesArgs(GeneratedTokensArgs):
-    """Which form of each sentence.
+class NameSentences(GeneratedTokens):
+    """`When Mary and John went to the store , John gave a book to`: the target at the last token is `Mary`.
+
+    The wrong answer is the repeated name. Spans: `io` and `subject` are the first occurrences of the answer and of the
+    other name, `subject2` is the repeated name.
 
     form: clean: as in the templates; swapped: the other name is repeated, so that the answer would be the wrong one;
           other: two other names. In every form target and wrong answer are those of the clean sentence, and sample i
           has the same length, so that activations can be patched position by position
     """
 
+    name = "names"
+    spans = ("io", "subject", "subject2")
+    has_wrong = True
     form: Literal["clean", "swapped", "other"] = "clean"
 
+    @property
+    def longest(self) -> int:
+        return max(len(text.split()) for text in TEMPLATES)
 
-class NameSentences(Source[NamesArgs]):
-    """`When Mary and John went to the store , John gave a book to`: the target at the last token is `Mary`.
+    @property
+    def tokenizer(self) -> Words:
+        return _WORDS
 
-    The wrong answer is the repeated name. Spans: `io` and `subject` are the first occurrences of the answer and of the
-    other name, `subject2` is the repeated name.
-    """
-
-    args = NamesArgs
-
-    def inspect(self, root: Path | None, args: NamesArgs, split: Split) -> DataInfo:
-        args.size(split)
-        return args.layout(_LENGTH).describe(self.name, args.sizes(), _WORDS, SPANS, wrong=True)
-
-    def open(self, root: Path | None, args: NamesArgs, split: Split, seed: int) -> Samples:
-        return _Sentences(args, split, seed)
-
-
-class _Sentences(TokenSamples):
-    def __init__(self, args: NamesArgs, split: Split, seed: int) -> None:
-        super().__init__(args.layout(_LENGTH), SPANS)
-        self._form = args.form
-        self._size = args.size(split)
-        self._stream = args.stream(split, seed)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def sequence(self, number: int) -> TokenSequence:
-        generator = generator_of(f"{self._stream}/{number}")
-
-        def draw(count: int) -> int:
+    def draw(self, generator: torch.Generator) -> TokenSequence:
+        def below(count: int) -> int:
             return int(torch.randint(count, (), generator=generator))
 
-        template = TEMPLATES[draw(len(TEMPLATES))].split()
+        template = TEMPLATES[below(len(TEMPLATES))].split()
         io, subject, third, fourth = (
             NAMES_USED[place] for place in torch.randperm(len(NAMES_USED), generator=generator)[:4].tolist()
         )
-        io_first = bool(draw(2))
-        slots = {"PLACE": _PLACES[draw(len(_PLACES))], "THING": _THINGS[draw(len(_THINGS))]}
-        shown = (third, fourth) if self._form == "other" else (io, subject)
+        io_first = bool(below(2))
+        slots = {"PLACE": _PLACES[below(len(_PLACES))], "THING": _THINGS[below(len(_THINGS))]}
+        shown = (third, fourth) if self.form == "other" else (io, subject)
         slots |= dict(zip("AB" if io_first else "BA", shown, strict=True))
-        slots["S"] = shown[0 if self._form == "swapped" else 1]
+        slots["S"] = shown[0 if self.form == "swapped" else 1]
         ids = torch.tensor([_WORDS.id(slots.get(word, word)) for word in template])
         targets = torch.full((len(ids),), IGNORED)
         targets[-1] = _WORDS.id(io)
         places = {slot: template.index(slot) for slot in "ABS"}
         firsts = (places["A"], places["B"]) if io_first else (places["B"], places["A"])
-        starts = dict(zip(SPANS, (*firsts, places["S"]), strict=True))
+        starts = dict(zip(self.spans, (*firsts, places["S"]), strict=True))
         spans = {name: (start, start + 1) for name, start in starts.items()}
         return TokenSequence(ids, targets, spans=spans, wrong=_WORDS.id(subject))
-
-
-NAMES = NameSentences("names")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,16 @@ from pydantic import Field
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED, Samples
 from hookrun.data.source import Source, part_of
-from hookrun.data.text_files import ReadSequences, Stamp, asked_file, checked_file, records, text_field
-from hookrun.data.tokenizer import BYTES, WHERE, Encoded, Tokenizer, tokenizer_named
+from hookrun.data.text_files import (
+    Stamp,
+    checked_file,
+    encode,
+    padded_length,
+    records,
+    require_few_tokens,
+    text_field,
+)
+from hookrun.data.tokenizer import BYTES, Encoded, Tokenizer, tokenizer_named
 from hookrun.data.tokens import (
     MOST_LENGTH,
     PaddingArgs,
@@ -25,14 +33,30 @@ from hookrun.data.tokens import (
     TokenSequence,
     next_tokens,
 )
-from hookrun.errors import Problem, SpecError, printable, reason
+from hookrun.errors import printable, spec_error
 
 FILE = "data.args.file"
 _MOST_SPANS = 64  # names in a file
 
 
-class PromptsArgs(PaddingArgs):
-    """Which file, and what its fields are called.
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """One line of the file.
+
+    ids:           the tokens of the prompt
+    answer, wrong: the tokens of the right and the wrong answer; empty where there is none
+    spans:         name -> first position and end
+    """
+
+    line: int
+    ids: array[int]
+    answer: list[int]
+    wrong: list[int]
+    spans: dict[str, tuple[int, int]]
+
+
+class Prompts(Source, PaddingArgs):
+    """Which file, and what its fields are called. Each prompt is a sample, with the answer's first token as target.
 
     file:           .jsonl: one object on each line
     prompt:         the field of the text
@@ -48,6 +72,7 @@ class PromptsArgs(PaddingArgs):
     labels:         whether the model also gets the whole answer as `labels`: for encoder-decoders
     """
 
+    name = "prompts"
     file: str | None = None
     prompt: str = "prompt"
     answer: str | None = "answer"
@@ -59,218 +84,147 @@ class PromptsArgs(PaddingArgs):
     val_fraction: float = Field(default=1, ge=0, le=1)
     labels: bool = False
 
-
-@dataclass
-class _Read:
-    """The prompts of a file.
-
-    answers: the tokens of each answer; empty where there are none
-    wrong:   the first token of each wrong answer; empty where there are none
-    spans:   name -> first position and end of each prompt's span, one after the other
-    """
-
-    prompts: ReadSequences = field(default_factory=lambda: ReadSequences(FILE))
-    answers: ReadSequences = field(default_factory=lambda: ReadSequences(FILE))
-    wrong: array[int] = field(default_factory=lambda: array("i"))
-    spans: dict[str, array[int]] = field(default_factory=dict)
-
-    def span(self, name: str, number: int) -> tuple[int, int]:
-        """First position and end of a prompt's span; NO_SPAN if it has none."""
-        found = self.spans[name]
-        return found[2 * number], found[2 * number + 1]
-
-
-class Prompts(Source[PromptsArgs]):
-    """One sample for each prompt; its target is the answer's first token at the prompt's last."""
-
-    args = PromptsArgs
-
-    def inspect(self, root: Path | None, args: PromptsArgs, split: Split) -> DataInfo:
-        tokenizer, path, read = _read(root, args)
-        sizes: dict[Split, int | None] = {each: len(_part(args, read, each)) for each in SPLITS}
+    def inspect(self, root: Path | None, split: Split) -> DataInfo:
+        tokenizer, path, prompts = self._read(root)
+        sizes: dict[Split, int | None] = {part: len(self._part(prompts, part)) for part in SPLITS}
         if sizes[split] == 0:
-            what = f"none of the {len(read.prompts)} prompts in {path} is for the split '{split}'"
-            what += f" (val_fraction {args.val_fraction})"
-            raise SpecError([Problem("data.args.val_fraction", what, "set it between 0 and 1")])
-        names_both = len(read.answers) > 0 and len(read.wrong) > 0
-        return _layout(args, tokenizer, path, read).describe(
-            self.name, sizes, tokenizer, list(read.spans), wrong=names_both
-        )
+            what = f"none of the {len(prompts)} prompts in {path} is for the split '{split}'"
+            what += f" (val_fraction {self.val_fraction})"
+            raise spec_error("data.args.val_fraction", what, "set it between 0 and 1")
+        layout, first = self._layout(tokenizer, path, prompts), prompts[0]
+        names_both = bool(first.answer and first.wrong)
+        return layout.describe(self.name, sizes, tokenizer, _span_names(prompts), wrong=names_both)
 
-    def open(self, root: Path | None, args: PromptsArgs, split: Split, seed: int) -> Samples:
-        self.inspect(root, args, split)
-        tokenizer, path, read = _read(root, args)
-        layout = _layout(args, tokenizer, path, read)
-        return _PromptSamples(layout, path, read, _part(args, read, split))
+    def open(self, root: Path | None, split: Split, seed: int) -> Samples:
+        self.inspect(root, split)
+        tokenizer, path, prompts = self._read(root)
+        layout, part = self._layout(tokenizer, path, prompts), self._part(prompts, split)
+        place = partial(_place, path.name, part)
+        return TokenSamples(layout, len(part), partial(self._sequence, part), _span_names(prompts), place)
 
-
-class _PromptSamples(TokenSamples):
-    def __init__(self, layout: TokenLayout, path: Path, read: _Read, numbers: Sequence[int]) -> None:
-        super().__init__(layout, list(read.spans))
-        self._labels = layout.labels is not None
-        self._path = path
-        self._read = read
-        self._numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def sequence(self, number: int) -> TokenSequence:
-        read, place = self._read, self._numbers[number]
-        ids = read.prompts[place]
-        answer = read.answers[place] if len(read.answers) else None
-        if answer is None:
-            targets = next_tokens(ids)
-        else:
+    def _sequence(self, part: Sequence[_Prompt], number: int) -> TokenSequence:
+        prompt = part[number]
+        ids = torch.tensor(prompt.ids, dtype=torch.int64)
+        if prompt.answer:
             targets = torch.full((len(ids),), IGNORED)
-            targets[-1] = answer[0]
-        return TokenSequence(
-            ids,
-            targets,
-            answer if self._labels else None,
-            {name: read.span(name, place) for name in read.spans},
-            read.wrong[place] if read.wrong else None,
-        )
+            targets[-1] = prompt.answer[0]
+        else:
+            targets = next_tokens(ids)
+        labels = torch.tensor(prompt.answer) if self.labels else None
+        return TokenSequence(ids, targets, labels, prompt.spans, prompt.wrong[0] if prompt.wrong else None)
 
-    def file(self, index: int) -> str:
-        """File and line: ``prompts.jsonl:17``."""
-        return f"{self._path.name}:{self._read.prompts.line(self._numbers[index])}"
+    def _part(self, prompts: Sequence[_Prompt], split: Split) -> list[_Prompt]:
+        return [prompts[number] for number in part_of(len(prompts), self.val_fraction, split)]
 
+    def _layout(self, tokenizer: Tokenizer, path: Path, prompts: Sequence[_Prompt]) -> TokenLayout:
+        longest = max(len(prompt.ids) for prompt in prompts)
+        length = self.length or padded_length(longest, "data.args.length")
+        if longest > length:
+            line = next(prompt.line for prompt in prompts if len(prompt.ids) > length)
+            raise spec_error(
+                "data.args.length",
+                f"{path} line {line} has a prompt of more tokens than {length}; the longest has {longest}",
+                "set it higher, or to null",
+            )
+        labels = max(len(prompt.answer) for prompt in prompts) if self.labels else None
+        return self.layout(length, tokenizer.pad_id, labels, answers=True)
 
-def _part(args: PromptsArgs, read: _Read, split: Split) -> Sequence[int]:
-    return part_of(len(read.prompts), args.val_fraction, val=split == "val")
-
-
-def _layout(args: PromptsArgs, tokenizer: Tokenizer, path: Path, read: _Read) -> TokenLayout:
-    length = read.prompts.length(args.length, "data.args.length")
-    if read.prompts.longest > length:
-        line = next(read.prompts.line(n) for n in range(len(read.prompts)) if len(read.prompts[n]) > length)
-        what = f"{path} line {line} has a prompt of more tokens than {length}; the longest has {read.prompts.longest}"
-        raise SpecError([Problem("data.args.length", what, "set it higher, or to null")])
-    labels = read.answers.longest if args.labels else None
-    return args.layout(length, tokenizer.pad_id, labels, answers=True)
-
-
-def _read(root: Path | None, args: PromptsArgs) -> tuple[Tokenizer, Path, _Read]:
-    """The tokenizer, the path of the file and its prompts. Raises SpecError for a file that cannot be used."""
-    tokenizer = tokenizer_named(args.tokenizer)
-    path = asked_file(args.file, root, FILE)
-    stamp = checked_file(path, FILE, (".jsonl",))
-    read = _tokenized(path, stamp, _Wanted(args, tokenizer))
-    if not len(read.prompts):
-        raise SpecError([Problem(FILE, f"{path} holds no prompt", "write one JSON object on each line")])
-    if args.labels and not len(read.answers):
-        what = f"{path} has no answers, which would be the model's labels"
-        raise SpecError([Problem("data.args.labels", what, "leave it out, or name the field of the answers")])
-    return tokenizer, path, read
+    def _read(self, root: Path | None) -> tuple[Tokenizer, Path, list[_Prompt]]:
+        """The tokenizer, the path of the file and its prompts. Raises SpecError for a file that cannot be used."""
+        tokenizer = tokenizer_named(self.tokenizer)
+        path, stamp = checked_file(self.file, root, FILE, (".jsonl",))
+        prompts = _prompts(self.model_dump_json(), path, stamp, tokenizer)
+        if not prompts:
+            raise spec_error(FILE, f"{path} holds no prompt", "write one JSON object on each line")
+        if self.labels and not prompts[0].answer:
+            raise spec_error(
+                "data.args.labels",
+                f"{path} has no answers, which would be the model's labels",
+                "leave it out, or name the field of the answers",
+            )
+        return tokenizer, path, prompts
 
 
-class _Wanted:
-    """The arguments that decide what is read from a file, for the cache."""
+def _span_names(prompts: Sequence[_Prompt]) -> list[str]:
+    return list(dict.fromkeys(name for prompt in prompts for name in prompt.spans))
 
-    def __init__(self, args: PromptsArgs, tokenizer: Tokenizer) -> None:
-        self.args = args
-        self.tokenizer = tokenizer
-        self._key = (args.model_dump_json(), tokenizer)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Wanted) and other._key == self._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
+def _place(file: str, part: Sequence[_Prompt], number: int) -> str:
+    return f"{file}:{part[number].line}"
 
 
 @lru_cache(maxsize=2)  # a data set is described before it is loaded; the stamp changes with the file
-def _tokenized(path: Path, stamp: Stamp, wanted: _Wanted) -> _Read:
-    reader = _Reader(path, wanted.args, wanted.tokenizer)
+def _prompts(args: str, path: Path, stamp: Stamp, tokenizer: Tokenizer) -> list[_Prompt]:
+    """Every prompt of a file. args: the arguments of `Prompts` in JSON, which can be a key of the cache."""
+    keys = Prompts.model_validate_json(args)
+    fields = dict[str, str]()
+    prompts, names, count = list[_Prompt](), set[str](), 0
     for number, record in records(path, FILE):
-        reader.add(number, record)
-    return reader.read
+        if not prompts:  # fields with our own names may be missing
+            named = {"answer": keys.answer, "wrong": keys.wrong}
+            fields = {
+                key: name
+                for key, name in named.items()
+                if name is not None and (name in record or name != key)
+            }
+        prompt = _prompt(keys, fields, record, number, path, tokenizer)
+        names.update(prompt.spans)
+        if len(names) > _MOST_SPANS:
+            raise spec_error(
+                "data.args.spans",
+                f"{path} line {number}: a file may have {_MOST_SPANS} names of spans, and this has one more",
+            )
+        count += len(prompt.ids) + len(prompt.answer)
+        require_few_tokens(count, FILE)
+        prompts.append(prompt)
+    return prompts
 
 
-class _Reader:
-    """Reads prompts line by line; each line must have the fields of the first."""
-
-    def __init__(self, path: Path, args: PromptsArgs, tokenizer: Tokenizer) -> None:
-        self._path = path
-        self._args = args
-        self._tokenizer = tokenizer
-        self._fields: dict[str, str] = {}
-        self.read = _Read()
-
-    def add(self, number: int, record: dict[str, Any]) -> None:
-        """Add the prompt of one line. Raises SpecError."""
-        at = f"{self._path} line {number}"
-        if not len(self.read.prompts):
-            self._fields = self._optional(record)
-        text = text_field(record, self._args.prompt, at, "data.args.prompt")
-        spans = self._spans(record, at)
-        encoded = self._encoded(text, at, special=self._args.special_tokens, offsets=bool(spans))
-        if not len(encoded.ids):
-            raise SpecError([Problem("data.args.prompt", f"{at}: the prompt has no tokens", "write a text")])
-        answer, wrong = (self._next(record, key, at) for key in ("answer", "wrong"))
-        if answer and wrong and answer[0] == wrong[0]:
-            token = self._tokenizer.tokens(answer[:1])[0]
-            what = f"{at}: the answer and the wrong one begin with the same token, {token!r}"
-            hint = "give two that differ in their first token, or leave the wrong one out"
-            if self._args.tokenizer == "bytes":
-                hint += "; data.args.tokenizer=bytes has a token for each byte: a common space goes to the prompt's end"
-            raise SpecError([Problem("data.args.wrong", what, hint)])
-        self._add_spans(spans, text, encoded, at)
-        self.read.prompts.append(encoded.ids, number)
-        if answer:
-            self.read.answers.append(answer, number)
-        if wrong:
-            self.read.wrong.append(wrong[0])
-
-    def _optional(self, record: Mapping[str, Any]) -> dict[str, str]:
-        """The fields of answers that the file has: those that were named, and ours where the first line has them."""
-        named = {key: getattr(self._args, key) for key in ("answer", "wrong")}
-        return {
-            key: name for key, name in named.items() if name is not None and (name in record or name != key)
-        }
-
-    def _next(self, record: dict[str, Any], key: str, at: str) -> list[int]:
-        """The tokens of the answer or the wrong one; none where the file has none."""
-        if key not in self._fields:
-            name = getattr(self._args, key)
-            if name is not None and name in record:
-                what = f"{at} has a field '{name}', which lines before it do not have"
-                raise SpecError([Problem(f"data.args.{key}", what, "give every prompt one, or none")])
-            return []
-        where = f"data.args.{key}"
-        text = text_field(record, self._fields[key], at, where)
-        ids = list(self._encoded(text, at).ids)
+def _prompt(
+    keys: Prompts,
+    fields: Mapping[str, str],
+    record: dict[str, Any],
+    number: int,
+    path: Path,
+    tokenizer: Tokenizer,
+) -> _Prompt:
+    """The prompt of one line. Raises SpecError. fields: `answer` and `wrong` -> the name of the field, if it is read"""
+    at = f"{path} line {number}"
+    text = text_field(record, keys.prompt, at, "data.args.prompt")
+    spans = record.get(keys.spans) if isinstance(keys.spans, str) else keys.spans
+    spans = {} if spans is None else spans
+    if not isinstance(spans, dict):
+        raise spec_error(
+            "data.args.spans",
+            f"{at}: the field '{keys.spans}' is not a mapping from names to parts of the text",
+            'write {"subject": "Paris"}',
+        )
+    encoded = encode(tokenizer, text, at, special=keys.special_tokens, offsets=bool(spans))
+    if not len(encoded.ids):
+        raise spec_error("data.args.prompt", f"{at}: the prompt has no tokens", "write a text")
+    answers = dict[str, list[int]](answer=[], wrong=[])
+    for key, ids in answers.items():
+        where, name = f"data.args.{key}", getattr(keys, key)
+        if key not in fields:
+            if name in record:
+                raise spec_error(
+                    where,
+                    f"{at} has a field '{name}', which lines before it do not have",
+                    "give every prompt one, or none",
+                )
+            continue
+        ids += encode(tokenizer, text_field(record, name, at, where), at).ids
         if not ids:
-            raise SpecError([Problem(where, f"{at}: '{self._fields[key]}' has no tokens", "write a text")])
-        return ids
-
-    def _encoded(self, text: str, at: str, *, special: bool = False, offsets: bool = False) -> Encoded:
-        try:
-            return self._tokenizer.encode(text, special=special, offsets=offsets)
-        except Exception as error:  # a tokenizer of a folder may raise anything
-            raise SpecError([Problem(WHERE, f"{at} cannot be tokenized: {reason(error)}")]) from error
-
-    def _spans(self, record: dict[str, Any], at: str) -> dict[str, Any]:
-        asked = self._args.spans
-        if isinstance(asked, dict):
-            return asked
-        found = record.get(asked) if asked is not None else None
-        if found is not None and not isinstance(found, dict):
-            what = f"{at}: the field '{asked}' is not a mapping from names to parts of the text"
-            raise SpecError([Problem("data.args.spans", what, 'write {"subject": "Paris"}')])
-        return found or {}
-
-    def _add_spans(self, spans: Mapping[str, Any], text: str, encoded: Encoded, at: str) -> None:
-        known, count = self.read.spans, len(self.read.prompts)
-        for name in spans:
-            if name not in known:
-                if len(known) == _MOST_SPANS:
-                    what = f"{at}: a file may have {_MOST_SPANS} names of spans, and this is one more"
-                    raise SpecError([Problem("data.args.spans", what)])
-                known[name] = array("i", [-1] * (2 * count))
-        for name, places in known.items():
-            places.extend(_positions(name, spans[name], text, encoded, at) if name in spans else (-1, -1))
+            raise spec_error(where, f"{at}: '{name}' has no tokens", "write a text")
+    if fields.keys() == answers.keys() and answers["answer"][0] == answers["wrong"][0]:
+        token = tokenizer.tokens(answers["answer"][:1])[0]
+        what = f"{at}: the answer and the wrong one begin with the same token, {token!r}"
+        hint = "give two that differ in their first token, or leave the wrong one out"
+        if keys.tokenizer == BYTES:
+            hint += "; data.args.tokenizer=bytes has a token for each byte: a common space goes to the prompt's end"
+        raise spec_error("data.args.wrong", what, hint)
+    places = {name: _positions(name, span, text, encoded, at) for name, span in spans.items()}
+    return _Prompt(number, array("i", list(encoded.ids)), answers["answer"], answers["wrong"], places)
 
 
 def _positions(name: str, span: Any, text: str, encoded: Encoded, at: str) -> tuple[int, int]:
@@ -281,25 +235,27 @@ def _positions(name: str, span: Any, text: str, encoded: Encoded, at: str) -> tu
         first, end = span
         if not 0 <= first < end <= count:
             what = f"{at}: found {span!r}, expected [first, end] with 0 <= first < end <= {count}, the prompt's tokens"
-            raise SpecError([Problem(where, what[:500], "positions count from 0, and the end is excluded")])
+            raise spec_error(where, what[:500], "positions count from 0, and the end is excluded")
         return first, end
     if not isinstance(span, str) or not span:
-        what = f"{at}: found {str(span)[:80]!r}, expected a part of the text or [first, end]"
-        raise SpecError([Problem(where, what)])
+        raise spec_error(
+            where, f"{at}: found {str(span)[:80]!r}, expected a part of the text or [first, end]"
+        )
     start = text.find(span)
     if start < 0:
-        what = f"{at}: {span[:80]!r} is not in the prompt {text[:80]!r}"
-        raise SpecError(
-            [Problem(where, what, "correct it: it must be a part of the prompt, letter by letter")]
+        raise spec_error(
+            where,
+            f"{at}: {span[:80]!r} is not in the prompt {text[:80]!r}",
+            "correct it: it must be a part of the prompt, letter by letter",
         )
     if text.find(span, start + 1) >= 0:
-        what = f"{at}: {span[:80]!r} is in the prompt more than once: {text[:80]!r}"
-        raise SpecError([Problem(where, what, "give token positions: [first, end]")])
+        raise spec_error(
+            where,
+            f"{at}: {span[:80]!r} is in the prompt more than once: {text[:80]!r}",
+            "give token positions: [first, end]",
+        )
     stop = start + len(span)
     inside = [place for place, (a, b) in enumerate(encoded.offsets) if a < stop and b > start and b > a]
     if not inside:
-        raise SpecError([Problem(where, f"{at}: no token stands for {span[:80]!r}", "give token positions")])
+        raise spec_error(where, f"{at}: no token stands for {span[:80]!r}", "give token positions")
     return inside[0], inside[-1] + 1
-
-
-PROMPTS = Prompts("prompts")

@@ -57,8 +57,8 @@ class Samples(Dataset[Sample], ABC):
 
     def class_name(self, label: int) -> str:
         """The name of a label, or its number if it has no name."""
-        known = self.classes is not None and 0 <= label < len(self.classes)
-        return self.classes[label] if known and self.classes is not None else str(label)
+        known = self.classes or ()
+        return known[label] if 0 <= label < len(known) else str(label)
 
 
 class TensorSamples(Samples):

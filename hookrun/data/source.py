@@ -3,53 +3,47 @@
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from hookrun.config.validation import Args
-from hookrun.data.info import SPLITS, DataInfo, Split
+from hookrun.data.info import DataInfo, Split
 from hookrun.data.samples import Samples
-from hookrun.data.tokens import PaddingArgs
-from hookrun.errors import Problem, SpecError
-
-A = TypeVar("A", bound=Args)
+from hookrun.errors import spec_error
 
 
-@dataclass(frozen=True)
-class Source(ABC, Generic[A]):
-    """A data set before its transforms; `args` is the model of its own arguments."""
+class Source(Args):
+    """A data set before its transforms; the fields of a subclass are the keys of `data.args`.
 
-    name: str
-    args: ClassVar[type[Args]]
+    name: the word after `data.name=`
+    """
+
+    name: ClassVar[str]
 
     @abstractmethod
-    def inspect(self, root: Path | None, args: A, split: Split) -> DataInfo:
+    def inspect(self, root: Path | None, split: Split) -> DataInfo:
         """Shapes, dtypes and sizes before transforms; nothing is downloaded, and images are not decoded.
 
         Raises SpecError where what the split needs is missing or cannot be used.
         """
 
     @abstractmethod
-    def open(self, root: Path | None, args: A, split: Split, seed: int) -> Samples:
+    def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         """The samples of a split in their fixed order. Raises SpecError as `inspect` does."""
 
 
 def require_root(name: str, root: Path | None, hint: str) -> Path:
     """The root folder. Raises SpecError if none is given or it does not exist; `hint` says how to get the data."""
     if root is None:
-        what = f"the data set '{name}' is read from a folder, and none is given"
-        raise SpecError([Problem("data.root", what, hint)])
+        raise spec_error("data.root", f"the data set '{name}' is read from a folder, and none is given", hint)
     if not root.is_dir():
-        raise SpecError(
-            [Problem("data.root", f"the data set '{name}' needs the folder {root}: not found", hint)]
-        )
+        raise spec_error("data.root", f"the data set '{name}' needs the folder {root}: not found", hint)
     return root
 
 
@@ -85,41 +79,40 @@ def stratified_indices(labels: Sequence[int], fraction: float) -> tuple[list[int
     return sorted(train), sorted(val)
 
 
-def part_of(total: int, fraction: float, *, val: bool) -> Sequence[int]:
-    """The indices of one part of `total` samples; in order if the part has all of them."""
-    count = val_count(total, fraction)
-    if count in (0, total):
-        return range(total if val == (count > 0) else 0)
-    train, held_out = split_indices(total, fraction)
-    return held_out if val else train
+def part_of(total: int, fraction: float, split: Split) -> Sequence[int]:
+    """The indices of one split of `total` samples; in order if the split has all of them."""
+    if fraction in (0, 1):
+        return range(total if (split == "val") == (fraction == 1) else 0)
+    train, val = split_indices(total, fraction)
+    return val if split == "val" else train
 
 
-def generator_of(name: str) -> torch.Generator:
-    """The generator of that name, always in the same state."""
-    # Hashed, because torch's CPU generator keeps only the low 32 bits of a seed.
-    digest = hashlib.sha256(name.encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
-
-
-class GeneratedTokensArgs(PaddingArgs):
-    """Sizes of the splits; seed: of the samples, null: the experiment's."""
+class Generated(Source):
+    """A data set of samples that are drawn. Sizes of the splits; seed: of the samples, null: the experiment's."""
 
     train_size: int = Field(default=4096, ge=0, le=10**9)
     val_size: int = Field(default=512, ge=0, le=10**9)
     seed: int | None = Field(default=0, ge=0, lt=2**63)
 
+    @property
+    def sizes(self) -> dict[Split, int | None]:
+        """The number of samples of each split."""
+        return {"train": self.train_size, "val": self.val_size}
+
     def size(self, split: Split) -> int:
         """The number of samples of a split. Raises SpecError where it has none."""
         count = self.train_size if split == "train" else self.val_size
         if count == 0:
-            what = f"the split '{split}' has no samples"
-            raise SpecError([Problem(f"data.args.{split}_size", what, f"set data.args.{split}_size")])
+            raise spec_error(
+                f"data.args.{split}_size",
+                f"the split '{split}' has no samples",
+                f"set data.args.{split}_size",
+            )
         return count
 
-    def sizes(self) -> dict[Split, int | None]:
-        """The number of samples of each split."""
-        return {split: self.train_size if split == "train" else self.val_size for split in SPLITS}
-
-    def stream(self, split: Split, seed: int) -> str:
-        """The name of the split's generators."""
-        return f"{seed if self.seed is None else self.seed}/{split}"
+    def generator(self, split: Split, seed: int, number: int) -> torch.Generator:
+        """The generator of a sample, always in the same state. seed: the experiment's."""
+        name = f"{seed if self.seed is None else self.seed}/{split}/{number}"
+        # Hashed, because torch's CPU generator keeps only the low 32 bits of a seed.
+        digest = hashlib.sha256(name.encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))

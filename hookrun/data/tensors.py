@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,15 +16,23 @@ from pydantic import Field, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hookrun.config.validation import Args
-from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
+from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
-from hookrun.data.source import Source, split_indices, val_count
-from hookrun.errors import Problem, SpecError, nearest
+from hookrun.data.source import Source, part_of, val_count
+from hookrun.errors import Problem, SpecError, nearest, spec_error
 
 
-class TensorsArgs(Args):
-    """Which files, and which of their tensors.
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What a file's header says: its path, its number of rows, and shape and dtype of one row of each used tensor."""
+
+    path: Path
+    count: int
+    row: Mapping[str, TensorInfo]
+
+
+class Tensors(Source):
+    """Which files, and which of their tensors; row i of the input and the target tensors is one sample.
 
     file:         one file for both splits, of which a fixed fraction of the rows is for validation
     val_fraction: that fraction; 1 gives every row to `val` in the file's order, 0 to `train`
@@ -35,6 +43,7 @@ class TensorsArgs(Args):
     dtype:        the dtype that floating-point tensors are converted to; null: not converted
     """
 
+    name = "tensors"
     file: str | None = None
     val_fraction: float = Field(default=0.2, ge=0, le=1)
     train_file: str | None = None
@@ -45,7 +54,7 @@ class TensorsArgs(Args):
     dtype: Literal["float16", "bfloat16", "float32", "float64"] | None = "float32"
 
     @model_validator(mode="after")
-    def _one_way_to_name_files(self) -> TensorsArgs:
+    def _one_way_to_name_files(self) -> Tensors:
         if (self.file is None) == (self.train_file is None and self.val_file is None):
             raise ValueError("give either `file`, or `train_file` and `val_file`")
         if not self.input or len(set(self.inputs)) < len(self.inputs):
@@ -63,55 +72,76 @@ class TensorsArgs(Args):
             return getattr(torch, self.dtype) if self.dtype else dtype
         return torch.int64 if target and dtype != torch.bool else dtype
 
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """What a file's header says: its path, its number of rows, and shape and dtype of one row of each used tensor."""
-
-    path: Path
-    count: int
-    row: Mapping[str, TensorInfo]
-
-
-class Tensors(Source[TensorsArgs]):
-    """Row i of the input and the target tensors is one sample."""
-
-    args = TensorsArgs
-
-    def inspect(self, root: Path | None, args: TensorsArgs, split: Split) -> DataInfo:
-        files = _inspect_files(root, args)
-        sizes: dict[Split, int | None] = {s: _count(files, args, s) for s in SPLITS}
+    def inspect(self, root: Path | None, split: Split) -> DataInfo:
+        files = self._files(root)
+        sizes: dict[Split, int | None] = {"train": 0, "val": 0}
+        for key, file in files.items():
+            if key == "file":
+                held_out = val_count(file.count, self.val_fraction)
+                sizes = {"train": file.count - held_out, "val": held_out}
+            else:
+                sizes["train" if key == "train_file" else "val"] = file.count
         if sizes[split] == 0:
-            raise SpecError([_no_rows(files, args, split)])
+            raise SpecError([self._no_rows(files, split)])
         row = next(iter(files.values())).row
-        inputs = {name: TensorInfo(row[name].shape, args.converted(row[name].dtype)) for name in args.inputs}
-        target = row[args.target] if args.target else None
+        inputs = {name: TensorInfo(row[name].shape, self.converted(row[name].dtype)) for name in self.inputs}
+        target = row[self.target] if self.target else None
         return DataInfo(
             name=self.name,
-            inputs=inputs[args.input] if isinstance(args.input, str) else inputs,
-            target=TensorInfo(target.shape, args.converted(target.dtype, target=True)) if target else None,
-            num_classes=args.num_classes,
+            inputs=inputs[self.input] if isinstance(self.input, str) else inputs,
+            target=TensorInfo(target.shape, self.converted(target.dtype, target=True)) if target else None,
+            num_classes=self.num_classes,
             sizes=sizes,
         )
 
-    def open(self, root: Path | None, args: TensorsArgs, split: Split, seed: int) -> Samples:
-        self.inspect(root, args, split)
-        key = _key(args, split)
-        file = _inspect_files(root, args)[key]
-        used = {*args.inputs, *([args.target] if args.target else [])}
-        tensors = read_tensors(file.path, f"data.args.{key}", used)
-        if args.file is None:
-            return _FileSamples(tensors, args, file.path.name, range(file.count))
-        train, val = split_indices(file.count, args.val_fraction)
-        return _FileSamples(tensors, args, file.path.name, train if split == "train" else val)
+    def open(self, root: Path | None, split: Split, seed: int) -> Samples:
+        self.inspect(root, split)
+        key = "file" if self.file else f"{split}_file"
+        file = self._files(root)[key]
+        tensors = read_tensors(file.path, f"data.args.{key}", file.row)
+        rows = part_of(file.count, self.val_fraction, split) if self.file else range(file.count)
+        return _FileSamples(tensors, self, file.path.name, rows)
+
+    def _no_rows(self, files: Mapping[str, _File], split: Split) -> Problem:
+        key = "file" if self.file else f"{split}_file"
+        if key not in files:
+            hint = f"set data.args.{key}"
+            return Problem(f"data.args.{key}", f"the split '{split}' has no file", hint)
+        file = files[key]
+        if not self.file:
+            return Problem(f"data.args.{key}", f"{file.path} has no rows", "give a file that has some")
+        what = f"{file.path} has {file.count} rows, and none is for the split '{split}'"
+        hint = "change data.args.val_fraction, or give another file"
+        return Problem("data.args.val_fraction", f"{what} (val_fraction {self.val_fraction})", hint)
+
+    def _files(self, root: Path | None) -> dict[str, _File]:
+        """Every file given, by the argument that names it. Raises SpecError with every mistake in them."""
+        files: dict[str, _File] = {}
+        problems: list[Problem] = []
+        for key in ("file", "train_file", "val_file"):
+            name = getattr(self, key)
+            if name is not None:
+                try:
+                    path = (root or Path.cwd()) / Path(name).expanduser()
+                    files[key] = _inspect_file(path, f"data.args.{key}", self)
+                except SpecError as error:
+                    problems += error.errors
+        if problems:
+            raise SpecError(problems)
+        if len({tuple(file.row.items()) for file in files.values()}) > 1:
+            rows = ", but ".join(f"{_shown(file.row)} in {file.path}" for file in files.values())
+            raise spec_error(
+                "data.args.val_file",
+                f"the two files have rows of different shapes or dtypes: {rows}",
+                "write both files with the same tensors",
+            )
+        return files
 
 
 class _FileSamples(Samples):
     """Rows of the tensors of one file, converted when they are read: the file may be larger than memory."""
 
-    def __init__(
-        self, tensors: Mapping[str, Tensor], args: TensorsArgs, name: str, rows: Sequence[int]
-    ) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], args: Tensors, name: str, rows: Sequence[int]) -> None:
         self._tensors = tensors
         self._name = name
         self._args = args
@@ -136,53 +166,7 @@ class _FileSamples(Samples):
         return tensor.to(self._args.converted(tensor.dtype, target=target))
 
 
-def _key(args: TensorsArgs, split: Split) -> str:
-    """The argument that names the file of a split."""
-    return "file" if args.file else f"{split}_file"
-
-
-def _count(files: Mapping[str, _File], args: TensorsArgs, split: Split) -> int:
-    """How many rows a split has; 0 where it has no file."""
-    file = files.get(_key(args, split))
-    if file is None or args.file is None:
-        return file.count if file else 0
-    held_out = val_count(file.count, args.val_fraction)
-    return held_out if split == "val" else file.count - held_out
-
-
-def _no_rows(files: Mapping[str, _File], args: TensorsArgs, split: Split) -> Problem:
-    where = f"data.args.{_key(args, split)}"
-    if _key(args, split) not in files:
-        return Problem(where, f"the split '{split}' has no file", f"set {where}")
-    file = files[_key(args, split)]
-    if args.file is None:
-        return Problem(where, f"{file.path} has no rows", "give a file that has some")
-    what = f"{file.path} has {file.count} rows, and none is for the split '{split}' (val_fraction {args.val_fraction})"
-    return Problem("data.args.val_fraction", what, "change data.args.val_fraction, or give another file")
-
-
-def _inspect_files(root: Path | None, args: TensorsArgs) -> dict[str, _File]:
-    """Every file given, by the argument that names it. Raises SpecError with every mistake in them."""
-    files: dict[str, _File] = {}
-    problems: list[Problem] = []
-    for key in ("file", "train_file", "val_file"):
-        name = getattr(args, key)
-        if name is not None:
-            try:
-                path = (root or Path.cwd()) / Path(name).expanduser()
-                files[key] = _inspect_file(path, f"data.args.{key}", args)
-            except SpecError as error:
-                problems += error.errors
-    if problems:
-        raise SpecError(problems)
-    if len({tuple(file.row.items()) for file in files.values()}) > 1:
-        shown = ", but ".join(f"{_shown(file.row)} in {file.path}" for file in files.values())
-        what = f"the two files have rows of different shapes or dtypes: {shown}"
-        raise SpecError([Problem("data.args.val_file", what, "write both files with the same tensors")])
-    return files
-
-
-def _inspect_file(path: Path, where: str, args: TensorsArgs) -> _File:
+def _inspect_file(path: Path, where: str, args: Tensors) -> _File:
     """The header of one file. Raises SpecError for tensors that are missing, unusable or of different lengths."""
     header = read_header(path, where)
     wanted = {name: "data.args.input" for name in args.inputs}
@@ -216,9 +200,6 @@ def _shown(tensors: Mapping[str, TensorInfo]) -> str:
     return ", ".join(f"{name} {info}" for name, info in tensors.items())
 
 
-TENSORS = Tensors("tensors")
-
-
 SUFFIXES = (".safetensors", ".npz")
 
 _DTYPES = {
@@ -244,11 +225,17 @@ def read_header(path: Path, where: str) -> Header:
     Raises SpecError, at the key `where`, for a missing, unknown or broken file.
     """
     if path.suffix not in SUFFIXES:
-        hint = f"give a file that ends in {' or '.join(SUFFIXES)}"
-        raise SpecError([Problem(where, f"{path} is neither a safetensors nor an npz file", hint)])
+        raise spec_error(
+            where,
+            f"{path} is neither a safetensors nor an npz file",
+            f"give a file that ends in {' or '.join(SUFFIXES)}",
+        )
     if not path.is_file():
-        hint = "correct the path; a relative one starts at data.root, or where none is set at the working directory"
-        raise SpecError([Problem(where, f"there is no file {path}", hint)])
+        raise spec_error(
+            where,
+            f"there is no file {path}",
+            "correct the path; a relative one starts at data.root, or where none is set at the working directory",
+        )
     with _report_damage(path, where):
         return _npz_header(path) if path.suffix == ".npz" else _safetensors_header(path)
 
@@ -260,8 +247,14 @@ def read_tensors(path: Path, where: str, names: Iterable[str]) -> dict[str, Tens
     """
     with _report_damage(path, where):
         if path.suffix == ".npz":
+            tensors = {}
             with np.load(path, allow_pickle=False) as arrays:
-                return {name: _from_numpy(arrays[name]) for name in names}
+                for name in names:
+                    array = arrays[name]
+                    # Torch refuses other byte orders than the native one, and warns of read-only arrays.
+                    native = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
+                    tensors[name] = torch.from_numpy(native)
+            return tensors
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in names}
 
@@ -284,8 +277,9 @@ def _report_damage(path: Path, where: str) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        what = f"{path} cannot be read as {path.suffix[1:]}: {error}"
-        raise SpecError([Problem(where, what, "write the file again")]) from error
+        raise spec_error(
+            where, f"{path} cannot be read as {path.suffix[1:]}: {error}", "write the file again"
+        ) from error
 
 
 def _safetensors_header(path: Path) -> Header:
@@ -299,26 +293,16 @@ def _safetensors_header(path: Path) -> Header:
 
 
 def _npz_header(path: Path) -> Header:
+    # Version 3.0 differs from 2.0 only in field names, and an array with fields cannot become a tensor.
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     header: Header = {}
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
             with archive.open(member) as file:
-                shape, dtype = _npy_header(file)
+                version = np.lib.format.read_magic(file)
+                if version not in readers:
+                    raise ValueError(f"the array format {version} is not supported")
+                shape, _, dtype = readers[version](file)
             known = _NUMPY_DTYPES.get(dtype.name)
             header[member.removesuffix(".npy")] = TensorInfo(shape, known) if known else None
     return header
-
-
-def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    # Version 3.0 differs from 2.0 only in field names, and an array with fields cannot become a tensor.
-    reads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    version = np.lib.format.read_magic(file)
-    if version not in reads:
-        raise ValueError(f"the array format {version} is not supported")
-    shape, _, dtype = reads[version](file)
-    return shape, dtype
-
-
-def _from_numpy(array: np.ndarray) -> Tensor:
-    # Native byte order, C order and writable: torch refuses other byte orders and warns of read-only arrays.
-    return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))

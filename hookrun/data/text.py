@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -13,8 +14,17 @@ from pydantic import Field
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import Samples
 from hookrun.data.source import Source, part_of
-from hookrun.data.text_files import ReadSequences, Stamp, asked_file, checked_file, lines, records, text_field
-from hookrun.data.tokenizer import BYTES, WHERE, Tokenizer, tokenizer_named
+from hookrun.data.text_files import (
+    Stamp,
+    checked_file,
+    encode,
+    lines,
+    padded_length,
+    records,
+    require_few_tokens,
+    text_field,
+)
+from hookrun.data.tokenizer import BYTES, Tokenizer, tokenizer_named
 from hookrun.data.tokens import (
     MOST_LENGTH,
     PaddingArgs,
@@ -23,13 +33,23 @@ from hookrun.data.tokens import (
     TokenSequence,
     next_tokens,
 )
-from hookrun.errors import Problem, SpecError, reason
+from hookrun.errors import spec_error
 
 SUFFIXES = (".txt", ".jsonl")
+_BLOCK = 128
+"""Tokens of a sample of packed text, if no length is given."""
 
 
-class TextArgs(PaddingArgs):
-    """Which text, and how it becomes samples.
+@dataclass(frozen=True, slots=True)
+class _Passage:
+    """The token ids of a document or of a block, and the place of its first line: ``corpus.txt:17``."""
+
+    ids: array[int]
+    place: str
+
+
+class Text(Source, PaddingArgs):
+    """Which text, and how it becomes samples. It is read and tokenized once, and its ids are kept in memory.
 
     file:           .txt, or .jsonl whose field `field` holds a document on each line
     val_file:       a file for validation; null: a fixed fraction `val_fraction` of the samples
@@ -42,6 +62,7 @@ class TextArgs(PaddingArgs):
     labels:         whether the model also gets the tokens as `labels`, from which models of transformers compute a loss
     """
 
+    name = "text"
     file: str | None = None
     val_file: str | None = None
     val_fraction: float = Field(default=0.2, ge=0, le=1)
@@ -52,128 +73,98 @@ class TextArgs(PaddingArgs):
     special_tokens: bool = True
     labels: bool = False
 
-
-@dataclass(frozen=True)
-class _Corpus:
-    """The samples of a file, before it is split."""
-
-    path: Path
-    sequences: ReadSequences
-    packed: bool
-    length: int
-
-    def __len__(self) -> int:
-        return -(-self.sequences.tokens // self.length) if self.packed else len(self.sequences)
-
-    def ids(self, number: int) -> torch.Tensor:
-        """The token ids of one sample, [n] int64."""
-        if self.packed:
-            start = number * self.length
-            return self.sequences.span(start, start + self.length)
-        return self.sequences[number][: self.length]
-
-    def place(self, number: int) -> str:
-        """File and line where the sample begins."""
-        at = self.sequences.line_at(number * self.length) if self.packed else self.sequences.line(number)
-        return f"{self.path.name}:{at}"
-
-
-class Text(Source[TextArgs]):
-    """The text is read and tokenized once, and its ids are kept in memory."""
-
-    args = TextArgs
-
-    def inspect(self, root: Path | None, args: TextArgs, split: Split) -> DataInfo:
-        tokenizer, corpora = _read(root, args)
-        sizes: dict[Split, int | None] = {each: len(_numbers(args, corpora, each)) for each in SPLITS}
+    def inspect(self, root: Path | None, split: Split) -> DataInfo:
+        tokenizer, path, parts = self._read(root)
+        sizes: dict[Split, int | None] = {part: len(parts[part]) for part in SPLITS}
+        layout = self._layout(tokenizer, parts)
         if sizes[split] == 0:
-            what = f"{corpora['train'].path} has {len(corpora['train'])} samples, and none is for the split '{split}'"
+            total = len(parts["train"]) + len(parts["val"])
+            what = f"{path} has {total} samples, and none is for the split '{split}'"
             hint = "change data.args.val_fraction, or give a file with more text"
-            if args.packed:
-                hint += (
-                    f"; a sample is {corpora['train'].length} tokens: data.args.length=N makes it shorter, "
-                )
+            if self.packed:
+                hint += f"; a sample is {layout.length} tokens: data.args.length=N makes it shorter, "
                 hint += "and with data.args.packed=false it is a line"
-            raise SpecError([Problem("data.args.val_fraction", what, hint)])
-        return _layout(args, tokenizer, corpora).describe(self.name, sizes, tokenizer)
+            raise spec_error("data.args.val_fraction", what, hint)
+        return layout.describe(self.name, sizes, tokenizer)
 
-    def open(self, root: Path | None, args: TextArgs, split: Split, seed: int) -> Samples:
-        self.inspect(root, args, split)
-        tokenizer, corpora = _read(root, args)
-        layout = _layout(args, tokenizer, corpora)
-        return _TextSamples(layout, corpora[split], _numbers(args, corpora, split), labels=args.labels)
+    def open(self, root: Path | None, split: Split, seed: int) -> Samples:
+        self.inspect(root, split)
+        tokenizer, _, parts = self._read(root)
+        layout, part = self._layout(tokenizer, parts), parts[split]
+        return TokenSamples(layout, len(part), partial(self._sequence, part), place=partial(_place, part))
 
+    def _sequence(self, part: Sequence[_Passage], number: int) -> TokenSequence:
+        ids = torch.tensor(part[number].ids, dtype=torch.int64)
+        return TokenSequence(ids, next_tokens(ids), ids if self.labels else None)
 
-class _TextSamples(TokenSamples):
-    def __init__(self, layout: TokenLayout, corpus: _Corpus, numbers: Sequence[int], *, labels: bool) -> None:
-        super().__init__(layout)
-        self._corpus = corpus
-        self._numbers = numbers
-        self._labels = labels
+    def _layout(self, tokenizer: Tokenizer, parts: dict[Split, list[_Passage]]) -> TokenLayout:
+        length = self.length or _BLOCK
+        if not self.packed and self.length is None:
+            longest = max(len(passage.ids) for part in parts.values() for passage in part)
+            length = padded_length(longest, "data.args.length")
+        return self.layout(length, tokenizer.pad_id, length if self.labels else None)
 
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def sequence(self, number: int) -> TokenSequence:
-        ids = self._corpus.ids(self._numbers[number])
-        return TokenSequence(ids, next_tokens(ids), ids if self._labels else None)
-
-    def file(self, index: int) -> str:
-        """File and line: ``corpus.txt:17``."""
-        return self._corpus.place(self._numbers[index])
-
-
-def _numbers(args: TextArgs, corpora: dict[Split, _Corpus], split: Split) -> Sequence[int]:
-    """The samples of a split in its corpus."""
-    count = len(corpora[split])
-    if args.val_file is not None:
-        return range(count)
-    return part_of(count, args.val_fraction, val=split == "val")
+    def _read(self, root: Path | None) -> tuple[Tokenizer, Path, dict[Split, list[_Passage]]]:
+        """The tokenizer, the path of `file` and the samples of each split. Raises SpecError for an unusable file."""
+        tokenizer = tokenizer_named(self.tokenizer)
+        path, stamp = checked_file(self.file, root, "data.args.file", SUFFIXES)
+        whole = _passages(self, path, stamp, "data.args.file", tokenizer)
+        if self.val_file is not None:
+            val_path, val_stamp = checked_file(self.val_file, root, "data.args.val_file", SUFFIXES)
+            val = _passages(self, val_path, val_stamp, "data.args.val_file", tokenizer)
+            return tokenizer, path, {"train": whole, "val": val}
+        train, val = (
+            [whole[number] for number in part_of(len(whole), self.val_fraction, split)] for split in SPLITS
+        )
+        return tokenizer, path, {"train": train, "val": val}
 
 
-def _layout(args: TextArgs, tokenizer: Tokenizer, corpora: dict[Split, _Corpus]) -> TokenLayout:
-    length = max(corpus.length for corpus in corpora.values())
-    return args.layout(length, tokenizer.pad_id, length if args.labels else None)
-
-
-def _read(root: Path | None, args: TextArgs) -> tuple[Tokenizer, dict[Split, _Corpus]]:
-    """The tokenizer, and the corpus of each split. Raises SpecError with every file that cannot be used."""
-    tokenizer = tokenizer_named(args.tokenizer)
-    train = _corpus(root, args, "file", tokenizer)
-    return tokenizer, {
-        "train": train,
-        "val": train if args.val_file is None else _corpus(root, args, "val_file", tokenizer),
-    }
-
-
-def _corpus(root: Path | None, args: TextArgs, key: str, tokenizer: Tokenizer) -> _Corpus:
-    where = f"data.args.{key}"
-    path = asked_file(getattr(args, key), root, where)
-    stamp = checked_file(path, where, SUFFIXES)
-    special = args.special_tokens and not args.packed
-    sequences = _tokenized(path, stamp, where, args.field, tokenizer, args.packed, special)
-    if not sequences.tokens:
-        raise SpecError([Problem(where, f"{path} holds no text", "give a file that does")])
-    length = (args.length or 128) if args.packed else sequences.length(args.length, "data.args.length")
-    return _Corpus(path, sequences, args.packed, length)
+def _place(part: Sequence[_Passage], number: int) -> str:
+    return part[number].place
 
 
 @lru_cache(maxsize=2)  # a data set is described before it is loaded; the stamp changes with the file
-def _tokenized(
-    path: Path, stamp: Stamp, where: str, field: str, tokenizer: Tokenizer, packed: bool, special: bool
-) -> ReadSequences:
-    found = ReadSequences(where)
-    for number, text in _documents(path, where, field, packed):
-        try:
-            ids = list(tokenizer.encode(text, special=special, offsets=False).ids)
-        except Exception as error:  # a tokenizer of a folder may raise anything
-            what = f"{path} line {number} cannot be tokenized: {reason(error)}"
-            raise SpecError([Problem(WHERE, what)]) from error
-        if packed and path.suffix == ".jsonl" and tokenizer.separator is not None:
+def _passages(text: Text, path: Path, stamp: Stamp, where: str, tokenizer: Tokenizer) -> list[_Passage]:
+    """The samples of a file. Raises SpecError where it has none."""
+    documents = _tokenized(text, path, where, tokenizer)
+    if text.packed:
+        passages = list(_blocks(documents, path, text.length or _BLOCK))
+    else:
+        passages = [_Passage(ids[: text.length], f"{path.name}:{number}") for number, ids in documents if ids]
+    if not passages:
+        raise spec_error(where, f"{path} holds no text", "give a file that does")
+    return passages
+
+
+def _blocks(documents: Iterable[tuple[int, array[int]]], path: Path, length: int) -> Iterator[_Passage]:
+    """The documents laid end to end and cut into blocks; the last may be shorter."""
+    block, place = array("i"), ""
+    for number, ids in documents:
+        start = 0
+        while start < len(ids):
+            if not block:
+                place = f"{path.name}:{number}"
+            end = start + length - len(block)
+            block += ids[start:end]
+            start = end
+            if len(block) == length:
+                yield _Passage(block, place)
+                block = array("i")
+    if block:
+        yield _Passage(block, place)
+
+
+def _tokenized(text: Text, path: Path, where: str, tokenizer: Tokenizer) -> Iterator[tuple[int, array[int]]]:
+    """Number of the first line, and token ids, of each document."""
+    special, count = text.special_tokens and not text.packed, 0
+    for number, document in _documents(path, where, text.field, text.packed):
+        encoded = encode(tokenizer, document, f"{path} line {number}", special=special)
+        ids = array("i", list(encoded.ids))
+        if text.packed and path.suffix == ".jsonl" and tokenizer.separator is not None:
             ids.append(tokenizer.separator)
-        if ids:
-            found.append(ids, number)
-    return found
+        count += len(ids)
+        require_few_tokens(count, where)
+        yield number, ids
 
 
 _TOGETHER = 2**16
@@ -198,6 +189,3 @@ def _documents(path: Path, where: str, field: str, packed: bool) -> Iterator[tup
             first, piece, size = number + 1, [], 0
     if piece:
         yield first, "".join(piece)
-
-
-TEXT = Text("text")

@@ -1,17 +1,14 @@
-"""Text and JSON Lines from untrusted files, read within limits; errors name the line; sequences of their tokens."""
+"""Text and JSON Lines from untrusted files, read within limits; errors name the line."""
 
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from hookrun.errors import Problem, SpecError, nearest, reason
+from hookrun.data.tokenizer import WHERE, Encoded, Tokenizer
+from hookrun.errors import nearest, reason, spec_error
 
 MOST_LINE = 2**20
 """Bytes of one line."""
@@ -23,29 +20,35 @@ Stamp = tuple[int, int, int]
 """Inode, size and time of a file, which change with its content."""
 
 
-def asked_file(name: str | None, root: Path | None, where: str) -> Path:
-    """The path that was given; a relative one starts at the root, or at the working directory. Raises SpecError."""
+def checked_file(
+    name: str | None, root: Path | None, where: str, suffixes: tuple[str, ...]
+) -> tuple[Path, Stamp]:
+    """The path and the stamp of a file that can be read; a relative path starts at the root or the working directory.
+
+    Raises SpecError, at the key `where`, for a file that cannot be read.
+    """
     if not name:
-        raise SpecError([Problem(where, "is missing: no file is named", f"set {where}=FILE")])
-    return (root or Path.cwd()) / Path(name).expanduser()
-
-
-def checked_file(path: Path, where: str, suffixes: tuple[str, ...]) -> Stamp:
-    """The stamp of a file that can be read. Raises SpecError, at the key `where`, for one that cannot."""
+        raise spec_error(where, "is missing: no file is named", f"set {where}=FILE")
+    path = (root or Path.cwd()) / Path(name).expanduser()
     if path.suffix not in suffixes:
-        what = f"{path} does not end in {' or '.join(suffixes)}"
-        raise SpecError([Problem(where, what, "give such a file")])
+        raise spec_error(where, f"{path} does not end in {' or '.join(suffixes)}", "give such a file")
     if not path.is_file():
         what = f"there is no file {path}"
         if path.parent.is_dir():
             what += f"; beside it {nearest(path.name, [each.name for each in path.parent.iterdir()])}"
-        hint = "correct the path; a relative one starts at data.root, or where none is set at the working directory"
-        raise SpecError([Problem(where, what, hint)])
-    found = path.stat()
-    if found.st_size > MOST_FILE:
-        what = f"{path} has {found.st_size / 2**20:,.0f} MiB, and at most {MOST_FILE / 2**20:,.0f} are read"
-        raise SpecError([Problem(where, what, "split it, or give a part of it")])
-    return found.st_ino, found.st_size, found.st_mtime_ns
+        raise spec_error(
+            where,
+            what,
+            "correct the path; a relative one starts at data.root, or where none is set at the working directory",
+        )
+    stat = path.stat()
+    if stat.st_size > MOST_FILE:
+        raise spec_error(
+            where,
+            f"{path} has {stat.st_size / 2**20:,.0f} MiB, and at most {MOST_FILE / 2**20:,.0f} are read",
+            "split it, or give a part of it",
+        )
+    return path, (stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 def lines(path: Path, where: str) -> Iterator[tuple[int, str]]:
@@ -55,16 +58,21 @@ def lines(path: Path, where: str) -> Iterator[tuple[int, str]]:
         while raw := file.readline(MOST_LINE + 1):
             number += 1
             if len(raw) > MOST_LINE:
-                what = f"{path} line {number} has more than {MOST_LINE:,} bytes"
-                raise SpecError([Problem(where, what, "shorten it, or break it into lines")])
+                raise spec_error(
+                    where,
+                    f"{path} line {number} has more than {MOST_LINE:,} bytes",
+                    "shorten it, or break it into lines",
+                )
             if number > MOST_LINES:
-                what = f"{path} has more than {MOST_LINES:,} lines"
-                raise SpecError([Problem(where, what, "give a part of it")])
+                raise spec_error(where, f"{path} has more than {MOST_LINES:,} lines", "give a part of it")
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                what = f"{path} line {number} is not UTF-8: {error.reason} at byte {error.start}"
-                raise SpecError([Problem(where, what, "save the file in UTF-8")]) from error
+                raise spec_error(
+                    where,
+                    f"{path} line {number} is not UTF-8: {error.reason} at byte {error.start}",
+                    "save the file in UTF-8",
+                ) from error
 
 
 def records(path: Path, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -73,14 +81,20 @@ def records(path: Path, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            what = f"{path} line {number} is not JSON: {reason(error)}"
-            raise SpecError([Problem(where, what, "write one JSON object on each line")]) from error
-        if not isinstance(found, dict):
-            what = f"{path} line {number} is a JSON {_kind(found)}, expected an object with named fields"
-            raise SpecError([Problem(where, what, "write one JSON object on each line")])
-        yield number, found
+            raise spec_error(
+                where,
+                f"{path} line {number} is not JSON: {reason(error)}",
+                "write one JSON object on each line",
+            ) from error
+        if not isinstance(record, dict):
+            raise spec_error(
+                where,
+                f"{path} line {number} is a JSON {_kind(record)}, expected an object with named fields",
+                "write one JSON object on each line",
+            )
+        yield number, record
 
 
 def text_field(record: dict[str, Any], name: str, at: str, key: str) -> str:
@@ -89,21 +103,21 @@ def text_field(record: dict[str, Any], name: str, at: str, key: str) -> str:
     at: file and line
     """
     if name not in record:
-        what = f"{at} has no field '{name}'; {nearest(name, [str(each)[:80] for each in record])}"
-        raise SpecError([Problem(key, what, f"name the field in {key}")])
+        raise spec_error(
+            key,
+            f"{at} has no field '{name}'; {nearest(name, [str(each)[:80] for each in record])}",
+            f"name the field in {key}",
+        )
     value = record[name]
     if not isinstance(value, str):
-        raise SpecError([Problem(key, f"{at}: the field '{name}' is a {_kind(value)}, expected a text")])
-    if not encodable(value):
-        raise SpecError(
-            [Problem(key, f"{at}: the field '{name}' holds half of a character (a lone surrogate)")]
-        )
+        raise spec_error(key, f"{at}: the field '{name}' is a {_kind(value)}, expected a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON may hold one half of a surrogate pair
+        raise spec_error(
+            key, f"{at}: the field '{name}' holds half of a character (a lone surrogate)"
+        ) from error
     return value
-
-
-def encodable(text: str) -> bool:
-    """Whether it can be encoded as UTF-8; JSON may contain lone surrogates, which cannot."""
-    return not any("\ud800" <= each <= "\udfff" for each in text) if not text.isascii() else True
 
 
 def _kind(value: Any) -> str:
@@ -116,57 +130,28 @@ LONGEST = 4096
 """The largest length to which sequences are padded if no length is given."""
 
 
-class ReadSequences:
-    """Sequences of token ids that are appended one by one, each with the number of the line that it comes from."""
+def encode(
+    tokenizer: Tokenizer, text: str, at: str, *, special: bool = False, offsets: bool = False
+) -> Encoded:
+    """The tokens of a text; see `Tokenizer.encode`. Raises SpecError, which names the place `at`."""
+    try:
+        return tokenizer.encode(text, special=special, offsets=offsets)
+    except Exception as error:  # a tokenizer of a folder may raise anything
+        raise spec_error(WHERE, f"{at} cannot be tokenized: {reason(error)}") from error
 
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._ids = array("i")
-        self._starts = array("q", [0])
-        self._lines = array("i")
-        self.longest = 0
 
-    def __len__(self) -> int:
-        return len(self._lines)
+def require_few_tokens(count: int, where: str) -> None:
+    """Raises SpecError, at the key `where`, if this is more than a file may have."""
+    if count > MOST_TOKENS:
+        raise spec_error(where, f"the file has more than {MOST_TOKENS:,} tokens", "give a part of it")
 
-    @property
-    def tokens(self) -> int:
-        """The number of tokens of all sequences."""
-        return len(self._ids)
 
-    def append(self, ids: Sequence[int], line: int) -> None:
-        """Append a sequence. Raises SpecError where there are too many tokens."""
-        if len(self._ids) + len(ids) > MOST_TOKENS:
-            what = f"the file has more than {MOST_TOKENS:,} tokens"
-            raise SpecError([Problem(self._where, what, "give a part of it")])
-        self._ids.extend(ids)
-        self._starts.append(len(self._ids))
-        self._lines.append(line)
-        self.longest = max(self.longest, len(ids))
-
-    def line(self, number: int) -> int:
-        """The line of a sequence."""
-        return self._lines[number]
-
-    def __getitem__(self, number: int) -> Tensor:
-        """The ids of a sequence, [n] int64."""
-        return self.span(self._starts[number], self._starts[number + 1])
-
-    def span(self, start: int, stop: int) -> Tensor:
-        """The ids from one place to another in all sequences laid end to end, [n] int64."""
-        return torch.tensor(self._ids[start:stop], dtype=torch.int64)
-
-    def line_at(self, place: int) -> int:
-        """The line of the sequence that holds a place in all of them laid end to end."""
-        from bisect import bisect_right
-
-        return self._lines[bisect_right(self._starts, place) - 1]
-
-    def length(self, asked: int | None, key: str) -> int:
-        """The length of samples: as given, or that of the longest. Raises SpecError if the longest is too long."""
-        if asked is not None:
-            return asked
-        if self.longest > LONGEST:
-            what = f"the longest has {self.longest:,} tokens, and the others would be padded to that"
-            raise SpecError([Problem(key, what, f"set {key}: the most tokens of a sample")])
-        return max(self.longest, 1)
+def padded_length(longest: int, key: str) -> int:
+    """The length of samples without a given one: that of the longest. Raises SpecError if that is too long."""
+    if longest > LONGEST:
+        raise spec_error(
+            key,
+            f"the longest has {longest:,} tokens, and the others would be padded to that",
+            f"set {key}: the most tokens of a sample",
+        )
+    return max(longest, 1)

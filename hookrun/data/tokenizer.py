@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hookrun.errors import Problem, SpecError, nearest, reason
+from hookrun.errors import nearest, reason, spec_error
 
 BYTES = "bytes"
 WHERE = "data.args.tokenizer"
@@ -28,22 +28,16 @@ class Encoded:
 
 
 class Tokenizer(ABC):
-    """How a data set's text becomes token ids."""
+    """How a data set's text becomes token ids.
 
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int:
-        """The number of tokens; ids are smaller than this."""
+    vocab_size: the number of tokens; ids are smaller than this
+    pad_id:     the id of padding; the attention mask says where it is
+    separator:  the token between two documents; None where there is none
+    """
 
-    @property
-    def pad_id(self) -> int:
-        """The id of padding; the attention mask says where it is."""
-        return 0
-
-    @property
-    @abstractmethod
-    def separator(self) -> int | None:
-        """The token between two documents; None where there is none."""
+    vocab_size: int
+    pad_id: int = 0
+    separator: int | None = None
 
     @abstractmethod
     def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
@@ -92,14 +86,7 @@ class Words(Tokenizer):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ids", {word: number for number, word in enumerate(self.words)})
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.words)
-
-    @property
-    def separator(self) -> int | None:
-        return None
+        object.__setattr__(self, "vocab_size", len(self.words))
 
     def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
         found = list(re.finditer(r"[^ ]+", text))
@@ -122,23 +109,10 @@ class FromFolder(Tokenizer):
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._size = max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._size
-
-    @property
-    def pad_id(self) -> int:
-        for found in (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id):
-            if isinstance(found, int):
-                return found
-        return 0
-
-    @property
-    def separator(self) -> int | None:
-        found = self._tokenizer.eos_token_id
-        return found if isinstance(found, int) else None
+        self.vocab_size = max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
+        pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+        self.separator = end if isinstance(end, int) else None
+        self.pad_id = pad if isinstance(pad, int) else self.separator or 0
 
     def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
         found = self._tokenizer(text, add_special_tokens=special, return_offsets_mapping=offsets)
@@ -149,19 +123,22 @@ class FromFolder(Tokenizer):
         return text
 
 
+_BYTES = Bytes()
+
+
 def tokenizer_named(name: str) -> Tokenizer:
     """The tokenizer `bytes`, or that of a folder. Raises SpecError if the folder has no usable tokenizer."""
     if name == BYTES:
         return _BYTES
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
-        hint = f"give the folder of a model or tokenizer of transformers, or {BYTES}"
-        raise SpecError([Problem(WHERE, f"there is no folder {folder}", hint)])
+        raise spec_error(
+            WHERE,
+            f"there is no folder {folder}",
+            f"give the folder of a model or tokenizer of transformers, or {BYTES}",
+        )
     stamp = tuple(sorted((each.name, each.stat().st_mtime_ns) for each in folder.glob("*.json")))
     return _from_folder(folder, stamp)
-
-
-_BYTES = Bytes()
 
 
 @lru_cache(maxsize=2)
@@ -169,18 +146,26 @@ def _from_folder(folder: Path, stamp: tuple[tuple[str, int], ...]) -> Tokenizer:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        what = "a tokenizer in a folder is read by transformers, which is not installed"
-        raise SpecError([Problem(WHERE, what, "pip install 'hookrun[transformers]'")]) from error
+        raise spec_error(
+            WHERE,
+            "a tokenizer in a folder is read by transformers, which is not installed",
+            "pip install 'hookrun[transformers]'",
+        ) from error
     try:
         found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         fast = bool(found.is_fast)
         found.model_max_length = 10**12  # the data has a `length` of its own
         made = FromFolder(found)
     except Exception as error:  # a damaged or unknown tokenizer may raise anything
-        what = f"{folder} has no tokenizer that transformers can read: {reason(error)}"
-        hint = "save one there with tokenizer.save_pretrained(FOLDER)"
-        raise SpecError([Problem(WHERE, what, hint)]) from error
+        raise spec_error(
+            WHERE,
+            f"{folder} has no tokenizer that transformers can read: {reason(error)}",
+            "save one there with tokenizer.save_pretrained(FOLDER)",
+        ) from error
     if not fast:
-        what = f"the tokenizer in {folder} does not say which characters its tokens stand for"
-        raise SpecError([Problem(WHERE, what, "save it as a fast one, which has a tokenizer.json")])
+        raise spec_error(
+            WHERE,
+            f"the tokenizer in {folder} does not say which characters its tokens stand for",
+            "save it as a fast one, which has a tokenizer.json",
+        )
     return made

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from hookrun.config.validation import Args
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import IGNORED, Sample, Samples
+from hookrun.data.source import Generated
 from hookrun.data.tokenizer import Tokenizer
 
 NO_SPAN = (-1, -1)
@@ -117,47 +120,96 @@ class TokenLayout:
 def _filled(values: Tensor, fill: int, length: int, side: str) -> Tensor:
     if side == "none":
         return values
-    out = torch.full((length,), fill, dtype=torch.int64)
-    if side == "left":
-        out[length - len(values) :] = values
-    else:
-        out[: len(values)] = values
-    return out
+    missing = length - len(values)
+    return torch.nn.functional.pad(values, (missing, 0) if side == "left" else (0, missing), value=fill)
 
 
 class TokenSamples(Samples):
-    """A data set of padded sequences."""
+    """A data set of padded sequences.
+
+    sequence:   number of a sample -> the sample, not longer than the layout's length
+    span_names: of the spans that samples may have
+    place:      number of a sample -> file and line; None: they are in no file
+    """
 
     of_tokens: ClassVar[bool] = True
 
-    def __init__(self, layout: TokenLayout, span_names: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        layout: TokenLayout,
+        count: int,
+        sequence: Callable[[int], TokenSequence],
+        span_names: Sequence[str] = (),
+        place: Callable[[int], str] | None = None,
+    ) -> None:
         self._layout = layout
+        self._count = count
+        self._sequence = sequence
         self._span_names = tuple(span_names)
+        self._place = place
+
+    def __len__(self) -> int:
+        return self._count
 
     def __getitem__(self, index: int) -> Sample:
-        number = range(len(self))[index]  # as in a list: negative counts from the end, past it IndexError
-        return self._layout.sample(self.sequence(number))
+        number = range(self._count)[index]  # as in a list: negative counts from the end, past it IndexError
+        return self._layout.sample(self._sequence(number))
+
+    def file(self, index: int) -> str:
+        """File and line: ``prompts.jsonl:17``."""
+        return "" if self._place is None else self._place(index)
 
     def spans(self, ids: Tensor) -> Mapping[str, Tensor]:
         if not self._span_names:
             return {}
-        of_each = [self.sequence(number).spans for number in ids.tolist()]
+        spans = [self._sequence(number).spans for number in ids.tolist()]
         return {
-            name: torch.tensor([each.get(name, NO_SPAN) for each in of_each], dtype=torch.int64).reshape(
-                -1, 2
-            )
+            name: torch.tensor([each.get(name, NO_SPAN) for each in spans], dtype=torch.int64).reshape(-1, 2)
             for name in self._span_names
         }
 
     def wrong(self, ids: Tensor) -> Tensor | None:
-        found = [self.sequence(number).wrong for number in ids.tolist()]
-        return None if None in found else torch.tensor(found, dtype=torch.int64)
-
-    @abstractmethod
-    def sequence(self, number: int) -> TokenSequence:
-        """The sample with this number, not longer than the layout's length."""
+        answers = [self._sequence(number).wrong for number in ids.tolist()]
+        return None if None in answers else torch.tensor(answers, dtype=torch.int64)
 
 
 def next_tokens(ids: Tensor) -> Tensor:
     """[n] -> [n]: the token after each, and IGNORED at the last."""
     return torch.cat([ids[1:], torch.tensor([IGNORED])]) if len(ids) else ids
+
+
+class GeneratedTokens(Generated, PaddingArgs):
+    """Sequences of tokens that are drawn.
+
+    spans:     names of the spans that each has
+    has_wrong: whether each has a right and a wrong answer
+    """
+
+    spans: ClassVar[Sequence[str]]
+    has_wrong: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """The largest number of tokens in a sequence."""
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """What the token ids stand for."""
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator) -> TokenSequence:
+        """The sequence that this generator gives."""
+
+    def inspect(self, root: Path | None, split: Split) -> DataInfo:
+        self.size(split)
+        layout = self.layout(self.longest)
+        return layout.describe(self.name, self.sizes, self.tokenizer, self.spans, wrong=self.has_wrong)
+
+    def open(self, root: Path | None, split: Split, seed: int) -> Samples:
+        sequence = partial(self._sequence, split, seed)
+        return TokenSamples(self.layout(self.longest), self.size(split), sequence, self.spans)
+
+    def _sequence(self, split: Split, seed: int, number: int) -> TokenSequence:
+        return self.draw(self.generator(split, seed, number))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import socket
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,65 +15,50 @@ from torchvision import datasets
 from torchvision.datasets import mnist
 from torchvision.datasets.utils import check_integrity
 
-from hookrun.config.validation import Args
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Samples, TensorSamples, Transformed, unit_float
 from hookrun.data.source import Source, require_root
-from hookrun.errors import Problem, SpecError, reason
+from hookrun.errors import Problem, SpecError, reason, spec_error
 
 _CONNECT_TIMEOUT = 30.0  # seconds; without it a network that drops packets blocks a download for minutes
 
 
-class DownloadArgs(Args):
-    """download: let torchvision download missing files into data.root."""
+class _TorchvisionSet(Source):
+    """A data set that torchvision loads into memory; images become float [C, H, W] in 0..1.
+
+    download: let torchvision download missing files into data.root
+
+    published:    torchvision's class
+    as_published: samples in each split, and the shape of one image
+    """
 
     download: bool = False
-
-
-@dataclass(frozen=True)
-class _TorchvisionSet(Source[DownloadArgs]):
-    """A data set that torchvision loads into memory; images become float [C, H, W] in 0..1."""
-
-    args = DownloadArgs
-    cls: Any
-    num_classes: int
-
-    @property
-    @abstractmethod
-    def folder(self) -> str:
-        """The folder below the root that holds the files."""
-
-    @property
-    @abstractmethod
-    def files(self) -> Sequence[str]:
-        """The names of the files in it."""
+    published: ClassVar[Any]
+    as_published: ClassVar[tuple[dict[Split, int | None], tuple[int, ...]]]
+    num_classes: ClassVar[int] = 10
 
     @abstractmethod
-    def sizes_and_shape(self, folder: Path | None) -> tuple[dict[Split, int], tuple[int, ...]]:
-        """Samples in each split and the shape of one image; of the published data where `folder` is None."""
+    def files(self) -> tuple[str, Sequence[str]]:
+        """The folder below the root that holds the files, and their names."""
 
     @abstractmethod
-    def read(self, root: Path | None, args: DownloadArgs, split: Split) -> tuple[Tensor, Tensor]:
-        """The uint8 images [N, C, H, W] and the int64 labels [N] of a split. Raises SpecError as `inspect` does."""
+    def sizes_and_shape(self, folder: Path) -> tuple[dict[Split, int | None], tuple[int, ...]]:
+        """Samples in each split and the shape of one image. Raises SpecError for damaged files."""
 
     @abstractmethod
-    def class_names(self, root: Path | None) -> Sequence[str]:
-        """The name of each label."""
+    def read(self, root: Path | None, split: Split) -> tuple[Tensor, Tensor, Sequence[str]]:
+        """The uint8 images [N, C, H, W] and the int64 labels [N] of a split, and the name of each label."""
 
     @property
     def elsewhere(self) -> str:
         """How to get the data on another machine that has a network."""
-        name = self.cls.__name__
+        name = self.published.__name__
         command = f"python -c \"from torchvision.datasets import {name}; {name}('DIR', download=True)\""
         return f"on a machine with a network run {command}, bring DIR here and set data.root=DIR"
 
-    @property
-    def how_to_get(self) -> str:
-        """The hint for a user without a copy of the data."""
-        return f"set data.root=DIR and data.args.download=true, or {self.elsewhere}"
-
-    def inspect(self, root: Path | None, args: DownloadArgs, split: Split) -> DataInfo:
-        sizes, shape = self.sizes_and_shape(self.complete_folder(root, args))
+    def inspect(self, root: Path | None, split: Split) -> DataInfo:
+        folder, is_complete = self.folder(root)
+        sizes, shape = self.sizes_and_shape(folder) if is_complete else self.as_published
         return DataInfo(
             name=self.name,
             inputs=TensorInfo(shape, torch.float32),
@@ -83,126 +67,149 @@ class _TorchvisionSet(Source[DownloadArgs]):
             sizes=sizes,
         )
 
-    def open(self, root: Path | None, args: DownloadArgs, split: Split, seed: int) -> Samples:
-        images, labels = self.read(root, args, split)
-        return Transformed(TensorSamples(images, labels, self.class_names(root)), [unit_float])
+    def open(self, root: Path | None, split: Split, seed: int) -> Samples:
+        images, labels, classes = self.read(root, split)
+        return Transformed(TensorSamples(images, labels, classes), [unit_float])
 
-    def opened(self, root: Path | None, args: DownloadArgs, split: Split) -> Any:
-        """torchvision's own data set, downloaded if files are missing and `args.download` is true."""
+    def folder(self, root: Path | None) -> tuple[Path, bool]:
+        """The folder of the files, and whether they are all there. Raises SpecError if not and without `download`."""
+        hint = f"set data.root=DIR and data.args.download=true, or {self.elsewhere}"
+        if root is None or not self.download:
+            root = require_root(self.name, root, hint)
+        below, names = self.files()
+        folder = root / below
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing and not self.download:
+            raise spec_error(
+                "data.root", f"the data set '{self.name}' lacks {', '.join(missing)} in {folder}", hint
+            )
+        return folder, not missing
+
+    def opened(self, root: Path | None, split: Split) -> Any:
+        """torchvision's own data set, downloaded if files are missing and `download` is true."""
         try:
             with _connect_timeout(_CONNECT_TIMEOUT):
-                return self.cls(root, train=split == "train", download=args.download)
+                return self.published(root, train=split == "train", download=self.download)
         except Exception as error:  # no network, a full disk, wrong sums, or anything for a damaged file
-            where = "data.args.download" if args.download else "data.root"
-            raise SpecError([Problem(where, self.failure(root, args, error), self.elsewhere)]) from error
+            where = "data.args.download" if self.download else "data.root"
+            raise spec_error(where, self.failure(root, error), self.elsewhere) from error
 
-    def failure(self, root: Path | None, args: DownloadArgs, error: Exception) -> str:
+    def failure(self, root: Path | None, error: Exception) -> str:
         """What went wrong when torchvision opened the data set."""
         said = " ".join(str(error).split()) or type(error).__name__
-        did = "downloading" if args.download else "opening"
+        did = "downloading" if self.download else "opening"
         return f"{did} '{self.name}' in {root} failed: {said}"
 
-    def complete_folder(self, root: Path | None, args: DownloadArgs) -> Path | None:
-        """The folder with all of the files, or None where they will be downloaded. Raises SpecError otherwise."""
-        folder = None if root is None else root / self.folder
-        missing = [file for file in self.files if folder is None or not (folder / file).is_file()]
-        if folder is not None and missing and args.download:
-            return None
-        require_root(self.name, root, self.how_to_get)
-        if missing:
-            what = f"the data set '{self.name}' lacks {', '.join(missing)} in {folder}"
-            raise SpecError([Problem("data.root", what, self.how_to_get)])
-        return folder
 
-
-class _Mnist(_TorchvisionSet):
+class _IdxFiles(_TorchvisionSet):
     """The IDX files of the MNIST family. torchvision checks no sums of files that it did not download itself."""
 
-    @property
-    def folder(self) -> str:
-        return f"{self.cls.__name__}/raw"
+    as_published = {"train": 60_000, "val": 10_000}, (1, 28, 28)
 
-    @property
-    def files(self) -> Sequence[str]:
-        return [Path(archive).stem for archive, _ in self.cls.resources]
+    def files(self) -> tuple[str, Sequence[str]]:
+        return f"{self.published.__name__}/raw", [
+            Path(archive).stem for archive, _ in self.published.resources
+        ]
 
-    def sizes_and_shape(self, folder: Path | None) -> tuple[dict[Split, int], tuple[int, ...]]:
-        if folder is None:
-            return {"train": 60_000, "val": 10_000}, (1, 28, 28)
-        tensors = {split: self._tensors(folder, split) for split in SPLITS}
-        train, val = (list(images.shape[1:]) for images, _ in tensors.values())
+    def sizes_and_shape(self, folder: Path) -> tuple[dict[Split, int | None], tuple[int, ...]]:
+        images = {split: self._images_and_labels(folder, split)[0] for split in SPLITS}
+        train, val = (list(images[split].shape[1:]) for split in SPLITS)
         if train != val:
             raise self._damaged(folder, f"images of {train} for training and of {val} for validation")
-        return {split: len(images) for split, (images, _) in tensors.items()}, tuple(train)
+        return {split: len(images[split]) for split in SPLITS}, tuple(train)
 
-    def read(self, root: Path | None, args: DownloadArgs, split: Split) -> tuple[Tensor, Tensor]:
-        folder = self.complete_folder(root, args)
-        if folder is None:
-            self.opened(root, args, split)
-            folder = require_root(self.name, root, self.how_to_get) / self.folder
-        return self._tensors(folder, split)
+    def read(self, root: Path | None, split: Split) -> tuple[Tensor, Tensor, Sequence[str]]:
+        folder, is_complete = self.folder(root)
+        if not is_complete:
+            self.opened(root, split)
+        return *self._images_and_labels(folder, split), tuple(self.published.classes)
 
-    def class_names(self, root: Path | None) -> Sequence[str]:
-        return tuple(self.cls.classes)
-
-    def _tensors(self, folder: Path, split: Split) -> tuple[Tensor, Tensor]:
-        """Images and labels. Raises SpecError for damaged files, and where there are not as many of both."""
+    def _images_and_labels(self, folder: Path, split: Split) -> tuple[Tensor, Tensor]:
+        """Raises SpecError for damaged files, and where there are not as many of both."""
         prefix = "train" if split == "train" else "t10k"
-        images = self._read(mnist.read_image_file, folder / f"{prefix}-images-idx3-ubyte")
-        labels = self._read(mnist.read_label_file, folder / f"{prefix}-labels-idx1-ubyte")
+        tensors = []
+        for read, file in (
+            (mnist.read_image_file, "images-idx3-ubyte"),
+            (mnist.read_label_file, "labels-idx1-ubyte"),
+        ):
+            path = folder / f"{prefix}-{file}"
+            try:
+                tensors.append(read(str(path)))
+            except OSError:
+                raise
+            except Exception as error:  # torchvision's reader may raise anything for a damaged file
+                raise self._damaged(path, f"torchvision cannot read it as IDX ({reason(error)})") from error
+        images, labels = tensors
         if len(images) != len(labels):
             what = f"{len(images)} images and {len(labels)} labels for the split '{split}'"
             raise self._damaged(folder, what)
         return images.unsqueeze(1), labels
 
-    def _read(self, read: Callable[[str], Tensor], path: Path) -> Tensor:
-        try:
-            return read(str(path))
-        except OSError:
-            raise
-        except Exception as error:  # torchvision's reader may raise anything for a damaged file
-            raise self._damaged(path, f"torchvision cannot read it as IDX ({reason(error)})") from error
-
-    def _damaged(self, path: Path, found: str) -> SpecError:
-        return SpecError([Problem("data.root", f"{path}: {found}", f"replace the data: {self.elsewhere}")])
+    def _damaged(self, path: Path, what: str) -> SpecError:
+        return SpecError([Problem("data.root", f"{path}: {what}", f"replace the data: {self.elsewhere}")])
 
 
-class _Cifar(_TorchvisionSet):
+class _PickledBatches(_TorchvisionSet):
     """The pickled batches of the CIFAR family.
 
     torchvision loads a pickle only after its MD5 sum has matched the published one, so no other pickle is ever loaded.
     """
 
-    @property
-    def folder(self) -> str:
-        return str(self.cls.base_folder)
+    as_published = {"train": 50_000, "val": 10_000}, (3, 32, 32)
 
-    @property
-    def files(self) -> Sequence[str]:
-        return [file for file, _ in self._sums()]
+    def files(self) -> tuple[str, Sequence[str]]:
+        return str(self.published.base_folder), list(self._sums())
 
-    def sizes_and_shape(self, folder: Path | None) -> tuple[dict[Split, int], tuple[int, ...]]:
-        return {"train": 50_000, "val": 10_000}, (3, 32, 32)
+    def sizes_and_shape(self, folder: Path) -> tuple[dict[Split, int | None], tuple[int, ...]]:
+        return self.as_published
 
-    def read(self, root: Path | None, args: DownloadArgs, split: Split) -> tuple[Tensor, Tensor]:
-        self.complete_folder(root, args)
-        dataset = self.opened(root, args, split)
-        return torch.from_numpy(dataset.data).permute(0, 3, 1, 2), torch.tensor(dataset.targets)
+    def read(self, root: Path | None, split: Split) -> tuple[Tensor, Tensor, Sequence[str]]:
+        self.folder(root)
+        batches = self.opened(root, split)
+        images = torch.from_numpy(batches.data).permute(0, 3, 1, 2)
+        return images, torch.tensor(batches.targets), tuple(batches.classes)
 
-    def class_names(self, root: Path | None) -> Sequence[str]:
-        # A pickle as well, which torchvision loads after its sum has matched.
-        return tuple(self.opened(root, DownloadArgs(), "val").classes)
-
-    def failure(self, root: Path | None, args: DownloadArgs, error: Exception) -> str:
-        folder = (root or Path()) / self.folder
-        wrong = [file for file, md5 in self._sums() if not check_integrity(folder / file, md5)]
-        if args.download or not wrong:
-            return super().failure(root, args, error)
+    def failure(self, root: Path | None, error: Exception) -> str:
+        folder = (root or Path()) / self.published.base_folder
+        wrong = [name for name, md5 in self._sums().items() if not check_integrity(folder / name, md5)]
+        if self.download or not wrong:
+            return super().failure(root, error)
         return f"in {folder} not the published files of '{self.name}' (by MD5): {', '.join(wrong)}"
 
-    def _sums(self) -> list[tuple[str, str]]:
-        meta = (self.cls.meta["filename"], self.cls.meta["md5"])
-        return [*map(tuple, self.cls.train_list + self.cls.test_list), meta]
+    def _sums(self) -> dict[str, str]:
+        """The MD5 sum of each file."""
+        meta = self.published.meta
+        batches = self.published.train_list + self.published.test_list
+        return {**dict(batches), meta["filename"]: meta["md5"]}
+
+
+class MNIST(_IdxFiles):
+    """Handwritten digits."""
+
+    name = "mnist"
+    published = datasets.MNIST
+
+
+class FashionMNIST(_IdxFiles):
+    """Pictures of clothes."""
+
+    name = "fashion_mnist"
+    published = datasets.FashionMNIST
+
+
+class CIFAR10(_PickledBatches):
+    """Colour photographs of ten kinds of things."""
+
+    name = "cifar10"
+    published = datasets.CIFAR10
+
+
+class CIFAR100(_PickledBatches):
+    """Colour photographs of a hundred kinds of things."""
+
+    name = "cifar100"
+    published = datasets.CIFAR100
+    num_classes = 100
 
 
 @contextmanager
@@ -213,9 +220,3 @@ def _connect_timeout(seconds: float) -> Iterator[None]:
         yield
     finally:
         socket.setdefaulttimeout(before)
-
-
-MNIST = _Mnist("mnist", datasets.MNIST, 10)
-FASHION_MNIST = _Mnist("fashion_mnist", datasets.FashionMNIST, 10)
-CIFAR10 = _Cifar("cifar10", datasets.CIFAR10, 10)
-CIFAR100 = _Cifar("cifar100", datasets.CIFAR100, 100)

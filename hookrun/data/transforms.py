@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from numbers import Number
 from types import GenericAlias, NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, create_model
 
 from hookrun.config.validation import Args, parameters, parse
 from hookrun.data.info import InputsInfo, TensorInfo
-from hookrun.errors import Problem, SpecError, nearest
+from hookrun.errors import Problem, nearest, spec_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,13 +70,6 @@ class Transform:
         return None
 
 
-class Flatten:
-    """Any sample as a tensor of one dimension, an image as [C·H·W]."""
-
-    def __call__(self, sample: Tensor) -> Tensor:
-        return sample.flatten()
-
-
 def make_transform(name: str, args: Mapping[str, Any], where: str) -> tuple[Transform | None, list[Problem]]:
     """The transform called `name`, or None and every mistake in its name and arguments; imports torchvision."""
     if name not in NAMES:
@@ -96,16 +89,20 @@ def make_transform(name: str, args: Mapping[str, Any], where: str) -> tuple[Tran
 
 def _class(name: str) -> Callable[..., Callable[[Tensor], Tensor]]:
     if name == "flatten":
-        return Flatten
+        from torch import nn
+
+        return partial(nn.Flatten, 0)  # a sample has no dimension of the batch
     from torchvision.transforms import v2
 
-    found: Callable[..., Callable[[Tensor], Tensor]] = getattr(v2, _TORCHVISION[name])
-    return found
+    cls: Callable[..., Callable[[Tensor], Tensor]] = getattr(v2, _TORCHVISION[name])
+    return cls
 
 
 @cache
 def _arguments(name: str) -> type[Args]:
     """A pydantic model of the constructor's arguments that YAML can represent."""
+    if name == "flatten":
+        return create_model(name, __base__=Args)
     cls = _class(name)
     hints = get_type_hints(cls.__init__)
     fields: dict[str, Any] = {}
@@ -156,46 +153,10 @@ def _named_values(annotation: Any) -> Mapping[str, Any]:
 _LANDSCAPE, _PORTRAIT = (1536, 2048), (2048, 1024)
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """Transforms by name, in order; `where` is the key path of the mapping that lists them."""
-
-    where: str
-    transforms: Mapping[str, Transform]
-
-    def build(self) -> list[Callable[[Tensor], Tensor]]:
-        """The functions to apply, in order."""
-        return [transform.function for transform in self.transforms.values()]
-
-    def fit(self, inputs: InputsInfo) -> InputsInfo:
-        """Shape and dtype after the transforms, found by running them on a tensor of the meta device.
-
-        Raises SpecError if a transform does not fit, if there are several input tensors, and if images of different
-        sizes keep different sizes.
-        """
-        if not isinstance(inputs, TensorInfo):
-            if not self.transforms:
-                return inputs
-            what = f"transforms take one input tensor, and the data has several: {', '.join(inputs)}"
-            raise SpecError([Problem(self.where, what, "remove them, or name one tensor in data.args.input")])
-        ends = {self._run(probe) for probe in _probes(inputs)}
-        if len(ends) > 1:
-            found = " or ".join(sorted(str(list(end.shape)) for end in ends))
-            what = f"the images come in different sizes, and so do the samples: {found}, for example"
-            hint = "end with one size: resize: {size: 256} and center_crop: {size: 224}, or resize: {size: [224, 224]}"
-            raise SpecError([Problem(self.where, what, hint)])
-        return ends.pop()
-
-    def _run(self, sample: TensorInfo) -> TensorInfo:
-        for name, transform in self.transforms.items():
-            sample = _apply(transform, sample, f"{self.where}.{name}")
-        return sample
-
-
 def parse_transforms(
     given: Mapping[str, Mapping[str, Any] | None], where: str
-) -> tuple[Pipeline, list[Problem]]:
-    """The pipeline that the mapping describes, and every problem in it."""
+) -> tuple[dict[str, Transform], list[Problem]]:
+    """The transforms of a mapping by name, in order, and every problem in it."""
     transforms: dict[str, Transform] = {}
     problems: list[Problem] = []
     for name, args in given.items():
@@ -203,13 +164,41 @@ def parse_transforms(
         problems += wrong
         if transform is not None:
             transforms[name] = transform
-    return Pipeline(where, transforms), problems
+    return transforms, problems
 
 
-def _probes(sample: TensorInfo) -> list[TensorInfo]:
-    if -1 not in sample.shape:
-        return [sample]
-    return [replace(sample, shape=(*sample.shape[:-2], *size)) for size in (_LANDSCAPE, _PORTRAIT)]
+def after_transforms(transforms: Mapping[str, Transform], inputs: InputsInfo, where: str) -> InputsInfo:
+    """Shape and dtype after the transforms, found by running them on a tensor of the meta device.
+
+    where: the key path of the mapping that lists the transforms
+
+    Raises SpecError if a transform does not fit, if there are several input tensors, and if images of different sizes
+    keep different sizes.
+    """
+    if not isinstance(inputs, TensorInfo):
+        if not transforms:
+            return inputs
+        raise spec_error(
+            where,
+            f"transforms take one input tensor, and the data has several: {', '.join(inputs)}",
+            "remove them, or name one tensor in data.args.input",
+        )
+    probes = [inputs]
+    if -1 in inputs.shape:
+        probes = [replace(inputs, shape=(*inputs.shape[:-2], *size)) for size in (_LANDSCAPE, _PORTRAIT)]
+    ends = set[TensorInfo]()
+    for sample in probes:
+        for name, transform in transforms.items():
+            sample = _apply(transform, sample, f"{where}.{name}")
+        ends.add(sample)
+    if len(ends) > 1:
+        shapes = " or ".join(sorted(str(list(end.shape)) for end in ends))
+        raise spec_error(
+            where,
+            f"the images come in different sizes, and so do the samples: {shapes}, for example",
+            "end with one size: resize: {size: 256} and center_crop: {size: 224}, or resize: {size: [224, 224]}",
+        )
+    return ends.pop()
 
 
 def _apply(transform: Transform, sample: TensorInfo, where: str) -> TensorInfo:
@@ -228,5 +217,8 @@ def _apply(transform: Transform, sample: TensorInfo, where: str) -> TensorInfo:
             RuntimeError,
         ) as error:  # torchvision's own checks of shapes and dtypes
             reason = str(error)
-    what = f"does not fit a sample {sample}: {reason}"
-    raise SpecError([Problem(where, what, "change its arguments, or its place among the transforms")])
+    raise spec_error(
+        where,
+        f"does not fit a sample {sample}: {reason}",
+        "change its arguments, or its place among the transforms",
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,7 +60,8 @@ def read_experiment(
 
     Raises SpecError for a configuration that is too large to be checked.
     """
-    _refuse_beyond_limits(config)
+    if beyond := beyond_limits(config):
+        raise SpecError([beyond])
     config, problems = without_boolean_keys(config)
     problems += [_unknown_root(key) for key in config if key not in ROOT_KEYS]
     task, notes, wrong_in_task = parse_task(config.get("task", {}), tasks)
@@ -82,7 +83,8 @@ def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
     if not isinstance(config, Mapping):
         raise SpecError([Problem("hooks", f"found {shown(config)}, expected a mapping from name to hook")])
     written = config if "hooks" in config and not _is_hook(config["hooks"]) else {"hooks": config}
-    _refuse_beyond_limits(config, "" if written is config else "hooks")
+    if beyond := beyond_limits(config, "" if written is config else "hooks"):
+        raise SpecError([beyond])
     whole, problems = without_boolean_keys(written)
     problems += [_unknown_root(key) for key in whole if key not in ROOT_KEYS]
     hooks, wrong = parse_hooks(whole["hooks"])
@@ -90,11 +92,6 @@ def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
     if problems:
         raise SpecError(in_file_order(problems, written))
     return Spec(tuple(hooks), seed=seed)
-
-
-def _refuse_beyond_limits(config: Mapping[str, Any], where: str = "") -> None:
-    if problem := beyond_limits(config, where):
-        raise SpecError([problem])
 
 
 def _is_hook(body: Any) -> bool:
@@ -145,30 +142,21 @@ def beyond_limits(config: Any, where: str = "") -> Problem | None:
             return Problem(path, f"the spec holds more than {MAX_VALUES:,} values", "keep tensors in a file")
         if depth > MAX_DEPTH:
             return Problem(path[:MAX_NAME], f"is nested more than {MAX_DEPTH} deep")
-        if problem := _too_large(value, path):
-            return problem
-        members = list(_members(value))
-        for name, _ in members:
-            if isinstance(name, str) and len(name) > MAX_NAME:
-                return Problem(path, f"found a name of {len(name):,} characters, expected at most {MAX_NAME}")
-            if problem := _too_large(name, path):
-                return problem
+        if isinstance(value, Mapping):
+            members: list[tuple[Any, Any]] = list(value.items())
+        else:
+            members = list(enumerate(value)) if isinstance(value, list | tuple) else []
+        for each in (value, *(name for name, _ in members)):
+            if isinstance(each, str) and len(each) > MAX_TEXT:
+                what = f"found a text of {len(each):,} characters, expected at most {MAX_TEXT:,}"
+                return Problem(path, what)
+            if isinstance(each, int) and not -MAX_INTEGER < each < MAX_INTEGER:
+                what = "found a whole number of more than 64 bits"
+                return Problem(path, what, "write it with an exponent: 1e30")
+        long = next((name for name, _ in members if isinstance(name, str) and len(name) > MAX_NAME), None)
+        if long is not None:
+            return Problem(path, f"found a name of {len(long):,} characters, expected at most {MAX_NAME}")
         pending += [(inner, join(path, str(name)), depth + 1) for name, inner in reversed(members)]
-    return None
-
-
-def _members(value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif isinstance(value, list | tuple):
-        yield from enumerate(value)
-
-
-def _too_large(value: Any, path: str) -> Problem | None:
-    if isinstance(value, str) and len(value) > MAX_TEXT:
-        return Problem(path, f"found a text of {len(value):,} characters, expected at most {MAX_TEXT:,}")
-    if isinstance(value, int) and not -MAX_INTEGER < value < MAX_INTEGER:
-        return Problem(path, "found a whole number of more than 64 bits", "write it with an exponent: 1e30")
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -70,20 +70,6 @@ Needs = Annotated[dict[Annotated[str, AfterValidator(_need_name)], Need], Field(
 
 MOST = 10**12
 """The largest number of steps, epochs or batches: more than any run has, and below 64 bits."""
-MOST_THREADS = 1024
-MOST_WORKERS = 256
-MOST_SAMPLES = 2**20
-"""Samples of one batch."""
-MOST_BUFFER = 2**20
-"""MiB of the capture buffer: one TiB."""
-MOST_PARTS = 100
-"""The largest number of groups of an optimizer, or of parts of a schedule."""
-
-MOST_MINUTES = 10**6
-MOST_SECONDS = 7 * 24 * 3600
-"""The longest time that a rank waits for another: a week."""
-MOST_STATES = 10**6
-
 Count = Field(default=None, ge=1, le=MOST)
 
 
@@ -126,30 +112,35 @@ Weights = Annotated[
 """A path or a name, or a mapping; an error message is about the form that was given."""
 
 
-class Model(Section):
+class FromRegistry(Section):
+    """A name of a closed registry with its arguments, or `python` with a function of the user's own."""
+
+    name: str
+    args: dict[str, Any] = {}
+    factory: str | None = None
+
+    @model_validator(mode="after")
+    def _factory_goes_with_python(self) -> Self:
+        if (self.name == "python") != (self.factory is not None):
+            raise ValueError("`factory: package.module:function` goes with `name: python`, and only with it")
+        return self
+
+
+class Model(FromRegistry):
     """Which network: a name of the closed registry, its arguments, and where its weights come from.
 
     weights: a path, the name of published weights, or the weights of another run
     """
 
-    name: str
-    args: dict[str, Any] = {}
     weights: Weights | None = None
-    factory: str | None = None
 
     @property
     def own_weights(self) -> str | None:
         """The path or the name in `weights`; None for the weights of a run, until it is replaced by its file."""
         return None if isinstance(self.weights, RunWeights) else self.weights
 
-    @model_validator(mode="after")
-    def _factory_goes_with_python(self) -> Model:
-        if (self.name == "python") != (self.factory is not None):
-            raise ValueError("`factory: package.module:function` goes with `name: python`, and only with it")
-        return self
 
-
-class Data(Section):
+class Data(FromRegistry):
     """Which data: a name of the closed registry, its folder, transforms and batch size.
 
     factory:          function that returns the user's own data, for `name: python`
@@ -157,20 +148,11 @@ class Data(Section):
     train_transforms: used instead of `transforms` on the train split; null: the same
     """
 
-    name: str
     root: str | None = None
-    args: dict[str, Any] = {}
     transforms: dict[str, dict[str, Any] | None] = {}
     train_transforms: dict[str, dict[str, Any] | None] | None = None
-    batch_size: int = Field(default=64, ge=1, le=MOST_SAMPLES)
-    workers: int = Field(default=0, ge=0, le=MOST_WORKERS)
-    factory: str | None = None
-
-    @model_validator(mode="after")
-    def _factory_goes_with_python(self) -> Data:
-        if (self.name == "python") != (self.factory is not None):
-            raise ValueError("`factory: package.module:function` goes with `name: python`, and only with it")
-        return self
+    batch_size: int = Field(default=64, ge=1, le=2**20)
+    workers: int = Field(default=0, ge=0, le=256)
 
 
 class Named(Section):
@@ -200,13 +182,13 @@ class Group(Section):
 class Optimizer(Named):
     """An optimizer; parameters that are not in one of its `groups` use the optimizer's own arguments."""
 
-    groups: tuple[Group, ...] = Field(default=(), max_length=MOST_PARTS)
+    groups: tuple[Group, ...] = Field(default=(), max_length=100)
 
 
 class Schedule(Named):
     """A learning-rate schedule of torch.optim.lr_scheduler; `schedulers` are its parts, if it is composed."""
 
-    schedulers: tuple[Schedule, ...] | None = Field(default=None, max_length=MOST_PARTS)
+    schedulers: tuple[Schedule, ...] | None = Field(default=None, max_length=100)
 
 
 class Scheduler(Schedule):
@@ -241,7 +223,7 @@ class Every(Section):
 
     epochs: int | None = Count
     steps: int | None = Count
-    minutes: float | None = Field(default=None, gt=0, le=MOST_MINUTES, allow_inf_nan=False)
+    minutes: float | None = Field(default=None, gt=0, le=10**6, allow_inf_nan=False)
 
 
 def _never(raw: Any) -> Any:
@@ -260,7 +242,7 @@ class Checkpoint(Section):
 
     save: Literal["both", "best", "last", "none"] | None = None
     every: Annotated[Every, BeforeValidator(_never)] = Every.model_construct(epochs=1)
-    keep: int = Field(default=2, ge=2, le=MOST_STATES)
+    keep: int = Field(default=2, ge=2, le=10**6)
     keep_done: bool = False
 
     def keeps(self, which: Literal["best", "last"]) -> bool:
@@ -330,16 +312,15 @@ class Compute(Section):
 
     device: str = "auto"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
+    threads: int | None = Field(default=None, ge=1, le=1024)
     deterministic: bool = True
     compile: bool = False
-    capture_buffer: int = Field(default=192, strict=True, ge=1, le=MOST_BUFFER)
+    capture_buffer: int = Field(default=192, strict=True, ge=1, le=2**20)
     strategy: Literal["none", "ddp", "fsdp"] = "none"
     fsdp: Fsdp = Fsdp.model_construct()
-    timeout: float = Field(default=600, ge=1, le=MOST_SECONDS, allow_inf_nan=False)
+    timeout: float = Field(default=600, ge=1, le=7 * 24 * 3600, allow_inf_nan=False)
 
 
-MOST_TAGS = 100
 Tag = Annotated[str, Field(min_length=1, max_length=100)]
 """A word of the user's own to find a run by."""
 
@@ -366,7 +347,7 @@ class Settings(Section):
     baseline: bool = Field(default=False, strict=True)
     vars: dict[str, Any] = {}
     needs: Needs = {}
-    tags: Annotated[tuple[Tag, ...], Field(max_length=MOST_TAGS)] = ()
+    tags: Annotated[tuple[Tag, ...], Field(max_length=100)] = ()
 
 
 def runs_of(settings: Settings) -> Mapping[str, str]:

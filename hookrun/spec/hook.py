@@ -21,7 +21,7 @@ from hookrun.spec.heads import HeadsClause
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.selector.base import shown
 from hookrun.spec.tokens import TokensClause
-from hookrun.spec.when import Expect, When, parse_expect
+from hookrun.spec.when import AnyExpect, When, parse_expect
 from hookrun.values.index import Index
 from hookrun.values.target import Target
 
@@ -41,7 +41,7 @@ class HookKeys(Section):
     tokens: TokensClause | None = None
     heads: HeadsClause | None = None
     when: When = When.model_construct()
-    expect: Annotated[Expect, WithJsonSchema({"type": ["integer", "string"]})] = parse_expect(">=1")
+    expect: AnyExpect = parse_expect(">=1")
     enabled: bool = True
     priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     parameters: bool = False
@@ -163,8 +163,14 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
     action = actions().get(action_name) if isinstance(action_name, str) else None
     hook_type = given["hook"] if isinstance(given.get("hook"), str) else None
     common = hook_keys(hook_type)
-    own = set(action.model_fields) if action else _keys_of_any_action()
-    problems = [] if action else [_unknown_action(action_name, where)]
+    possible = [action] if action else actions().values()  # without an action, keys of any may be meant
+    own = {key for each in possible for key in each.model_fields}
+    problems = list[Problem]()
+    if action_name is None:
+        problems.append(Problem(join(where, "action"), "is missing", f"it is one of: {', '.join(actions())}"))
+    elif action is None:
+        text = f"found {shown(action_name)}, which is not an action"
+        problems.append(Problem(join(where, "action"), text, nearest(str(action_name), actions())))
     known = own | common | {"action"}
     allowed = known if hook_type in HOOK_TYPES else known | OWN_KEYS
     problems += [unknown_key(where, key, known) for key in given if key not in allowed]
@@ -180,20 +186,7 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
     return problems if problems or keys is None or params is None else HookSpec(name, keys, params)
 
 
-def _keys_of_any_action() -> set[str]:
-    """What may be a parameter where the action is not known."""
-    return {key for action in actions().values() for key in action.model_fields}
-
-
 def hook_keys(hook_type: str | None) -> set[str]:
     """The keys of a hook of that type; keys of other hook types only may be parameters of the action."""
-    known = HOOK_TYPES.get(hook_type) if hook_type is not None else None
+    known = HOOK_TYPES.get(hook_type or "")
     return set(HookKeys.model_fields) - (OWN_KEYS - (known.takes if known else frozenset()))
-
-
-def _unknown_action(name: Any, where: str) -> Problem:
-    if name is None:
-        return Problem(join(where, "action"), "is missing", "it is one of: " + ", ".join(actions()))
-    return Problem(
-        join(where, "action"), f"found {shown(name)}, which is not an action", nearest(str(name), actions())
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,15 +46,12 @@ class Objective(Section):
     @model_validator(mode="before")
     @classmethod
     def _short_form(cls, raw: Any) -> Any:
-        several = raw.get("metric") if isinstance(raw, dict) else raw
-        several = (
-            several if isinstance(several, list) else raw.get("direction") if isinstance(raw, dict) else None
-        )
-        if isinstance(several, list):
+        if isinstance(raw, Objective):
+            return raw
+        keys = raw if isinstance(raw, Mapping) else {"metric": raw}
+        if any(isinstance(keys.get(key), list) for key in ("metric", "direction")):
             raise ValueError("found a list: a sweep has one objective; name one metric, such as val/accuracy")
-        if raw is None:
-            return {}
-        return {"metric": raw} if isinstance(raw, str) else raw
+        return keys
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -85,10 +82,9 @@ def direction_of(metric: str) -> Direction | None:
 def preferred(names: Iterable[str]) -> str | None:
     """The default metric of an objective: an accuracy before a loss, the val split before others."""
     known = [name for name in names if direction_of(name) is not None]
-    return min(known, key=_rank, default=None)
-
-
-def _rank(name: str) -> tuple[int, int]:
-    split, _, metric = name.rpartition("/")
     order = list(_NATURAL)
-    return order.index(metric), 0 if split == "val" else 1
+    return min(
+        known,
+        key=lambda name: (order.index(name.rpartition("/")[2]), not name.startswith("val/")),
+        default=None,
+    )

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import PlainValidator
 
-from hookrun.spec.selector import Selector, forms, select_schema
+from hookrun.spec.selector import SchemaOnDemand, Selector, forms, select_schema
 from hookrun.spec.selector.base import Parser
 
 PREFIX = "hook:"
@@ -75,5 +75,5 @@ def _schema() -> dict[str, Any]:
     return {"description": f"{one['description']}, hook:NAME, hook:*", "anyOf": one["anyOf"]}
 
 
-AnyChoice = Annotated[Choice, PlainValidator(parse_choice), WithJsonSchema(_schema())]
+AnyChoice = Annotated[Choice, PlainValidator(parse_choice), SchemaOnDemand(_schema)]
 """The type of a pydantic field that holds a choice of parameters."""

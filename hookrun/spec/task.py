@@ -28,7 +28,8 @@ def parse_task(
     if not isinstance(raw, Mapping):
         return None, [], [not_a_mapping(WHERE, raw, known)]
     given = dict(raw)
-    name = given.pop("name", _default(tasks))
+    default = next((name for name, task in tasks.items() if vars(task).get("is_default", False)), None)
+    name = given.pop("name", default)
     chosen = tasks.get(name) if isinstance(name, str) else None
     problems = list[Problem]()
     if chosen is None:
@@ -51,11 +52,6 @@ def parse_task(
     ]
     notes = [f"{WHERE}.{key} is not used by {WHERE}={name}" for key in ignored if key not in refused]
     return (None, [], problems) if problems else (task, notes, [])
-
-
-def _default(tasks: Mapping[str, type[TaskKeys]]) -> str | None:
-    """The task of an experiment that names none."""
-    return next((name for name, task in tasks.items() if vars(task).get("is_default", False)), None)
 
 
 class Sampling(Section):

@@ -10,12 +10,12 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
-    GetCoreSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
 
 from hookrun.config.validation import Section
 from hookrun.errors import shown
@@ -59,12 +59,6 @@ class Positions:
         for place in self.places:
             bounds = (place.start, place.end) if isinstance(place, TokenRange) else (place,)
             yield from (bound for bound in bounds if bound is not None)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            parse_positions, serialization=core_schema.to_string_ser_schema()
-        )
 
 
 def parse_positions(raw: Any) -> Positions:
@@ -122,6 +116,13 @@ def _checked_range(places: TokenRange, raw: Any) -> TokenRange:
     return places
 
 
+def _as_mapping(raw: Any) -> Any:
+    """Turn the short forms (a position, a range, a list or `all`) into a mapping."""
+    if isinstance(raw, dict | BaseModel):
+        return raw
+    return {"position": parse_positions(raw)}
+
+
 def _listed(raw: Any) -> Any:
     return raw if isinstance(raw, list | tuple) else (raw,)
 
@@ -149,7 +150,15 @@ Short = int | str | list[int | str]
 class TokenSet(Section):
     """Tokens for which all given conditions hold."""
 
-    position: Annotated[Positions, WithJsonSchema(_POSITIONS)] | None = None
+    position: (
+        Annotated[
+            Positions,
+            PlainValidator(parse_positions),
+            PlainSerializer(str, when_used="json"),
+            WithJsonSchema(_POSITIONS),
+        ]
+        | None
+    ) = None
     id: (
         Annotated[
             tuple[Id, ...],
@@ -189,18 +198,14 @@ class TokenSet(Section):
     def __str__(self) -> str:
         if self.model_fields_set == {"position"}:
             return str(self.position)
-        parts = [f"{key}: {_shown(getattr(self, key))}" for key in _set_fields(self)]
+        parts = []
+        for key in type(self).model_fields:  # in the order of the class
+            if key in self.model_fields_set:
+                value = getattr(self, key)
+                if isinstance(value, tuple):
+                    value = value[0] if len(value) == 1 else list(value)
+                parts.append(f"{key}: {str(value).lower() if isinstance(value, bool) else value}")
         return "{" + ", ".join(parts) + "}"
-
-
-def _set_fields(model: BaseModel) -> list[str]:
-    return [key for key in type(model).model_fields if key in model.model_fields_set]
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
-        value = value[0] if len(value) == 1 else list(value)
-    return str(value) if not isinstance(value, bool) else str(value).lower()
 
 
 class TokenFilter(TokenSet):
@@ -213,7 +218,7 @@ class TokenFilter(TokenSet):
     exclude: (
         Annotated[
             TokenSet,
-            BeforeValidator(lambda raw: _as_mapping(raw), json_schema_input_type=Short | TokenSet),
+            BeforeValidator(_as_mapping, json_schema_input_type=Short | TokenSet),
         ]
         | None
     ) = None
@@ -224,14 +229,12 @@ class TokenFilter(TokenSet):
             return self
         sets = {"position": self.position, "exclude.position": self.exclude and self.exclude.position}
         for key, positions in sets.items():
-            negative = next(
-                (number for number in (positions.numbers if positions else ()) if number < 0), None
-            )
-            if negative is not None:
-                raise ValueError(
-                    f"{key}: found {negative} under `phase: generation`: negative positions count from the end of the "
-                    "prompt, which has no generated tokens; count from 0, the first generated token"
-                )
+            for number in positions.numbers if positions else ():
+                if number < 0:
+                    raise ValueError(
+                        f"{key}: found {number} under `phase: generation`: negative positions count from the end of "
+                        "the prompt, which has no generated tokens; count from 0, the first generated token"
+                    )
         return self
 
     @property
@@ -249,7 +252,7 @@ class TokenFilter(TokenSet):
 
 Axis = Annotated[
     TokenFilter,
-    BeforeValidator(lambda raw: _as_mapping(raw), json_schema_input_type=Short | TokenFilter),
+    BeforeValidator(_as_mapping, json_schema_input_type=Short | TokenFilter),
 ]
 
 
@@ -295,13 +298,6 @@ class Tokens(TokenFilter):
     def to_dict(self) -> dict[str, Any]:
         """The given keys, as plain data for JSON."""
         return self.model_dump(mode="json", exclude_unset=True)
-
-
-def _as_mapping(raw: Any) -> Any:
-    """Turn the short forms (a position, a range, a list or `all`) into a mapping."""
-    if isinstance(raw, dict | BaseModel):
-        return raw
-    return {"position": parse_positions(raw)}
 
 
 TokensClause = Annotated[Tokens, BeforeValidator(_as_mapping, json_schema_input_type=Short | Tokens)]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
     Field,
-    GetCoreSchemaHandler,
     PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
 
 from hookrun.config.validation import Section
 from hookrun.spec.selector.base import shown
@@ -48,37 +49,35 @@ class Range(Section):
         return f"{self.start}:{'' if self.end is None else self.end} {every}".rstrip()
 
 
-def _counts(raw: Any) -> Any:
-    if isinstance(raw, bool):
-        raise ValueError(f"found {shown(raw)}, expected a number, a list of numbers, or start, end, every")
+def _numbers(raw: Any, most: int, expected: str) -> frozenset[int]:
+    """The numbers that a single one or a list of them stands for; `expected` says in an error what each one is."""
     numbers = [raw] if isinstance(raw, int) else raw
-    if isinstance(numbers, list | tuple):
-        if not numbers:
-            raise ValueError("the list is empty: it never fires")
-        for number in numbers:
-            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST:
-                raise ValueError(f"found {shown(number)}, expected a count from 0 on, at most {MOST:,}")
-        return frozenset(numbers)
+    if not isinstance(numbers, list | tuple | set | frozenset):
+        raise ValueError(f"found {shown(raw)}, expected {expected}, or a list of them")
+    if not numbers:
+        raise ValueError("the list is empty: it never fires")
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= most:
+            raise ValueError(f"found {shown(number)}, expected {expected}")
+    return frozenset(numbers)
+
+
+def _counts(raw: Any) -> frozenset[int] | Range:
     if isinstance(raw, str):
         raise ValueError(f"found {shown(raw)}; a range is written {{start: 0, end: 100, every: 10}}")
-    return Range.model_validate(raw)
+    if isinstance(raw, Mapping | Range):
+        return Range.model_validate(raw)
+    if isinstance(raw, bool) or not isinstance(raw, int | list | tuple | frozenset):
+        raise ValueError(f"found {shown(raw)}, expected a number, a list of numbers, or start, end, every")
+    return _numbers(raw, MOST, f"a count from 0 on, at most {MOST:,}")
 
 
 def _plain(counts: frozenset[int] | Range) -> Any:
     return counts.model_dump() if isinstance(counts, Range) else sorted(counts)  # a set is unordered
 
 
-MOST_RANK = 10**6
-
-
-def _ranks(raw: Any) -> Any:
-    numbers = [raw] if isinstance(raw, int) and not isinstance(raw, bool) else raw
-    if not isinstance(numbers, list | tuple | set | frozenset) or not numbers:
-        raise ValueError(f"found {shown(raw)}, expected a rank, such as 0, or a list of ranks")
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_RANK:
-            raise ValueError(f"found {shown(number)}, expected the number of a process, from 0 on")
-    return frozenset(numbers)
+def _ranks(raw: Any) -> frozenset[int]:
+    return _numbers(raw, 10**6, "the number of a process, from 0 on")
 
 
 Ranks = Annotated[frozenset[int], BeforeValidator(_ranks), PlainSerializer(sorted)]
@@ -119,13 +118,11 @@ class When(Section):
 
     def __str__(self) -> str:
         parts: list[str] = [] if self.mode == "any" else [self.mode]
-        for name in ("step", "epoch", "call"):
+        for name in ("step", "epoch", "call", "rank"):
             counts = getattr(self, name)
             if counts is not None:
-                shown = ",".join(map(str, sorted(counts))) if isinstance(counts, frozenset) else str(counts)
-                parts.append(f"{name} {shown}")
-        if self.rank is not None:
-            parts.append(f"rank {','.join(map(str, sorted(self.rank)))}")
+                text = ",".join(map(str, sorted(counts))) if isinstance(counts, frozenset) else str(counts)
+                parts.append(f"{name} {text}")
         if self.probability < 1:
             parts.append(f"p={self.probability:g}")
         return ", ".join(parts) or "always"
@@ -145,33 +142,24 @@ class Expect:
     def __str__(self) -> str:
         return self.text
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(parse_expect)
-
 
 def parse_expect(raw: Any) -> Expect:
     """Parse ``3``, ``">=1"``, ``"<=4"`` or ``"0..2"``."""
     if isinstance(raw, Expect):
         return raw
-    text = _count_text(raw)
-    if found := re.fullmatch(r"(>=|<=)?\s*(\d+)", text, re.ASCII):
-        sign, number = found.group(1), int(found.group(2))
+    is_count = isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw <= MOST
+    text = str(raw).strip() if is_count or isinstance(raw, str) else ""
+    if match := re.fullmatch(r"(>=|<=)?\s*(\d{1,20})", text, re.ASCII):
+        sign, number = match.group(1), int(match.group(2))
         least, most = {">=": (number, None), "<=": (0, number)}.get(sign, (number, number))
         return Expect(text, least, most)
-    if found := re.fullmatch(r"(\d+)\s*\.\.\s*(\d+)", text, re.ASCII):
-        least, most = int(found.group(1)), int(found.group(2))
+    if match := re.fullmatch(r"(\d{1,20})\s*\.\.\s*(\d{1,20})", text, re.ASCII):
+        least, most = int(match.group(1)), int(match.group(2))
         if least > most:
             raise ValueError(f"found {text!r}: {least} is more than {most}")
         return Expect(text, least, most)
     raise ValueError(f'found {shown(raw)}, expected a count: 3, ">=1", "<=4" or "0..2"')
 
 
-def _count_text(raw: Any) -> str:
-    """The text of a count; empty for a text that is too long, and for other types."""
-    if isinstance(raw, bool) or not isinstance(raw, int | str):
-        return ""
-    if isinstance(raw, int) and not 0 <= raw <= MOST:
-        return ""
-    text = str(raw).strip()
-    return text if len(text) <= 40 else ""
+AnyExpect = Annotated[Expect, PlainValidator(parse_expect), WithJsonSchema({"type": ["integer", "string"]})]
+"""The type of a pydantic field that holds an expected count."""

@@ -10,8 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from hookrun import data
-from hookrun.config.validation import Args
 from hookrun.data import names
+from hookrun.data.source import Source
 from hookrun.data.transforms import parse_transforms
 from hookrun.spec.experiment import Data
 
@@ -45,10 +45,10 @@ def test_it_begins_with_a_comment_on_the_data(name: str) -> None:
 
 @pytest.mark.parametrize("name", data._SOURCES)
 def test_it_lists_all_arguments_at_their_defaults(name: str) -> None:
-    module, constant = data._SOURCES[name]
-    args: type[Args] = getattr(import_module(module), constant).args
+    module, cls = data._SOURCES[name]
+    source: type[Source] = getattr(import_module(f"hookrun.data.{module}"), cls)
     assert content(name)["args"] == {
-        key: field.get_default(call_default_factory=False) for key, field in args.model_fields.items()
+        key: field.get_default(call_default_factory=False) for key, field in source.model_fields.items()
     }
 
 

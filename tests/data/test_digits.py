@@ -7,6 +7,7 @@ import torch
 
 from hookrun.data import Split, describe, load
 from hookrun.data import digits as digits_module
+from hookrun.data.info import TensorInfo
 from hookrun.data.samples import TensorSamples
 from hookrun.spec.experiment import Data
 
@@ -25,7 +26,7 @@ def test_the_description_fits_the_loaded_samples(split: Split) -> None:
     info = describe(DIGITS, split)
     inputs, targets = tensors(split)
     assert (inputs.shape[1:], inputs.dtype) == (info.shape, info.dtype) == ((1, 8, 8), torch.float32)
-    assert (targets.shape[1:], targets.dtype) == (info.target_shape, info.target_dtype) == ((), torch.int64)
+    assert info.target == TensorInfo((), torch.int64) == TensorInfo(targets.shape[1:], targets.dtype)
     assert len(inputs) == info.sizes[split]
     assert targets.unique().tolist() == list(range(info.num_classes or 0))
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hookrun.data import Split, describe, load
+from hookrun.data.info import TensorInfo
 from hookrun.data.samples import Samples
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.spec.experiment import Data
@@ -65,7 +66,7 @@ def test_the_description_fits_the_loaded_samples(split_root: Path, split: Split)
         value, target = samples[i]
         assert isinstance(value, torch.Tensor)
         assert (value.shape, value.dtype) == (info.shape, info.dtype) == ((3, 4, 6), torch.float32)
-        assert (target.shape, target.dtype) == (info.target_shape, info.target_dtype) == ((), torch.int64)
+        assert info.target == TensorInfo((), torch.int64) == TensorInfo(target.shape, target.dtype)
 
 
 def test_samples_are_ordered_by_class_and_file_name(split_root: Path) -> None:

@@ -17,7 +17,6 @@ NAMED = DataInfo("named", {"ids": LABEL, "image": IMAGE}, None, None, {"train": 
 
 def test_shape_and_dtype_are_those_of_the_one_input() -> None:
     assert (PLAIN.shape, PLAIN.dtype) == ((3, 8, 8), torch.float32)
-    assert (PLAIN.target_shape, PLAIN.target_dtype) == ((), torch.int64)
 
 
 def test_an_example_is_a_batch_of_zeros() -> None:
@@ -44,7 +43,6 @@ def test_asking_for_the_one_input_of_several_is_an_error_that_names_them() -> No
 
 
 def test_without_a_target_an_empty_one_batches_as_the_samples_do() -> None:
-    assert (NAMED.target_shape, NAMED.target_dtype) == (None, None)
     batched = default_collate([torch.empty(0), torch.empty(0)])
     assert torch.equal(NAMED.example_target(2), batched)
 

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from hookrun.data.own import OwnArgs, OwnData
+from hookrun.data.own import OwnData
 from hookrun.errors import HookrunError, SpecError
 from hookrun.trust.callables import code_of_name
 from hookrun.trust.load import Trusted
 
 
-def own(target: Callable[..., Any]) -> OwnData:
+def own(target: Callable[..., Any], **args: Any) -> OwnData:
     code = code_of_name(target, "hookrun_test.data:build")
-    return OwnData("python", Trusted("hookrun_test.data:build", target, code, by_hand=False))
+    trusted = Trusted("hookrun_test.data:build", target, code, by_hand=False)
+    return OwnData(factory=trusted, args=args)
 
 
 class Pairs(list[Any]):
@@ -34,7 +35,7 @@ def build(split: str, size: int = 2, seed: int = 0) -> Pairs | None:
 
 
 def test_one_sample_describes_the_data() -> None:
-    info = own(build).inspect(None, OwnArgs(size=4), "val")
+    info = own(build, size=4).inspect(None, "val")
     assert isinstance(info.inputs, dict)
     assert info.inputs["x"].shape == (2, 3) and info.inputs["x"].dtype is torch.float32
     assert (info.num_classes, info.sizes) == (3, {"train": 0, "val": 4})
@@ -42,12 +43,12 @@ def test_one_sample_describes_the_data() -> None:
 
 def test_samples_are_tensors_and_the_seed_is_the_experiment_s() -> None:
     before = torch.get_rng_state()
-    samples = own(build).open(None, OwnArgs(), "val", seed=5)
+    samples = own(build).open(None, "val", seed=5)
     assert torch.equal(torch.get_rng_state(), before)
     inputs, target = samples[1]
     assert isinstance(inputs, dict)
     assert inputs["x"].tolist() == [[1.0] * 3] * 2 and int(inputs["n"]) == 5 and int(target) == 1
-    drawn = [own(build).open(None, OwnArgs(), "val", seed=seed)[0][0]["drawn"] for seed in (5, 6)]  # type: ignore[index]
+    drawn = [own(build).open(None, "val", seed=seed)[0][0]["drawn"] for seed in (5, 6)]  # type: ignore[index]
     assert torch.equal(drawn[0], inputs["drawn"]) and not torch.equal(drawn[1], inputs["drawn"])
     with pytest.raises(IndexError):
         samples[2]
@@ -66,7 +67,7 @@ def test_samples_are_tensors_and_the_seed_is_the_experiment_s() -> None:
 )
 def test_what_is_not_a_data_set_is_refused(made: Callable[..., Any], said: str) -> None:
     with pytest.raises(SpecError, match=r"data\.(factory|args)") as refusal:
-        own(made).inspect(None, OwnArgs(), "val")
+        own(made).inspect(None, "val")
     assert said in str(refusal.value)
 
 
@@ -76,4 +77,4 @@ def test_a_sample_that_fails_is_named_by_its_number() -> None:
             raise KeyError(index)
 
     with pytest.raises(HookrunError, match=r"sample 1 of .* failed: KeyError"):
-        own(lambda split: Failing([0, 1])).open(None, OwnArgs(), "val", seed=0)[1]
+        own(lambda split: Failing([0, 1])).open(None, "val", seed=0)[1]

@@ -12,6 +12,7 @@ from torchvision.datasets import mnist
 
 from hookrun import data
 from hookrun.data import Split, describe, load, names
+from hookrun.data.info import TensorInfo
 from hookrun.data.source import Source
 from hookrun.errors import Problem, SpecError
 from hookrun.spec.experiment import Data
@@ -47,9 +48,9 @@ def test_the_names_are_public() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_gives_its_source(name: str) -> None:
-    module, constant = data._SOURCES[name]
-    source = getattr(import_module(module), constant)
-    assert isinstance(source, Source)
+    module, cls = data._SOURCES[name]
+    source = getattr(import_module(f"hookrun.data.{module}"), cls)
+    assert issubclass(source, Source)
     assert source.name == name
 
 
@@ -104,7 +105,7 @@ def test_transforms_shape_what_is_described_and_what_is_loaded(split: Split) -> 
     value, target = load(config, split, seed=0)[0]
     assert isinstance(value, torch.Tensor)
     assert (info.shape, info.dtype) == (value.shape, value.dtype) == ((72,), torch.float32)
-    assert (info.target_shape, info.target_dtype) == (target.shape, target.dtype)
+    assert info.target == TensorInfo(tuple(target.shape), target.dtype)
 
 
 def test_the_train_split_has_transforms_of_its_own_where_given() -> None:

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hookrun.data.fake_images import FakeImages
 from hookrun.data.source import (
-    GeneratedTokensArgs,
-    generator_of,
     require_root,
     split_indices,
     stratified_indices,
@@ -85,20 +84,11 @@ def test_the_split_has_the_recorded_indices() -> None:
     assert split_indices(12, 0.25)[1] == [4, 6, 11]
 
 
-def test_the_numbers_drawn_depend_on_the_name() -> None:
-    first, same, other = (
-        torch.rand(4, generator=generator_of(name)) for name in ("0/val/1", "0/val/1", "0/val/2")
+def test_the_numbers_drawn_depend_on_seed_split_and_sample() -> None:
+    own, follows = FakeImages(seed=5), FakeImages(seed=None)
+    first, same, other, of_experiment = (
+        torch.rand(4, generator=images.generator("val", 5, number))
+        for images, number in ((own, 1), (own, 1), (own, 2), (follows, 1))
     )
     assert torch.equal(first, same) and not torch.equal(first, other)
-
-
-def test_a_split_without_samples_is_refused_where_it_is_used() -> None:
-    args = GeneratedTokensArgs(train_size=0, val_size=3)
-    assert args.sizes() == {"train": 0, "val": 3} and args.size("val") == 3
-    with pytest.raises(SpecError, match=r"data\.args\.train_size: the split 'train' has no samples"):
-        args.size("train")
-
-
-def test_samples_have_a_seed_of_their_own_unless_it_is_null() -> None:
-    assert GeneratedTokensArgs(seed=5).stream("val", 7) == "5/val"
-    assert GeneratedTokensArgs(seed=None).stream("val", 7) == "7/val"
+    assert torch.equal(first, of_experiment)

@@ -74,7 +74,7 @@ def test_row_i_of_the_file_is_a_sample(root: Path, file: str) -> None:
     assert [(x.tolist(), int(y)) for x, y in samples] == [([i, i], i % 3) for i in range(ROWS)]  # type: ignore[attr-defined]
     info = describe(config, "val")
     assert (info.shape, info.dtype) == ((2,), torch.float32)
-    assert (info.target_shape, info.target_dtype) == ((), torch.int64)
+    assert info.target == TensorInfo((), torch.int64)
     assert info.sizes == {"train": 0, "val": ROWS}
 
 
@@ -121,7 +121,8 @@ def test_floating_point_becomes_the_models_usual_dtype(root: Path, name: str) ->
     info = describe(config)
     value, target = load(config, "train", seed=0)[0]
     assert isinstance(value, torch.Tensor)
-    assert (info.dtype, info.target_dtype) == (value.dtype, target.dtype) == (torch.float32, torch.float32)
+    assert info.target is not None
+    assert (info.dtype, info.target.dtype) == (value.dtype, target.dtype) == (torch.float32, torch.float32)
 
 
 def test_the_floating_point_dtype_is_kept_if_requested(root: Path) -> None:
@@ -129,7 +130,8 @@ def test_the_floating_point_dtype_is_kept_if_requested(root: Path) -> None:
     info = describe(config)
     value, target = load(config, "train", seed=0)[0]
     assert isinstance(value, torch.Tensor)
-    assert (info.dtype, info.target_dtype) == (value.dtype, target.dtype) == (torch.float16, torch.float64)
+    assert info.target is not None
+    assert (info.dtype, info.target.dtype) == (value.dtype, target.dtype) == (torch.float16, torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,8 @@ def test_integer_targets_become_labels_and_inputs_keep_their_dtype(
     info = describe(config)
     value, target = load(config, "train", seed=0)[0]
     assert isinstance(value, torch.Tensor)
-    assert (info.dtype, info.target_dtype) == (value.dtype, target.dtype) == (torch.uint8, target_dtype)
+    assert info.target is not None
+    assert (info.dtype, info.target.dtype) == (value.dtype, target.dtype) == (torch.uint8, target_dtype)
 
 
 def test_several_inputs_come_by_name(root: Path) -> None:

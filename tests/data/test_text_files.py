@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from token_samples import prompts, refusal
+from token_samples import made, prompts, refusal
 
 from hookrun.data import text_files
-from hookrun.data.text_files import LONGEST, MOST_LINE, ReadSequences
+from hookrun.data.text_files import LONGEST, MOST_LINE
 from hookrun.errors import SpecError
 
 
@@ -62,41 +62,27 @@ def test_a_byte_order_mark_is_not_text_and_the_number_of_lines_is_bounded(
 def test_a_stamp_changes_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.txt"
     path.write_text("a")
-    before = text_files.checked_file(path, "key", (".txt",))
+    before = text_files.checked_file("x.txt", tmp_path, "key", (".txt",))
     path.write_text("ab")
-    assert text_files.checked_file(path, "key", (".txt",)) != before
+    assert text_files.checked_file("x.txt", tmp_path, "key", (".txt",)) != before
     monkeypatch.setattr(text_files, "MOST_FILE", 1)
     with pytest.raises(SpecError, match="at most 0 are read"):
-        text_files.checked_file(path, "key", (".txt",))
+        text_files.checked_file("x.txt", tmp_path, "key", (".txt",))
 
 
-def read(*each: tuple[list[int], int]) -> ReadSequences:
-    found = ReadSequences("data.args.file")
-    for ids, line in each:
-        found.append(ids, line)
-    return found
-
-
-def test_each_sequence_is_read_back_with_its_line() -> None:
-    found = read(([1, 2, 3], 1), ([4], 5), ([5, 6], 9))
-    assert (len(found), found.tokens, found.longest) == (3, 6, 3)
-    assert [found[number].tolist() for number in range(3)] == [[1, 2, 3], [4], [5, 6]]
-    assert [found.line(number) for number in range(3)] == [1, 5, 9]
-    assert found.span(2, 5).tolist() == [3, 4, 5]
-    assert [found.line_at(place) for place in range(6)] == [1, 1, 1, 5, 9, 9]
-
-
-def test_too_many_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("abcde")
     monkeypatch.setattr(text_files, "MOST_TOKENS", 4)
-    found = read(([1, 2, 3, 4], 1))
-    with pytest.raises(SpecError, match=r"data\.args\.file: the file has more than 4 tokens"):
-        found.append([5], 2)
+    assert "data.args.file: the file has more than 4 tokens" in refusal("text", file=str(path))
+    assert "the file has more than 4" in refusal("prompts", file=prompts(tmp_path, {"prompt": "abcde"}))
 
 
-def test_the_length_is_that_of_the_longest_unless_padding_to_it_costs_too_much() -> None:
-    assert read(([1, 2, 3], 1)).length(None, "key") == 3
-    assert read().length(None, "key") == 1
-    long = read(([0] * (LONGEST + 1), 1))
-    assert long.length(7, "key") == 7
-    with pytest.raises(SpecError, match="key: the longest has 4,097 tokens"):
-        long.length(None, "key")
+def test_samples_are_as_long_as_the_longest_unless_padding_to_it_costs_too_much(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    for length in (3, LONGEST + 1):
+        path.write_text("a\n" + "b" * length)
+        if length == 3:
+            assert made("text", file=str(path), packed=False, val_fraction=1)[0].length == 3
+    assert "data.args.length: the longest has 4,097 tokens" in refusal("text", file=str(path), packed=False)
+    assert made("text", file=str(path), packed=False, val_fraction=1, length=7)[0].length == 7

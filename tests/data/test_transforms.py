@@ -11,8 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.transforms import v2
 
-from hookrun.data.info import TensorInfo
-from hookrun.data.transforms import NAMES, Pipeline, Transform, make_transform, parse_transforms
+from hookrun.data.info import InputsInfo, TensorInfo
+from hookrun.data.transforms import (
+    NAMES,
+    Transform,
+    after_transforms,
+    make_transform,
+    parse_transforms,
+)
 from hookrun.errors import Problem, SpecError
 
 # An example of each, and torchvision's equivalent; a test checks that the list is complete.
@@ -188,9 +194,8 @@ def test_values_that_torchvisions_constructor_refuses_are_reported_in_its_words(
 def test_values_that_torchvision_refuses_only_on_a_sample_are_found_without_one(
     name: str, args: dict[str, Any]
 ) -> None:
-    pipeline = Pipeline("data.transforms", {name: transform(name, **args)})
     with pytest.raises(SpecError, match=f"data.transforms.{name}: does not fit"):
-        pipeline.fit(TensorInfo((3, 16, 16), torch.float32))
+        fitted(TensorInfo((3, 16, 16), torch.float32), **{name: args})
 
 
 @pytest.mark.parametrize(
@@ -227,15 +232,15 @@ WHERE = "data.transforms"
 ANY_IMAGE = TensorInfo((3, -1, -1), torch.float32)
 
 
-def pipeline(**transforms: Any) -> Pipeline:
+def fitted(sample: InputsInfo, /, **transforms: Any) -> InputsInfo:
     parsed, problems = parse_transforms(transforms, WHERE)
     assert problems == []
-    return parsed
+    return after_transforms(parsed, sample, WHERE)
 
 
 def misfits(sample: TensorInfo, **transforms: Any) -> list[Problem]:
     with pytest.raises(SpecError) as caught:
-        pipeline(**transforms).fit(sample)
+        fitted(sample, **transforms)
     return caught.value.errors
 
 
@@ -264,24 +269,24 @@ def test_the_predicted_shape_is_that_of_a_real_sample(
     last = {
         name: transforms.pop(name) for name in ("flatten",) if name in transforms
     }  # the others take images
-    steps = pipeline(**transforms, **last)
-    fitted = steps.fit(TensorInfo((channels, height, width), torch.float32))
+    steps, _ = parse_transforms({**transforms, **last}, WHERE)
+    predicted = after_transforms(steps, TensorInfo((channels, height, width), torch.float32), WHERE)
     sample = torch.rand(channels, height, width)
-    for step in steps.build():
-        sample = step(sample)
-    assert fitted == TensorInfo(tuple(sample.shape), sample.dtype)
+    for step in steps.values():
+        sample = step.function(sample)
+    assert predicted == TensorInfo(tuple(sample.shape), sample.dtype)
 
 
 def test_without_transforms_a_sample_is_unchanged() -> None:
     sample = TensorInfo((64,), torch.int64)
-    assert pipeline().fit(sample) == sample
-    assert pipeline().fit({"a": sample}) == {"a": sample}
+    assert fitted(sample) == sample
+    assert fitted({"a": sample}) == {"a": sample}
 
 
 def test_order_matters() -> None:
     mean = {"mean": [0, 0, 0], "std": [1, 1, 1]}
     grey = TensorInfo((1, 8, 8), torch.float32)
-    assert pipeline(rgb={}, normalize=mean).fit(grey) == TensorInfo((3, 8, 8), torch.float32)
+    assert fitted(grey, rgb={}, normalize=mean) == TensorInfo((3, 8, 8), torch.float32)
     assert [p.where for p in misfits(grey, normalize=mean, rgb={})] == [f"{WHERE}.normalize"]
 
 
@@ -312,7 +317,7 @@ def test_statistics_do_not_fit_integers() -> None:
     ],
 )
 def test_images_of_any_size_become_images_of_one_size(transforms: dict[str, Any]) -> None:
-    assert pipeline(**transforms).fit(ANY_IMAGE) == TensorInfo((3, 4, 6), torch.float32)
+    assert fitted(ANY_IMAGE, **transforms) == TensorInfo((3, 4, 6), torch.float32)
 
 
 @pytest.mark.parametrize("transforms", [{}, {"resize": {"size": 6}}, {"flatten": {}}])
@@ -325,17 +330,17 @@ def test_images_that_stay_of_different_sizes_are_refused_with_advice(transforms:
 def test_inputs_by_name_take_no_transforms() -> None:
     inputs = {"a": TensorInfo((3, 8, 8), torch.float32), "b": TensorInfo((), torch.int64)}
     with pytest.raises(SpecError, match="the data has several: a, b"):
-        pipeline(rgb={}).fit(inputs)
+        fitted(inputs, rgb={})
 
 
 def test_fitting_does_not_change_torchs_random_state() -> None:
     before = torch.get_rng_state()
-    pipeline(random_crop={"size": 4}, color_jitter={"hue": 0.1}).fit(ANY_IMAGE)
+    fitted(ANY_IMAGE, random_crop={"size": 4}, color_jitter={"hue": 0.1})
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_random_transforms_are_repeated_with_the_same_seed() -> None:
-    (crop,) = pipeline(random_crop={"size": 4}).build()
+    crop = transform("random_crop", size=4).function
     image = torch.rand(3, 16, 16)
     torch.manual_seed(5)
     first = [crop(image) for _ in range(4)]
@@ -347,7 +352,7 @@ def test_random_transforms_are_repeated_with_the_same_seed() -> None:
 def test_all_mistakes_are_reported_together() -> None:
     given = {"resiz": {}, "resize": {"sise": 1}, "grayscale": {"num_output": 1}, "flatten": None}
     parsed, problems = parse_transforms(given, WHERE)
-    assert list(parsed.transforms) == ["flatten"]
+    assert list(parsed) == ["flatten"]
     assert problems == [
         Problem(f"{WHERE}.resiz", "unknown transform", "did you mean 'resize'?"),
         Problem(f"{WHERE}.resize.size", "is missing", "add `size:`"),

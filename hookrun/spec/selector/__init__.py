@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic import GetJsonSchemaHandler, PlainValidator
+from pydantic_core import CoreSchema
 
 from hookrun.discovery import own_subclasses
 from hookrun.spec.selector.base import Parser, Selector, Unmatched
@@ -22,6 +23,7 @@ __all__ = [
     "AnySelector",
     "Names",
     "Node",
+    "SchemaOnDemand",
     "Selector",
     "Tree",
     "Unmatched",
@@ -35,11 +37,8 @@ __all__ = [
 @cache
 def forms() -> tuple[type[Selector], ...]:
     """Every form of a selector, in the order of the reference table."""
-    found = [
-        item
-        for item in own_subclasses(sys.modules[__name__], Selector)  # type: ignore[type-abstract]
-        if not inspect.isabstract(item)
-    ]
+    subclasses = own_subclasses(sys.modules[__name__], Selector)  # type: ignore[type-abstract]
+    found = [form for form in subclasses if not inspect.isabstract(form)]
     return tuple(sorted(found, key=lambda form: (form.position, form.__name__)))
 
 
@@ -53,7 +52,7 @@ def parse_selector(raw: Any) -> Selector:
 
 def select_schema() -> dict[str, Any]:
     """The JSON schema of a selector of any form."""
-    schemas = [form.schema() for form in forms()]
+    schemas = [form.schema for form in forms()]
     return {"description": ", ".join(schema["description"] for schema in schemas), "anyOf": schemas}
 
 
@@ -62,19 +61,17 @@ def reference_rows() -> Mapping[str, str]:
     return {example: meaning for form in forms() for example, meaning in form.rows.items()}
 
 
-class _AnyForm:
-    """Lets pydantic validate a field with `parse_selector`."""
+@dataclass(frozen=True)
+class SchemaOnDemand:
+    """The JSON schema of a pydantic field, made only when somebody asks for it."""
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(parse_selector)
+    make: Callable[[], dict[str, Any]]
 
-    @classmethod
     def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return select_schema()
+        return self.make()
 
 
-AnySelector = Annotated[Selector, _AnyForm]
+AnySelector = Annotated[Selector, PlainValidator(parse_selector), SchemaOnDemand(select_schema)]
 """The type of a pydantic field that holds a selector of any form."""

@@ -40,16 +40,22 @@ class Selector(ABC):
     position: the position of the form in the reference table; forms are tried from the last position to the first, so
               that the plain path, which reads every text, is tried last
     rows:     example -> what it matches, for the reference table
+    schema:   the JSON schema of the values of this form, with a description
+    types:    the types of the values of this form; an integer is passed as text
+    prefix:   what a text of this form starts with
     """
 
     text: str
     position: ClassVar[int] = 100
     rows: ClassVar[Mapping[str, str]] = {}
+    schema: ClassVar[Mapping[str, Any]]
+    types: ClassVar[tuple[type, ...]] = (str,)
+    prefix: ClassVar[str] = ""
 
     @classmethod
-    @abstractmethod
     def reads(cls, raw: Any) -> bool:
-        """Whether a value from YAML or Python has this form. An integer is passed as text."""
+        """Whether a value from YAML or Python has this form."""
+        return isinstance(raw, cls.types) and (not isinstance(raw, str) or raw.startswith(cls.prefix))
 
     @classmethod
     @abstractmethod
@@ -58,11 +64,6 @@ class Selector(ABC):
 
         Raises ValueError, which says what was found and what is expected.
         """
-
-    @classmethod
-    @abstractmethod
-    def schema(cls) -> dict[str, Any]:
-        """The JSON schema of the values of this form, with a description."""
 
     @abstractmethod
     def find(self, tree: Tree) -> Collection[str]:
@@ -101,7 +102,7 @@ class Parser:
     """Reads a selector and those inside it, and limits their nesting and number."""
 
     def __init__(self, forms: Sequence[type[Selector]]) -> None:
-        self._asked = sorted(forms, key=lambda form: form.position, reverse=True)
+        self._forms = sorted(forms, key=lambda form: form.position, reverse=True)
         self._depth = 0
         self._parts = 0
 
@@ -110,9 +111,15 @@ class Parser:
         if self._depth == MAX_DEPTH:
             raise ValueError(f"lists and mappings are nested too deep: at most {MAX_DEPTH} levels")
         self.count(1)
+        if isinstance(raw, Selector):
+            return raw
+        value = _plain(raw)
+        form = next((form for form in self._forms if form.reads(value)), None)
+        if form is None:
+            raise ValueError(f"found {shown(raw)}, expected a path, a list or a mapping")
         self._depth += 1
         try:
-            return self._parse(_plain(raw))
+            return form.parse(value, self)
         finally:
             self._depth -= 1
 
@@ -131,14 +138,6 @@ class Parser:
                 f"the selector is too large: at most {MAX_PARTS:,} members of lists and mappings and alternatives "
                 f"in braces, where a glob counts as {GLOB_PARTS + 1} and a regular expression as {REGEX_PARTS}"
             )
-
-    def _parse(self, raw: Any) -> Selector:
-        if isinstance(raw, Selector):
-            return raw
-        for form in self._asked:
-            if form.reads(raw):
-                return form.parse(raw, self)
-        raise ValueError(f"found {shown(raw)}, expected a path, a list or a mapping")
 
 
 def _plain(raw: Any) -> Any:

@@ -10,8 +10,6 @@ from hookrun.errors import nearest
 from hookrun.spec.selector.base import Parser, Selector, alternatives, shown
 from hookrun.spec.selector.tree import Names, Tree
 
-PREFIX = "type:"
-
 
 @dataclass(frozen=True)
 class ClassSelector(Selector):
@@ -25,22 +23,16 @@ class ClassSelector(Selector):
         "type:Conv2d": "class, by name or qualified name, or one of its bases; globs allowed",
         "type:{Linear,Conv2d}": "alternatives of classes",
     }
-
-    @classmethod
-    def reads(cls, raw: Any) -> bool:
-        return isinstance(raw, str) and raw.startswith(PREFIX)
+    prefix = "type:"
+    schema = {"type": "string", "pattern": f"^{prefix}", "description": "type:CLASS"}
 
     @classmethod
     def parse(cls, raw: Any, parser: Parser) -> Selector:
-        globs = tuple(glob.strip() for glob in alternatives(raw.removeprefix(PREFIX)))
+        globs = tuple(glob.strip() for glob in alternatives(raw.removeprefix(cls.prefix)))
         if not all(globs):
             raise ValueError(f"found {shown(raw)} without a class name, expected for example type:Conv2d")
         parser.count(len(globs) - 1)
         return cls(raw, globs)
-
-    @classmethod
-    def schema(cls) -> dict[str, Any]:
-        return {"type": "string", "pattern": f"^{PREFIX}", "description": "type:CLASS"}
 
     def find(self, tree: Tree) -> list[str]:
         kinds = {node.types for node in tree.nodes.values()}

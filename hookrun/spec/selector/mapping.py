@@ -32,10 +32,20 @@ class MappingSelector(Selector):
         "{path:, type:, leaf:, exclude:, min_params:}": "a mapping: all given keys must hold; "
         "`exclude` is a selector"
     }
-
-    @classmethod
-    def reads(cls, raw: Any) -> bool:
-        return isinstance(raw, dict)
+    types = (dict,)
+    schema = {
+        "type": "object",
+        "description": "a mapping",
+        "additionalProperties": False,
+        "minProperties": 1,
+        "properties": {
+            "path": {"type": ["string", "integer", "array", "object"]},
+            "type": {"type": ["string", "array"], "items": {"type": "string"}},
+            "leaf": {"type": "boolean"},
+            "exclude": {"type": ["string", "integer", "array", "object"]},
+            "min_params": {"type": "integer", "minimum": 0},
+        },
+    }
 
     @classmethod
     def parse(cls, raw: Any, parser: Parser) -> Selector:
@@ -50,23 +60,6 @@ class MappingSelector(Selector):
             key: str(value).lower() if isinstance(value, bool) else value for key, value in keys.items()
         }
         return cls("{" + ", ".join(f"{key}: {value}" for key, value in written.items()) + "}", **keys)
-
-    @classmethod
-    def schema(cls) -> dict[str, Any]:
-        selector = {"type": ["string", "integer", "array", "object"]}
-        return {
-            "type": "object",
-            "description": "a mapping",
-            "additionalProperties": False,
-            "minProperties": 1,
-            "properties": {
-                "path": selector,
-                "type": {"type": ["string", "array"], "items": {"type": "string"}},
-                "leaf": {"type": "boolean"},
-                "exclude": selector,
-                "min_params": {"type": "integer", "minimum": 0},
-            },
-        }
 
     def find(self, tree: Tree) -> set[str]:
         found = set(tree.nodes)

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import re2
 
+from hookrun.config.validation import join
 from hookrun.errors import nearest
 from hookrun.spec.selector.base import GLOB_PARTS, Parser, Selector, alternatives, shown
 from hookrun.spec.selector.regex import compiled, matching
-from hookrun.spec.selector.tree import Names, Tree, join
+from hookrun.spec.selector.tree import Names, Tree
 
 
 class NumberedIndex(NamedTuple):
@@ -56,10 +57,7 @@ class PathSelector(Selector):
         "h[0:4].mlp": "Python index or slice over the numbered children of a container, in their order; "
         "on parameter hooks over numbered parameters too",
     }
-
-    @classmethod
-    def reads(cls, raw: Any) -> bool:
-        return isinstance(raw, str)
+    schema = {"type": ["string", "integer"], "description": "path or glob"}
 
     @classmethod
     def parse(cls, raw: Any, parser: Parser) -> Selector:
@@ -76,10 +74,6 @@ class PathSelector(Selector):
             except re2.error as error:
                 raise ValueError(f"found {shown(raw)}: its alternatives are too large together") from error
         return cls(raw, exact, others)
-
-    @classmethod
-    def schema(cls) -> dict[str, Any]:
-        return {"type": ["string", "integer"], "description": "path or glob"}
 
     def find(self, tree: Tree) -> set[str]:
         if self.text in tree.nodes:  # an exact name wins, also if it looks like a glob

@@ -12,7 +12,6 @@ import re2
 from hookrun.spec.selector.base import REGEX_PARTS, Parser, Selector, shown
 from hookrun.spec.selector.tree import Tree
 
-_PREFIX = "re:"
 _MAX_MEMORY = 4 << 20
 """Bytes for one compiled expression with its cache of states; RE2 refuses larger expressions and clears the cache."""
 _RANGE_BYTES = 100
@@ -31,15 +30,13 @@ class RegexSelector(Selector):
         r"re:layer[1-4]\.\d+": "regular expression in RE2's syntax, always a full match; "
         r"no lookaround, no backreferences (use `exclude` instead); `\d`, `\w`, `\s` are ASCII"
     }
-
-    @classmethod
-    def reads(cls, raw: Any) -> bool:
-        return isinstance(raw, str) and raw.startswith(_PREFIX)
+    prefix = "re:"
+    schema = {"type": "string", "pattern": f"^{prefix}", "description": "re:PATTERN"}
 
     @classmethod
     def parse(cls, raw: Any, parser: Parser) -> Selector:
         parser.count(REGEX_PARTS - 1)
-        pattern = raw.removeprefix(_PREFIX)
+        pattern = raw.removeprefix(cls.prefix)
         try:
             compiled(pattern)
         except re2.error as error:
@@ -48,12 +45,8 @@ class RegexSelector(Selector):
             raise ValueError(found + _hint(pattern)) from error
         return cls(raw)
 
-    @classmethod
-    def schema(cls) -> dict[str, Any]:
-        return {"type": "string", "pattern": f"^{_PREFIX}", "description": "re:PATTERN"}
-
     def find(self, tree: Tree) -> list[str]:
-        return matching(self.text.removeprefix(_PREFIX), tree.encoded.items())
+        return matching(self.text.removeprefix(self.prefix), tree.encoded.items())
 
 
 def matching(pattern: str, texts: Iterable[tuple[str, bytes]]) -> list[str]:

@@ -95,10 +95,5 @@ def ancestors(name: str) -> Iterator[str]:
         yield name
 
 
-def join(container: str, name: str) -> str:
-    """The path of a child."""
-    return f"{container}.{name}" if container else name
-
-
 def _dotted(path: str) -> bytes:
     return f".{path}".encode("utf-8", "replace") if path else b""

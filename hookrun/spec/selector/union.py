@@ -22,10 +22,13 @@ class UnionSelector(Selector):
         "[conv1, fc]": "a list: union, each module once; each member must match, unless `expect` allows 0 "
         '(`">=0"`)'
     }
-
-    @classmethod
-    def reads(cls, raw: Any) -> bool:
-        return isinstance(raw, list | tuple)
+    types = (list, tuple)
+    schema = {
+        "type": "array",
+        "items": {"type": ["string", "integer", "array", "object"]},
+        "minItems": 1,
+        "description": "a list of selectors",
+    }
 
     @classmethod
     def parse(cls, raw: Any, parser: Parser) -> Selector:
@@ -37,11 +40,6 @@ class UnionSelector(Selector):
     def of(cls, members: tuple[Selector, ...]) -> UnionSelector:
         """The union of parsed selectors."""
         return cls("[" + ", ".join(member.text for member in members) + "]", members)
-
-    @classmethod
-    def schema(cls) -> dict[str, Any]:
-        items = {"type": ["string", "integer", "array", "object"]}
-        return {"type": "array", "items": items, "minItems": 1, "description": "a list of selectors"}
 
     def find(self, tree: Tree) -> set[str]:
         return {path for member in self.members for path in member.find(tree)}

@@ -32,18 +32,12 @@ class DepthSelector(Selector):
     depth: int
 
     rows = {"depth:2": "paths of two names"}
-
-    @classmethod
-    def reads(cls, raw):
-        return isinstance(raw, str) and raw.startswith("depth:")
+    prefix = "depth:"
+    schema = {"type": "object", "required": ["depth"], "description": "depth:NUMBER"}
 
     @classmethod
     def parse(cls, raw, parser):
         return cls(raw, int(raw.removeprefix("depth:")))
-
-    @classmethod
-    def schema(cls):
-        return {"type": "object", "required": ["depth"], "description": "depth:NUMBER"}
 
     def find(self, tree):
         return [path for path in tree.nodes if len(path.split(".")) == self.depth]
@@ -92,7 +86,7 @@ def test_every_form_has_table_rows_and_a_schema_that_accepts_its_examples() -> N
     ]
     for form in forms():
         assert form.rows
-        Draft202012Validator.check_schema(form.schema())
+        Draft202012Validator.check_schema(dict(form.schema))
 
 
 @pytest.mark.parametrize(
