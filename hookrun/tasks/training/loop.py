@@ -50,10 +50,9 @@ def _made(context: RunContext) -> Training:
     batches = Batches(context.prepared, "train", shuffle=settings.shuffle, ranks=ranks)
     val = Batches(context.prepared, "val", ranks=ranks) if context.prepared.data.sizes["val"] != 0 else None
     trained = context.prepared.trained
-    if trained is not None:
-        trained.freeze_rest(context.model)  # parameters that hooks have added since the preparation
-    groups = trained.groups if trained is not None else ()
-    optimizer = make_optimizer(settings.optimizer, context.model, groups)
+    assert trained is not None
+    by_name = dict(context.model.named_parameters(remove_duplicate=False))
+    optimizer = make_optimizer(settings.optimizer, trained.groups, by_name)
     steps_per_epoch = -(-len(batches) // settings.accumulate)
     steps = min(settings.steps or settings.epochs * steps_per_epoch, settings.epochs * steps_per_epoch)
     per_epoch = settings.scheduler is not None and settings.scheduler.interval == "epoch"
