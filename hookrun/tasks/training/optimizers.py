@@ -117,7 +117,7 @@ def _class_of(name: str, where: str, registry: Mapping[str, type]) -> type:
         return load_class(name, LRScheduler, trusted.SCHEDULERS, f"{where}.name")
     if ":" in name:
         own = load_class(name, Optimizer, trusted.OPTIMIZERS, f"{where}.name")
-        of_step = dict(list((parameters(own.step) or {}).items())[1:])
+        of_step = dict(list((parameters(own.step) or {}).items())[1:])  # type: ignore[attr-defined]
         if missing_arguments((), of_step, where, ""):
             text = f"'{own.__qualname__}' needs a closure in step, which the loop does not pass"
             raise SpecError([Problem(f"{where}.name", text, "give its step(closure=None) a default")])
@@ -315,12 +315,12 @@ def clip(train: Train, optimizer: Optimizer) -> Tensor | None:
 
     Returns the total norm of the gradients before clipping, a tensor without dimensions; None if nothing is clipped.
     """
-    if train.clip_grad_norm is None and train.clip_grad_value is None:
-        return None
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if train.clip_grad_norm is not None:
         norm: Tensor = clip_grad_norm_(trained, train.clip_grad_norm)
-    else:
+    elif train.clip_grad_value is not None:
         norm = get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
         clip_grad_value_(trained, train.clip_grad_value)
+    else:
+        return None
     return whole(norm)
