@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from hookrun.runtime.plain_optimizers import without_compiler
-from hookrun.tasks.training.optimizers import optimizers
+from hookrun.tasks.training.optimizers import OPTIMIZERS
 
 
 def trained(cls: type) -> tuple[Any, ...]:
@@ -31,7 +31,7 @@ def trained(cls: type) -> tuple[Any, ...]:
 
 
 def test_every_optimizer_trains_to_the_same_weights() -> None:
-    for name, cls in optimizers().items():
+    for name, cls in OPTIMIZERS.items():
         if name == "SparseAdam":
             continue
         without_compiler.cache_clear()  # so that it meets classes that were used before, and new ones

@@ -24,7 +24,7 @@ from hookrun.store.run_dir import RunDir
 from hookrun.tasks.lens.contributions import Observer, Structure, find_structure
 from hookrun.tasks.lens.places import Places
 from hookrun.tasks.lens.reading import Lens, PartRead, ScoredPositions
-from hookrun.tasks.metrics.losses import main_tensor
+from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.batches import Batch, Batches
 from hookrun.tasks.run.compile_check import buffers_kept
 from hookrun.tasks.run.components import as_call

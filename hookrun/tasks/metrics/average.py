@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, Metric, precise, precise_dtype
-from hookrun.tasks.metrics.rows import BatchRows
+from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, Metric
+from hookrun.tasks.metrics.rows import BatchRows, precise, precise_dtype
 
 Line = dict[str, Any]
 Cell = tuple[Tensor | float, int]

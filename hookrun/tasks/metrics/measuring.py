@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +21,10 @@ from hookrun.runtime.tokens.passes import Pass
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
 from hookrun.tasks.base import metric_tokens_of
-from hookrun.tasks.metrics import rows as rows_of
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.losses import NEXT_TOKEN_LOSSES
-from hookrun.tasks.metrics.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE, precise
-from hookrun.tasks.metrics.rows import BatchRows
+from hookrun.tasks.metrics.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE
+from hookrun.tasks.metrics.rows import BatchRows, class_scores, of_samples, of_tokens, precise, token_scores
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.prepare import Prepared
 
@@ -32,71 +32,29 @@ _PATHS = ("logits", "[0]", "out")
 """The paths of the scores in an output with several tensors, in order of preference."""
 
 
-class Predicted:
-    """The predictions of a run of task=predict.
-
-    capture: [rows, ...], a row for each sample
-    named:   the path of the run, for messages
-    """
-
-    def __init__(self, capture: StoredCapture, named: str) -> None:
-        self._capture, self._named = capture, named
-        self._rows = dict[Split, RunRows]()
-
-    @classmethod
-    def of(cls, runs: FoundRuns, name: str) -> Predicted | None:
-        """The predictions of the run; None if it has not been run yet. HookrunError if it has no predictions."""
-        run = runs.open(name)
-        return None if run is None else cls(_scores(run), str(run.path))
-
-    def rows(self, split: Split) -> RunRows:
-        """The rows of a split. HookrunError if there are none."""
-        if split not in self._rows:
-            splits = self._capture.splits
-            part = ((splits == SPLITS.index(split)) | (splits < 0)).nonzero().squeeze(1)
-            if not len(part):
-                raise HookrunError(f"the run {self._named} predicted no sample of the split {split!r}")
-            self._rows[split] = RunRows(
-                self._capture, f"predictions of the run {self._named}", part, resample=False
-            )
-        return self._rows[split]
-
-    def scores(self, ids: Tensor, split: Split) -> Tensor:
-        """[B, ...] on the CPU: the predictions for these samples. HookrunError if a sample has none."""
-        return self.rows(split).of(ids, _UNUSED)
+def predicted_rows(run: Run, split: Split) -> RunRows:
+    """The predictions of a run of task=predict for a split. HookrunError if there are none."""
+    scores = run.predictions
+    if scores is None:
+        raise HookrunError(f"the run {run.path} has no predictions: name a run of task=predict")
+    if not isinstance(scores, StoredCapture):
+        path = (
+            next((each for each in _PATHS if each in scores), None) if isinstance(scores, Mapping) else None
+        )
+        if path is None:
+            inside = listed(list(scores), 6)
+            raise HookrunError(f"the predictions of the run {run.path} hold no scores, but {inside}")
+        scores = scores[path]
+    chosen = ((scores.splits == SPLITS.index(split)) | (scores.splits < 0)).nonzero().squeeze(1)
+    if not len(chosen):
+        raise HookrunError(f"the run {run.path} predicted no sample of the split {split!r}")
+    return RunRows(scores, f"predictions of the run {run.path}", chosen, resample=False)
 
 
 _UNUSED = torch.Generator()
 """An argument of `RunRows.of` that is not used, since no samples are drawn."""
 
-
-def _scores(run: Run) -> StoredCapture:
-    found = run.predictions
-    if found is None:
-        raise HookrunError(f"the run {run.path} has no predictions: name a run of task=predict")
-    if isinstance(found, StoredCapture):
-        return found
-    if isinstance(found, Mapping) and (path := next((each for each in _PATHS if each in found), None)):
-        return found[path]
-    raise HookrunError(f"the predictions of the run {run.path} hold no scores, but {listed(list(found), 6)}")
-
-
 LABELS = "labels"
-
-
-class ScoredTokens(NamedTuple):
-    """The tokens at which a model has scores.
-
-    target:  [B, T]; IGNORED where nothing is to be predicted
-    real:    [B, T] bool on the CPU: True for tokens, False for padding
-    ids:     [B, T] int64 on the CPU; None: not known
-    decodes: they are the tokens of the decoder of an encoder-decoder
-    """
-
-    target: Tensor
-    real: Tensor
-    ids: Tensor | None
-    decodes: bool
 
 
 class Measuring:
@@ -115,9 +73,9 @@ class Measuring:
         self._rule = None if tokens is None else Rule(tokens, False, texts)
         kl = next((metric for metric in prepared.metrics if metric.name == KL), None)
         self.without_hooks = kl is not None and kl.against is None
-        self._predicted: Predicted | None = None
-        if kl is not None and kl.against is not None:
-            self._predicted = Predicted.of(FoundRuns(prepared.experiment.runs), kl.against)
+        against = None if kl is None else kl.against
+        self._predicted = None if against is None else FoundRuns(prepared.experiment.runs).open(against)
+        self._predicted_rows = dict[Split, RunRows]()
 
     def average(self) -> Average:
         """A new Average of the task's metrics, without samples."""
@@ -142,13 +100,13 @@ class Measuring:
         """
         weight = None
         if not batch.data.of_tokens:
-            rows = self._compared(rows_of.of_samples(output, batch.target), batch, others)
+            rows = self._compared(of_samples(output, batch.target), batch, others)
         elif self._metrics is DEFAULT and self._rule is None:
             target = batch.target
-            found = rows_of.of_tokens(output, target, target != IGNORED, torch.zeros_like(target))
-            rows = BatchRows(None, target) if found is None else found
+            by_token = of_tokens(output, target, target != IGNORED, torch.zeros_like(target))
+            rows = BatchRows(None, target) if by_token is None else by_token
         else:
-            rows = self._tokens(output, self._sequences(batch), batch, others)
+            rows = self._compared(self._tokens(output, batch), batch, others)
             weight = int((batch.target != IGNORED).sum())
             if loss is not None and self._rule is not None and self._prepared.loss.name in NEXT_TOKEN_LOSSES:
                 weight = len(rows.with_targets)
@@ -167,70 +125,84 @@ class Measuring:
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
 
-    def _sequences(self, batch: Batch) -> ScoredTokens:
+    def _tokens(self, output: Any, batch: Batch) -> BatchRows:
+        """The rows of the chosen tokens; of an encoder-decoder, of its decoder's tokens.
+
+        Raises HookrunError if the output has no scores for tokens, or a sample no answers that a metric needs.
+        """
         inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {}
-        if self._has_decoder and isinstance(labels := inputs.get(LABELS), Tensor):
-            return ScoredTokens(labels, (labels != IGNORED).cpu(), None, decodes=True)
-        ids, mask = inputs.get(IDS), inputs.get(MASK)
-        real = torch.ones(batch.target.shape, dtype=torch.bool) if mask is None else mask.cpu() != 0
-        return ScoredTokens(batch.target, real, None if ids is None else on_cpu(ids), decodes=False)
-
-    def _tokens(self, output: Any, sequences: ScoredTokens, batch: Batch, others: Any) -> BatchRows:
-        """The rows of the chosen tokens. HookrunError if the output has no scores for tokens."""
-        target = sequences.target
-        chosen = target != IGNORED if self._rule is None else self._chosen(sequences, batch)
-        found = rows_of.of_tokens(output, target, chosen, sequences.real.cumsum(1) - 1)
-        if found is None:
+        labels, ids, mask = (inputs.get(name) for name in (LABELS, IDS, MASK))
+        target, decodes = batch.target, False
+        if self._has_decoder and labels is not None:
+            target, ids, decodes = labels, None, True
+            real = (labels != IGNORED).cpu()
+        else:
+            real = torch.ones(target.shape, dtype=torch.bool) if mask is None else mask.cpu() != 0
+            ids = None if ids is None else on_cpu(ids)
+        chosen = target != IGNORED
+        if self._rule is not None:
+            chosen = self._chosen(real, ids, batch, decodes=decodes).to(target.device)
+        rows = of_tokens(output, target, chosen, real.cumsum(1) - 1)
+        if rows is None:
             raise HookrunError(f"{WHERE}: the model's output has no score for each token at each position")
-        if LOGIT_DIFFERENCE in self._names:
-            found = self._with_answers(found, sequences, batch)
-        return self._compared(found, batch, others)
+        if LOGIT_DIFFERENCE not in self._names:
+            return rows
+        if decodes and self._rule is None:
+            text = f"{WHERE}: {LOGIT_DIFFERENCE!r} needs one token of the answer, and the decoder's answer has more"
+            raise HookrunError(f"{text}: set task.tokens=0")
+        # The right answer of a sample is its first token to be predicted.
+        first = (target != IGNORED).to(torch.uint8).argmax(1, keepdim=True)
+        answers = target.gather(1, first).squeeze(1)
+        if batch.wrong is None or bool((answers == IGNORED).any()):
+            raise HookrunError(f"{WHERE}: {LOGIT_DIFFERENCE!r}: a sample has no right or no wrong answer")
+        answers, wrong = (each.to(rows.targets.device)[rows.samples] for each in (answers, batch.wrong))
+        return replace(rows, answers=answers, wrong=wrong)
 
-    def _chosen(self, sequences: ScoredTokens, batch: Batch) -> Tensor:
-        """[B, T] bool: the tokens that `task.tokens` selects."""
+    def _chosen(self, real: Tensor, ids: Tensor | None, batch: Batch, *, decodes: bool) -> Tensor:
+        """[B, T] bool: the tokens that `task.tokens` selects.
+
+        real:    [B, T] bool on the CPU: True for tokens, False for padding
+        ids:     [B, T] int64 on the CPU; None: not known
+        decodes: they are the tokens of the decoder of an encoder-decoder
+        """
         assert self._rule is not None
-        real = sequences.real
-        call = CallTokens(real.shape[0], real.shape[1], sequences.ids, real)
+        length = real.shape[1]
         of = Pass(
-            call,
+            CallTokens(len(real), length, ids, real),
             real=real,
-            ids=sequences.ids,
-            prompt=real.shape[1],
+            ids=ids,
+            prompt=length,
             new_from=0,
             number=0,
             session=None,
             spans=batch.spans if any(True for each in self._rule.tokens.filters for _ in each.spans) else {},
             by_hand=True,
-            decodes=sequences.decodes,
+            decodes=decodes,
         )
         try:
-            places = self._rule.choose(of, (real.shape[1],), batch.ids).on(torch.device("cpu"))
+            places = self._rule.choose(of, (length,), batch.ids).on(torch.device("cpu"))
         except ValueError as error:
             raise HookrunError(f"task.{error}") from error
         chosen = torch.zeros_like(real)
         chosen[places] = True
-        return chosen.to(sequences.target.device)
-
-    def _with_answers(self, found: BatchRows, sequences: ScoredTokens, batch: Batch) -> BatchRows:
-        """The rows with right and wrong answers; the right answer of a sample is its first token to be predicted."""
-        if sequences.decodes and self._rule is None:
-            text = f"{WHERE}: {LOGIT_DIFFERENCE!r} needs one token of the answer, and the decoder's answer has more"
-            raise HookrunError(f"{text}: set task.tokens=0")
-        target, wrong = sequences.target, batch.wrong
-        first = (target != IGNORED).to(torch.uint8).argmax(1, keepdim=True)
-        answers = target.gather(1, first).squeeze(1)
-        if wrong is None or bool((answers == IGNORED).any()):
-            raise HookrunError(f"{WHERE}: {LOGIT_DIFFERENCE!r}: a sample has no right or no wrong answer")
-        return found.with_answers(answers, wrong.to(target.device))
+        return chosen
 
     # ---- comparison with other predictions -------------------------------------------------------------------------
 
-    def _compared(self, found: BatchRows, batch: Batch, others: Any) -> BatchRows:
-        if KL not in self._names or found.scores is None or found.scores.dim() != 2:
-            return found
+    def _compared(self, rows: BatchRows, batch: Batch, others: Any) -> BatchRows:
+        """The rows with the scores to compare them with. HookrunError if these have another shape."""
+        if KL not in self._names or rows.scores is None or rows.scores.dim() != 2:
+            return rows
         if self._predicted is not None:
-            return found.compared_with(self._predicted.scores(batch.ids, batch.split))
-        scores = rows_of.token_scores(others) if batch.data.of_tokens else rows_of.class_scores(others)
+            if batch.split not in self._predicted_rows:
+                self._predicted_rows[batch.split] = predicted_rows(self._predicted, batch.split)
+            scores: Tensor | None = self._predicted_rows[batch.split].of(batch.ids, _UNUSED)
+        else:
+            scores = token_scores(others) if batch.data.of_tokens else class_scores(others)
         if scores is None:
             raise HookrunError(f"{WHERE}: 'kl': the model without its hooks returns no scores")
-        return found.compared_with(scores)
+        there, shape = scores.flatten(0, -2), list(rows.scores.shape)
+        if list(there.shape) != shape:
+            shapes = f"shape {shape}, and those to compare with {list(there.shape)}"
+            raise HookrunError(f"{WHERE}: 'kl': the scores have {shapes} (rows, classes)")
+        return replace(rows, others=there.to(rows.scores.device))

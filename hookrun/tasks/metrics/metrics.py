@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,8 +16,8 @@ from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.spec.experiment import Train
 from hookrun.spec.metric import By, MetricKeys
 from hookrun.spec.objective import Direction, direction_of
-from hookrun.tasks.metrics.losses import UserFunction, are_labels
-from hookrun.tasks.metrics.rows import RowPart
+from hookrun.tasks.metrics.losses import UserFunction
+from hookrun.tasks.metrics.rows import RowPart, precise_dtype
 from hookrun.trust.callables import Code
 from hookrun.trust.load import METRICS as KIND
 from hookrun.trust.load import is_own, load, short_names
@@ -34,7 +35,6 @@ class Metric:
     """A metric, whose mean over all samples, or over all predicted tokens, is logged.
 
     name:      its name in metrics.jsonl
-    direction: whether to maximize or minimize it; None: not known
     of_rows:   n rows -> a value for each [n]; None if the output and the targets do not fit. The loss does not have
                this function, since it is computed anyway
     needs:     a description of the output and the targets that it needs
@@ -42,18 +42,19 @@ class Metric:
                only samples and tokens that have one; `all`: also tokens without a target
     of_batch:  a user's own function, (output, targets) -> its mean over a batch, in place of `of_rows`
     shown:     mean -> the value that is logged
+    direction: whether to maximize or minimize it; None: not known
     code:      the code of a user's own function
     by:        it is also logged by position or by sample
     against:   for `kl`: the run with which it compares; None: the model without hooks
     """
 
     name: str
-    direction: Direction | None
     of_rows: OfRows | None = None
     needs: str = "targets"
     rows: Literal["tokens", "labels", "all"] = "tokens"
     of_batch: Callable[[Any, Tensor], Tensor] | None = None
     shown: Callable[[float], float] = float
+    direction: Direction | None = None
     code: Code | None = None
     by: By | None = None
     against: str | None = None
@@ -73,37 +74,27 @@ class Metric:
 
 def is_right(part: RowPart) -> Tensor | None:
     """1 if the target has the largest score, else 0; of several labels (pixels), the fraction that is right."""
-    if part.targets.is_floating_point() or not are_labels(part.scores, part.targets):
-        return None
-    return _of_each(part.scores.argmax(1) == part.targets)
+    return _of_each(part.scores.argmax(1) == part.targets) if part.fits_labels else None
 
 
-def is_among(most: int) -> OfRows:
+def is_among(most: int, part: RowPart) -> Tensor | None:
     """As `is_right`, for targets among the `most` largest scores."""
-
-    def is_among(part: RowPart) -> Tensor | None:
-        if part.targets.is_floating_point() or not are_labels(part.scores, part.targets):
-            return None
-        largest = part.scores.topk(min(most, part.scores.shape[1]), dim=1).indices
-        return _of_each((largest == part.targets.unsqueeze(1)).any(1))
-
-    return is_among
+    if not part.fits_labels:
+        return None
+    largest = part.scores.topk(min(most, part.scores.shape[1]), dim=1).indices
+    return _of_each((largest == part.targets.unsqueeze(1)).any(1))
 
 
 def _of_each(right: Tensor) -> Tensor:
     return right if right.dim() == 1 else right.float().flatten(1).mean(1)
 
 
-def differences(measure: Callable[[Tensor], Tensor]) -> OfRows:
-    """A metric: the mean of measure(output - target) over the elements of a row."""
-
-    def differences(part: RowPart) -> Tensor | None:
-        if part.scores.numel() != part.targets.numel() or not part.scores.numel():
-            return None
-        error = part.scores - part.targets.reshape(part.scores.shape).to(part.scores.dtype)
-        return measure(error).reshape(len(error), -1).mean(1)
-
-    return differences
+def difference(measure: Callable[[Tensor], Tensor], part: RowPart) -> Tensor | None:
+    """The mean of measure(output - target) over the elements of a row."""
+    if part.scores.numel() != part.targets.numel() or not part.scores.numel():
+        return None
+    error = part.scores - part.targets.reshape(part.scores.shape).to(part.scores.dtype)
+    return measure(error).reshape(len(error), -1).mean(1)
 
 
 def surprisal(part: RowPart) -> Tensor | None:
@@ -133,7 +124,7 @@ def logit_difference(part: RowPart) -> Tensor:
 
 def kl(part: RowPart) -> Tensor | None:
     """KL(P || Q) in nats: P the probabilities to compare with, Q those of the model under its hooks."""
-    if not part.of_classes:
+    if part.scores.dim() != 2:
         return None
     if part.log_others is None:
         raise HookrunError(f"{WHERE}: 'kl' has nothing to compare with")
@@ -148,10 +139,6 @@ def kl(part: RowPart) -> Tensor | None:
 # ---- the metrics by name -------------------------------------------------------------------------------------------
 
 
-def _ours(name: str, *more: Any, **others: Any) -> Metric:
-    return Metric(name, direction_of(name), *more, **others)
-
-
 def _exp(value: float) -> float:
     """exp(value), infinite where Python's own function raises OverflowError."""
     return math.exp(value) if not value > _LARGEST else math.inf
@@ -163,18 +150,18 @@ PERPLEXITY, PROBABILITY, RANK = "perplexity", "probability", "rank"
 LOGIT_DIFFERENCE, KL = "logit_difference", "kl"
 
 METRICS: Mapping[str, Metric] = {
-    metric.name: metric
+    metric.name: replace(metric, direction=direction_of(metric.name))
     for metric in (
-        _ours(LOSS),
-        _ours("accuracy", is_right, LABELS_NEEDED),
-        _ours("top5_accuracy", is_among(5), LABELS_NEEDED),
-        _ours("mean_absolute_error", differences(torch.abs)),
-        _ours("mean_squared_error", differences(torch.square)),
-        _ours(PERPLEXITY, surprisal, ROWS_NEEDED, "labels", shown=_exp),
-        _ours(PROBABILITY, probability, ROWS_NEEDED, "labels"),
-        _ours(RANK, rank, ROWS_NEEDED, "labels"),
-        _ours(LOGIT_DIFFERENCE, logit_difference, ROWS_NEEDED, "all"),
-        _ours(KL, kl, ROWS_NEEDED, "all"),
+        Metric(LOSS),
+        Metric("accuracy", is_right, LABELS_NEEDED),
+        Metric("top5_accuracy", partial(is_among, 5), LABELS_NEEDED),
+        Metric("mean_absolute_error", partial(difference, torch.abs)),
+        Metric("mean_squared_error", partial(difference, torch.square)),
+        Metric(PERPLEXITY, surprisal, ROWS_NEEDED, "labels", shown=_exp),
+        Metric(PROBABILITY, probability, ROWS_NEEDED, "labels"),
+        Metric(RANK, rank, ROWS_NEEDED, "labels"),
+        Metric(LOGIT_DIFFERENCE, logit_difference, ROWS_NEEDED, "all"),
+        Metric(KL, kl, ROWS_NEEDED, "all"),
     )
 }
 """Every metric of hookrun by its name."""
@@ -213,7 +200,7 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
     """
     if names is None:
         return DEFAULT
-    found, problems = list[Metric](), list[Problem]()
+    metrics, problems = list[Metric](), list[Problem]()
     for place, keys in enumerate(names):
         entry, where = MetricKeys(name=keys) if isinstance(keys, str) else keys, f"{WHERE}.{place}"
         try:
@@ -222,21 +209,17 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
         except SpecError as error:
             problems += error.errors
             continue
-        problems += _repeated(metric, found, where)
-        found.append(metric)
+        # The same metric may be listed by position, by sample and for the total.
+        for other in (each for each in metrics if each.name == metric.name):
+            is_same = (other.against, other.code) == (metric.against, metric.code)
+            if not is_same or other.by == metric.by:
+                what = f"two metrics have the name '{metric.name}', which is their key in metrics.jsonl"
+                problems.append(Problem(where, what, "leave one out, or give its function another name"))
+                break
+        metrics.append(metric)
     if problems:
         raise SpecError(problems)
-    return tuple(found)
-
-
-def _repeated(metric: Metric, before: Sequence[Metric], where: str) -> Iterator[Problem]:
-    """A problem if another metric has the same name; the same metric may be listed by position, sample and total."""
-    for other in (each for each in before if each.name == metric.name):
-        same_number = (other.against, other.code) == (metric.against, metric.code)
-        if not same_number or other.by == metric.by:
-            what = f"two metrics have the name '{metric.name}', which is their key in metrics.jsonl"
-            yield Problem(where, what, "leave one out, or give its function another name")
-            return
+    return tuple(metrics)
 
 
 def _load(name: str, where: str) -> Metric:
@@ -255,32 +238,8 @@ def _load(name: str, where: str) -> Metric:
     if direction not in ("maximize", "minimize", None):
         what = f"'{own.text}' has the attribute direction={direction!r}"
         raise SpecError([Problem(where, what, "expected 'maximize' or 'minimize'")])
-    function = UserFunction.of(own, {}, where)
-    return Metric(own.name, direction, of_batch=_mean_of(function), code=own.code)
-
-
-def _mean_of(function: UserFunction) -> Callable[[Any, Tensor], Tensor]:
-    """The mean over a batch that a user's function returns, a tensor without dimensions."""
-
-    def mean(output: Any, target: Tensor) -> Tensor:
-        found = function(output, target)
-        if isinstance(found, int | float):
-            return torch.tensor(float(found), dtype=torch.float64)
-        if isinstance(found, Tensor) and found.numel() == 1 and not found.is_complex():
-            return precise(found.reshape(()))
-        raise function.wrong(found, "expected one number: the mean over the batch")
-
-    return mean
-
-
-def precise_dtype(value: Tensor) -> torch.dtype:
-    """The dtype of its sums: float64; float32 on mps, which has no float64."""
-    return torch.float32 if value.is_mps else torch.float64
-
-
-def precise(value: Tensor) -> Tensor:
-    """The value, detached, in float64; in float32 on mps."""
-    return value.detach().to(precise_dtype(value))
+    mean = UserFunction.of(own, {}, where).mean
+    return Metric(own.name, of_batch=mean, direction=direction, code=own.code)
 
 
 def measured(

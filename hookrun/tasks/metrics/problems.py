@@ -16,7 +16,7 @@ from hookrun.spec.tokens import Tokens
 from hookrun.store.reader import Run
 from hookrun.tasks.base import Task, metric_tokens_of, metrics_of, task_of
 from hookrun.tasks.metrics.losses import NEXT_TOKEN_LOSSES
-from hookrun.tasks.metrics.measuring import Predicted
+from hookrun.tasks.metrics.measuring import predicted_rows
 from hookrun.tasks.metrics.metrics import (
     KL,
     LOGIT_DIFFERENCE,
@@ -63,17 +63,20 @@ def compared_problems(
             continue
         where = f"{WHERE}.{place}.against.run"
         try:
-            run, predicted = runs.open(keys.against.run), Predicted.of(runs, keys.against.run)
-            if run is None or predicted is None:
+            run = runs.open(keys.against.run)
+            if run is None:
                 continue
             problems += _other_data(where, run, experiment.settings)
             for split, count in splits.items():
-                rows = predicted.rows(split)
-                classes = shape[-1]
+                rows, classes = predicted_rows(run, split), shape[-1]
+                known = [
+                    size if size is not None else there
+                    for size, there in zip(shape, rows.shape, strict=False)
+                ]
                 if classes is not None and rows.shape and rows.shape[-1] < classes:
                     what = f"its scores have {rows.shape[-1]} classes or tokens, and the data has {classes}"
                     problems.append(Problem(where, what, "compare models of the same data"))
-                elif not _fits(rows.shape, shape):
+                elif len(rows.shape) != len(shape) or list(rows.shape[:-1]) != known[:-1]:
                     sizes = ", ".join("?" if size is None else str(size) for size in shape)
                     what = (
                         f"its scores of a sample have shape {list(rows.shape)}, those of this run [{sizes}]"
@@ -97,13 +100,6 @@ def _of_a_sample(experiment: Experiment, info: DataInfo) -> tuple[int | None, ..
     varies = experiment.settings.data.args.get("padding") == "none"
     length = None if varies or info.target is None else info.target.shape[0]
     return length, info.vocab_size
-
-
-def _fits(there: tuple[int, ...], here: tuple[int | None, ...]) -> bool:
-    """Whether both shapes have as many dimensions, and equal sizes except for the last."""
-    return len(there) == len(here) and all(
-        size in (None, other) for size, other in zip(here[:-1], there[:-1], strict=True)
-    )
 
 
 def _other_data(where: str, run: Run, settings: Settings) -> Iterator[Problem]:
@@ -144,18 +140,15 @@ def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo)
     elif keys.by == "position" and name not in OF_TOKENS:
         what = f"{name!r} is computed for a whole batch, not for each token"
         yield Problem(f"{where}.by", what, "use by: sample")
-    if name == LOSS and keys.by is not None:
-        yield from _of_loss(f"{where}.by", settings.train.loss.name, of_tokens=of_tokens)
-
-
-def _of_loss(where: str, loss: str, *, of_tokens: bool) -> Iterator[Problem]:
-    """Why the loss cannot be computed for single tokens or samples."""
+    loss = settings.train.loss.name
+    if name != LOSS or keys.by is None:
+        return
     if loss == "output":
         what = "with train.loss=output the model returns one number for the batch"
-        yield Problem(where, what, "use another train.loss, or the metric perplexity")
+        yield Problem(f"{where}.by", what, "use another train.loss, or the metric perplexity")
     elif of_tokens and loss not in NEXT_TOKEN_LOSSES:
         what = f"train.loss={loss} is not computed token by token"
-        yield Problem(where, what, "use train.loss=cross_entropy, or the metric perplexity")
+        yield Problem(f"{where}.by", what, "use train.loss=cross_entropy, or the metric perplexity")
 
 
 def _of_tokens(tokens: Tokens, info: DataInfo) -> Iterator[Problem]:

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.run_values.sources import computable
-from hookrun.tasks.metrics.losses import main_tensor
 from hookrun.values.containers import children, rebuild, tensors
 
 MOST_NUMBERS = 2**23
@@ -39,14 +38,14 @@ class RowPart:
     others: Tensor | None = None
 
     @property
-    def of_classes(self) -> bool:
-        """Whether there is one score for each class."""
-        return self.scores.dim() == 2
+    def fits_labels(self) -> bool:
+        """Whether the targets are labels: one for each row, or for each pixel of it."""
+        return not self.targets.is_floating_point() and are_labels(self.scores, self.targets)
 
     @property
     def of_labels(self) -> bool:
         """Whether there is one score for each class, and one label for each row."""
-        return self.of_classes and self.targets.dim() == 1 and not self.targets.is_floating_point()
+        return self.scores.dim() == 2 and self.targets.dim() == 1 and not self.targets.is_floating_point()
 
     @cached_property
     def log_probabilities(self) -> Tensor:
@@ -102,19 +101,6 @@ class BatchRows:
         everything = torch.arange(len(self), device=kept.device) if self.chosen is None else self.chosen
         return replace(self, targets=self.targets[kept], chosen=everything[kept], **columns)
 
-    def with_answers(self, answers: Tensor, wrong: Tensor) -> BatchRows:
-        """The tokens with the right and the wrong answer [B] of each sample."""
-        assert self.samples is not None
-        return replace(self, answers=answers.to(self.samples.device)[self.samples], wrong=wrong[self.samples])
-
-    def compared_with(self, others: Tensor) -> BatchRows:
-        """The rows with scores of the same shape to compare them with. Raises HookrunError for another shape."""
-        there, shape = others.flatten(0, -2), [] if self.scores is None else list(self.scores.shape)
-        if self.scores is None or list(there.shape) != shape:
-            shapes = f"shape {shape}, and those to compare with {list(there.shape)}"
-            raise HookrunError(f"task.metrics: 'kl': the scores have {shapes} (rows, classes)")
-        return replace(self, others=there.to(self.scores.device))
-
     def whole(self) -> tuple[Any, Tensor]:
         """The output and the targets of all rows; of tokens, their scores [N, classes] in the model's dtype."""
         if self.samples is None:
@@ -151,6 +137,40 @@ class BatchRows:
                 None if self.wrong is None else self.wrong[part],
                 None if self.others is None else computable(self.others[rows]),
             )
+
+
+def main_tensor(output: Any) -> Tensor:
+    """The tensor of an output that is used for losses and predictions.
+
+    It is the output itself, its member `logits`, `out` or `loss`, or its first tensor. HookrunError if there is none.
+    """
+    if isinstance(output, Tensor):
+        return output
+    members = dict(children(output))
+    for key in ("logits", "out", "loss"):
+        if isinstance(members.get(key), Tensor):
+            return members[key]  # type: ignore[no-any-return]
+    for member in members.values():
+        if isinstance(member, Tensor):
+            return member
+    raise HookrunError(
+        f"the model returned an object of type {type(output).__name__} without tensors, so a loss cannot be computed"
+    )
+
+
+def are_labels(scores: Tensor, target: Tensor) -> bool:
+    """Whether the shapes are those of class scores [B, classes, ...] and labels [B, ...]."""
+    return scores.dim() > 1 and scores.shape[:1] + scores.shape[2:] == target.shape
+
+
+def precise_dtype(value: Tensor) -> torch.dtype:
+    """The dtype of its sums: float64; float32 on mps, which has no float64."""
+    return torch.float32 if value.is_mps else torch.float64
+
+
+def precise(value: Tensor) -> Tensor:
+    """The value, detached, in float64; in float32 on mps."""
+    return value.detach().to(precise_dtype(value))
 
 
 def token_scores(output: Any) -> Tensor | None:

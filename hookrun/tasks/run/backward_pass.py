@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hookrun.errors import Problem, SpecError, counted
 from hookrun.spec.task import BackwardPass
-from hookrun.tasks.metrics.losses import TrainLoss, main_tensor
+from hookrun.tasks.metrics.losses import TrainLoss
+from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
 from hookrun.values.containers import differentiable, rebuild

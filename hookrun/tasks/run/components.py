@@ -107,8 +107,8 @@ def components(
     of_tokens = info is not None and info.tokenizer is not None
     loss = mistakes.collected(lambda: load_loss(settings.train.loss, tokens=of_tokens))
     metrics = mistakes.collected(lambda: load_metrics(metrics_of(settings.task)))
-    if loss is not None and device is not None:
-        loss = loss.to(device)
+    if loss is not None and loss.module is not None and device is not None:
+        loss.module.to(device)
     model, leftover, applied, problems = _loaded(settings, info, trust, cache)
     mistakes.add(problems)
     if info is not None and model is not None:

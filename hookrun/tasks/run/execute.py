@@ -123,9 +123,9 @@ def run_under_hooks(
     ):
         _load_leftover(prepared, hooks)
         resuming = Resuming(prepared, run_dir, model, hooks)
+        if prepared.trained is not None:
+            prepared.trained.freeze_rest(model)  # parameters that hooks have added
         if sharded:
-            if prepared.trained is not None:
-                prepared.trained.freeze_rest(model)  # parameters that hooks have added
             shard(model, settings.compute.fsdp, prepared.device, ranks.size)
             hooks.follow_parameters()
         if run_dir.resumed is not None:

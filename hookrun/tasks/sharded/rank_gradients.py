@@ -57,7 +57,7 @@ class StepGradientsOfRanks(StepGradients):
         """The same; gradients are summed over the ranks, at the latest with the last micro-batch."""
         each = bool(self._reduced.of_each_part)
         before = self._set_apart() if each else []
-        passed = MicroBatchResult()
+        passed: MicroBatchResult = (None, None)
         if each or last or len(batch.ids):
             with nullcontext() if each or last else self._ddp.no_sync():
                 loss = self._ddp(batch)
@@ -99,7 +99,7 @@ class StepGradientsOfShards(StepGradientsOfRanks):
         if each or last:
             self._reduced.run(before)
         context.after(batch)
-        return MicroBatchResult(output, loss) if own else MicroBatchResult()
+        return (output, loss) if own else (None, None)
 
 
 class _Rows(nn.Module):
@@ -115,7 +115,7 @@ class _Rows(nn.Module):
         self.model = context.model
         self.anchor = nn.Parameter(torch.zeros((), device=context.prepared.device))
         self._context = context
-        self._passed = MicroBatchResult()
+        self._passed: MicroBatchResult = (None, None)
 
     def forward(self, batch: Batch) -> Tensor:
         """The mean loss of the rows, a tensor without dimensions."""
@@ -123,12 +123,12 @@ class _Rows(nn.Module):
             return self.anchor * 0
         output = self._context.forward(batch)
         loss = self._context.loss(output, batch)
-        self._passed = MicroBatchResult(output, loss)
+        self._passed = output, loss
         return loss
 
     def take(self) -> MicroBatchResult:
         """The results of the last call, which are then forgotten."""
-        passed, self._passed = self._passed, MicroBatchResult()
+        passed, self._passed = self._passed, (None, None)
         return passed
 
 

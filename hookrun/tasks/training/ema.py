@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 
@@ -58,24 +58,30 @@ class WeightAverage:
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Within the block the model has the averages, or its own weights before a step; restored afterwards."""
-        there = [(name, own) for name, own in self._own() if name in self._averages]
-        self._own_weights = {name: own.detach().clone() for name, own in there}
+        self._own_weights = {
+            name: own.detach().clone() for name, own in self._own() if name in self._averages
+        }
         try:
-            _write((own, self._averages[name]) for name, own in there)
+            self._write(self._averages)
             yield
         finally:
-            _write((own, self._own_weights[name]) for name, own in there)
+            self._write(self._own_weights)
             self._own_weights = {}
 
     @contextmanager
     def swapped_out(self) -> Iterator[None]:
         """Within the block the model has its own weights, even inside of `swapped_in`."""
-        there = [(name, own) for name, own in self._own() if name in self._own_weights]
-        _write((own, self._own_weights[name]) for name, own in there)
+        self._write(self._own_weights)
         try:
             yield
         finally:
-            _write((own, self._averages[name]) for name, own in there)
+            self._write(self._averages if self._own_weights else {})
+
+    @torch.no_grad()
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        for name, own in self._own():
+            if name in values:
+                own.copy_(values[name])
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors to average, by name; of sharded parameters this rank's part."""
@@ -83,11 +89,6 @@ class WeightAverage:
 
     def _everything(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors to average, read each time, since a module may replace a buffer by another tensor."""
-        there = chain(self._model.named_parameters(), self._model.named_buffers())
-        yield from ((name, each) for name, each in there if each.is_floating_point() or each.is_complex())
-
-
-@torch.no_grad()
-def _write(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    for own, value in pairs:
-        own.copy_(value)
+        for name, tensor in chain(self._model.named_parameters(), self._model.named_buffers()):
+            if tensor.is_floating_point() or tensor.is_complex():
+                yield name, tensor

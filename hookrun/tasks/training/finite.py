@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
@@ -36,31 +37,22 @@ def all_finite(values: Iterable[Tensor]) -> bool:
         with suppress(RuntimeError):
             torch._amp_foreach_non_finite_check_and_unscale_(every, wrong, _ONE)
             return not wrong.item()
-    alike = dict[tuple[torch.device, torch.dtype], list[Tensor]]()
+    alike = defaultdict[tuple[torch.device, torch.dtype], list[Tensor]](list)
     for value in map(_plain, every):
-        key = value.device, value.dtype
-        if key in alike:
-            alike[key].append(value)
-        else:
-            alike[key] = [value]
-    found = dict[torch.device, Tensor]()
+        alike[value.device, value.dtype].append(value)
+    wrong_on = {device: _ONE.new_zeros((), device=device) for device, _ in alike}
     for (device, _), group in alike.items():
-        if device not in found:
-            found[device] = torch.zeros((), dtype=torch.float32, device=device)
         try:
-            torch._amp_foreach_non_finite_check_and_unscale_(group, found[device], _one(device))
+            torch._amp_foreach_non_finite_check_and_unscale_(group, wrong_on[device], _one_on(device))
         except (RuntimeError, NotImplementedError):  # a dtype or layout that the test does not support
             if any(not_finite(value) for value in group):
                 return False
-    return not any(each.item() for each in found.values())
+    return not any(wrong.item() for wrong in wrong_on.values())
 
 
 _ONE = torch.ones((), dtype=torch.float32, device="cpu")  # explicit: torch's defaults may be others
-
-
-@cache
-def _one(device: torch.device) -> Tensor:
-    return torch.ones((), dtype=torch.float32, device=device)
+_one_on = cache(_ONE.to)
+"""(device) -> the same number on this device."""
 
 
 def _plain(value: Tensor) -> Tensor:

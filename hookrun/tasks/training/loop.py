@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -50,26 +50,24 @@ def _made(context: RunContext) -> Training:
     batches = Batches(context.prepared, "train", shuffle=settings.shuffle, ranks=ranks)
     val = Batches(context.prepared, "val", ranks=ranks) if context.prepared.data.sizes["val"] != 0 else None
     trained = context.prepared.trained
-    if trained is not None:
-        trained.freeze_rest(context.model)  # parameters that hooks have added since the preparation
-    groups = trained.groups if trained is not None else ()
-    optimizer = make_optimizer(settings.optimizer, context.model, groups)
+    assert trained is not None
+    by_name = dict(context.model.named_parameters(remove_duplicate=False))
+    optimizer = make_optimizer(settings.optimizer, trained.groups, by_name)
     steps_per_epoch = -(-len(batches) // settings.accumulate)
     steps = min(settings.steps or settings.epochs * steps_per_epoch, settings.epochs * steps_per_epoch)
-    per_epoch = settings.scheduler is not None and settings.scheduler.interval == "epoch"
-    intervals = max(settings.epochs if per_epoch else steps, 1)
+    interval = settings.scheduler.interval if settings.scheduler is not None else "step"
+    intervals = max(settings.epochs if interval == "epoch" else steps, 1)
     scheduler = make_scheduler(settings.scheduler, optimizer, intervals)
     if (last := last_milestone(settings.scheduler)) >= intervals:
-        unit = "epoch" if per_epoch else "step"
-        context.screen.note(
-            [f"train.scheduler: the run ends after {unit} {intervals}, before milestone {last}"]
-        )
+        note = f"train.scheduler: the run ends after {interval} {intervals}, before milestone {last}"
+        context.screen.note([note])
     average = WeightAverage(context.model, settings.ema.decay) if settings.ema is not None else None
     return Training(
         context,
         optimizer,
         FiniteSteps(context, optimizer),
         scheduler,
+        interval,
         batches,
         val,
         context.average(),
@@ -137,55 +135,37 @@ def _train_epoch(training: Training) -> dict[str, float]:
 
 def _after_epoch(training: Training) -> None:
     """Finish an epoch: validate, save the best weights, step the schedule. After a stop the epoch stays unfinished."""
-    context, values = training.context, training.values or {}
-    with training.averaged():
-        if training.val is not None and not context.stopped:
-            names = (
-                context.sample_names({"val": training.val})
-                if _names_samples(training, training.val)
-                else None
-            )
-            values = context.evaluate(training.val, "val", "validation", names=names)
+    context, values, val = training.context, training.values or {}, training.val
+    settings = context.settings.train
+    with training.average.swapped_in() if training.average is not None else nullcontext():
+        if val is not None and not context.stopped:
+            # samples.jsonl is written once in a run: sequences in the first epoch, to label the axes of pictures;
+            # samples with a class in the last epoch, with the classes that the trained model predicts.
+            is_last = training.epoch + 1 == settings.epochs or training.is_over
+            has_classes = context.prepared.data.num_classes is not None
+            writes = training.epoch == 0 if val.data.of_tokens else is_last and has_classes
+            names = context.sample_names({"val": val}) if writes else None
+            values = context.evaluate(val, "val", "validation", names=names)
             context.log("val", values, "epoch")
             context.screen.say(f"{' ' * len(training.label)}  val   {numbers(values)}")
-        if context.stopped:  # the state was saved at the stop; a resumed run continues this epoch
-            _keep_any(training)
-            return
-        score = values.get("accuracy", -values["loss"])
-        if training.best is None or score > training.best or math.isnan(training.best):
-            training.best = score
-            if context.settings.train.checkpoint.keeps("best"):
-                _save(context, BEST)
-    if training.scheduler is not None and training.schedules("epoch"):
+        stopped, best = context.stopped, training.best
+        if stopped:  # within the first epoch, its present weights are the best ones
+            is_best = best is None
+        else:
+            score = values.get("accuracy", -values["loss"])
+            is_best = best is None or score > best or math.isnan(best)
+            training.best = score if is_best else best
+        if is_best and settings.checkpoint.keeps("best"):
+            _save(context, BEST)
+    if stopped:  # the state was saved at the stop; a resumed run continues this epoch
+        return
+    if training.scheduler is not None and training.interval == "epoch":
         if isinstance(training.scheduler, ReduceLROnPlateau):
             training.scheduler.step(values["loss"])
         else:
             training.scheduler.step()
-    training.epoch, training.batches, training.values, training.means = (
-        training.epoch + 1,
-        0,
-        None,
-        context.average(),
-    )
+    training.epoch, training.batches, training.values = training.epoch + 1, 0, None
+    training.means = context.average()
     take_kept(context.run_dir)
-    every = context.settings.train.checkpoint.every.epochs
+    every = settings.checkpoint.every.epochs
     context.resuming.point(every is not None and training.epoch % every == 0, in_background=True)
-
-
-def _names_samples(training: Training, val: Batches) -> bool:
-    """Whether the samples of this epoch's validation are written to samples.jsonl, which is done once in a run.
-
-    Sequences are written in the first epoch, to label the axes of pictures; samples with a class in the last epoch,
-    with the classes that the trained model predicts.
-    """
-    if val.data.of_tokens:
-        return training.epoch == 0
-    is_last = training.epoch + 1 == training.context.settings.train.epochs or training.is_over
-    return is_last and training.context.prepared.data.num_classes is not None
-
-
-def _keep_any(training: Training) -> None:
-    """If the run stops within its first epoch, save the present weights as the best ones."""
-    context = training.context
-    if training.best is None and context.settings.train.checkpoint.keeps("best"):
-        _save(context, BEST)

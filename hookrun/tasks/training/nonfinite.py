@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookrun.errors import HookrunError
-from hookrun.ranks.alone import Ranks
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.training.finite import all_finite, not_finite
@@ -91,9 +90,8 @@ class FiniteSteps:
             return STEPPED
         scale = scaler.get_scale()
         try:
-            if not all_finite(
-                self.losses
-            ):  # checked here too, since a scaler that overflows does not call the hook
+            # Checked here too, since a scaler that overflows does not call the hook.
+            if not all_finite(self.losses):
                 raise _NotFinite
             scaler.step(self._optimizer)
         except _NotFinite:
@@ -133,7 +131,11 @@ class FiniteSteps:
         self._optimizer.zero_grad(set_to_none=True)  # frees memory to repeat the step
         source = f"{UNKNOWN}: parameters are sharded over the ranks"
         if not context.sharded:
-            source = _of_ranks(source_of(context, self._before, self._group, wrong), context.ranks)
+            source = source_of(context, self._before, self._group, wrong)
+            if context.ranks.several:  # each has repeated the step with its own rows
+                sources = enumerate(context.ranks.gathered(source))
+                known = (f"rank {rank}: {text}" for rank, text in sources if UNKNOWN not in text)
+                source = next(known, source)
         text = f"epoch {clock.epoch}, step {clock.step}: {what}: {source}"
         self._before.restore_buffers()
         if policy == "error":
@@ -161,10 +163,3 @@ class FiniteSteps:
             lines.append(f"{WHERE}: {bad[0]} itself is not finite: skipping steps does not help")
         context.screen.note(lines)
         return {"skipped_steps": count}
-
-
-def _of_ranks(source: str, ranks: Ranks) -> str:
-    """The source found by the first rank that has found one in its rows of the batch."""
-    found = ranks.gathered(source)
-    known = (f"rank {rank}: {text}" for rank, text in enumerate(found) if UNKNOWN not in text)
-    return next(known, source) if ranks.several else source

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from hookrun.runtime.site import HookSite
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.components import as_call
 from hookrun.tasks.run.context import RunContext
+from hookrun.tasks.run.generators import generator_states, set_generators
 from hookrun.tasks.run.observers import observer
 from hookrun.tasks.training.finite import all_finite, not_finite
 from hookrun.tasks.training.optimizers import clip
@@ -37,9 +38,6 @@ _NOT_REPRODUCED = (
     "the loss or a hook depends on something that changes from call to call"
 )
 _SHOWN = 4
-
-_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
-"""Returns the sequence number of this thread's next autograd node."""
 
 
 # ---- the state before a step -----------------------------------------------------------------------------------
@@ -60,22 +58,6 @@ class _Buffer:
     version: int | None = None
     copy: Tensor | None = None
 
-    def copy_changed(self) -> bool:
-        """Whether the buffer may differ from its copy; if shape or dtype changed, it is copied here."""
-        now = self.module._buffers.get(self.name)
-        if now is None:
-            self.tensor = self.copy = None
-            return False
-        uncounted = isinstance(self.module, _NormBase) or now.is_inference()  # torch counts no versions there
-        version = None if uncounted else now._version
-        if now is self.tensor and version is not None and version == self.version:
-            return False
-        self.tensor, self.version = now, version
-        if self.copy is None or self.copy.shape != now.shape or self.copy.dtype != now.dtype:
-            self.copy = now.detach().clone()
-            return False
-        return True
-
 
 class BeforeStep:
     """Random generators, buffers and random draws of hooks before a step, from which the step can be repeated.
@@ -95,42 +77,43 @@ class BeforeStep:
 
     def take(self) -> None:
         """Record the state. Only buffers that were written since the last call are copied."""
-        self._generators = self._read()
-        changed = [buffer for buffer in self._buffers if buffer.copy_changed()]
-        if changed:
+        self._torch_state = torch.default_generator.get_state()
+        self._device_state = self._device.get_rng_state() if self._device is not None else None
+        self._python_states = (random.getstate(), np.random.get_state()) if self._own_code else None
+        self._draws = {(site.hook_name, site.path): site.draws_place for site in self._drawing}
+        written = list[_Buffer]()
+        for buffer in self._buffers:
+            now = buffer.module._buffers.get(buffer.name)
+            if now is None:
+                buffer.tensor = buffer.copy = None
+                continue
+            uncounted = (
+                isinstance(buffer.module, _NormBase) or now.is_inference()
+            )  # torch counts no versions there
+            version = None if uncounted else now._version
+            if now is buffer.tensor and version is not None and version == buffer.version:
+                continue
+            buffer.tensor, buffer.version = now, version
+            if buffer.copy is None or buffer.copy.shape != now.shape or buffer.copy.dtype != now.dtype:
+                buffer.copy = now.detach().clone()
+            else:
+                written.append(buffer)
+        if written:
             with torch.no_grad():
                 torch._foreach_copy_(
-                    [buffer.copy for buffer in changed],  # type: ignore[misc]
-                    [buffer.tensor for buffer in changed],  # type: ignore[misc]
+                    [buffer.copy for buffer in written],  # type: ignore[misc]
+                    [buffer.tensor for buffer in written],  # type: ignore[misc]
                 )
-        self._draws = {(site.hook_name, site.path): site.draws_place for site in self._drawing}
-
-    def _read(self) -> tuple[Any, ...]:
-        device = self._device.get_rng_state() if self._device is not None else None
-        states = (torch.default_generator.get_state(), device)
-        return (*states, random.getstate(), np.random.get_state()) if self._own_code else states
-
-    def _write(self, states: tuple[Any, ...]) -> None:
-        torch.set_rng_state(states[0])
-        if self._device is not None:
-            self._device.set_rng_state(states[1])
-        if self._own_code:
-            random.setstate(states[2])
-            np.random.set_state(states[3])
-
-    @contextmanager
-    def generators(self) -> Iterator[None]:
-        """Within the block every random generator has its state from before the step; afterwards its present state."""
-        now = self._read()
-        self._write(self._generators)
-        try:
-            yield
-        finally:
-            self._write(now)
 
     @torch.no_grad()
-    def fill(self, copy: nn.Module, hooks: Installation) -> None:
-        """Write the recorded buffers and states of the hooks' draws into a copy of the model and its installation."""
+    def restore(self, copy: nn.Module, hooks: Installation) -> None:
+        """Set the random generators, and the buffers and hooks' draws of a copy of the model, to the recorded state."""
+        torch.set_rng_state(self._torch_state)
+        if self._device is not None:
+            self._device.set_rng_state(self._device_state)
+        if self._python_states is not None:
+            random.setstate(self._python_states[0])
+            np.random.set_state(self._python_states[1])
         modules = dict(copy.named_modules())
         for buffer in self._buffers:
             if buffer.copy is not None:
@@ -177,12 +160,16 @@ class _Origin:
     is_input: bool = False
 
 
+@dataclass
 class _Search:
-    """The first origin whose values did not become finite again, as after a softmax of scores that are masked."""
+    """The first origin whose values did not become finite again, as after a softmax of scores that are masked.
 
-    def __init__(self) -> None:
-        self.standing: _Origin | None = None
-        self._healed: _Origin | None = None
+    standing: this origin, so far
+    healed:   the first origin whose values became finite again
+    """
+
+    standing: _Origin | None = None
+    healed: _Origin | None = None
 
     def blame(self, origin: _Origin) -> None:
         """Note an origin; a later one only passes on what is not finite."""
@@ -190,12 +177,12 @@ class _Search:
 
     def heal(self) -> None:
         """Values became finite again."""
-        self._healed, self.standing = self._healed or self.standing, None
+        self.healed, self.standing = self.healed or self.standing, None
 
     @property
-    def found(self) -> _Origin | None:
+    def origin(self) -> _Origin | None:
         """The origin; one that was healed if there is no other."""
-        return self.standing or self._healed
+        return self.standing or self.healed
 
 
 @dataclass
@@ -204,35 +191,28 @@ class _Call:
 
     is_wrong: its inputs are not finite
     before:   the origin that was known when it began
-    first:    the number of its first autograd node
     """
 
     where: str
     is_wrong: bool
     before: _Origin | None
-    first: int
 
 
-@dataclass
 class NonFiniteTracer:
     """Follows the passes of a model, and finds where values first become non-finite.
 
+    forward:    the search among module calls and hooks in the present forward pass
     backward:   the search among hooks on gradients and backward functions, over all passes
     in_forward: module calls are followed; they are not while checkpointing computes them again
     """
 
-    model: nn.Module
-    backward: _Search = field(default_factory=_Search)
-    in_forward: bool = False
-
-    def __post_init__(self) -> None:
-        self._before = dict[tuple[str, str], tuple[str, int]]()
-        self._reset()
-
-    def _reset(self) -> None:
-        self.forward = _Search()
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.forward, self.backward = _Search(), _Search()
+        self.in_forward = False
+        self._before_hooks = dict[tuple[str, str], str]()
         self._open = dict[tuple[str, int], _Call]()
-        self._spans = list[tuple[str, int, int]]()  # what created the autograd nodes from a number to another
+        self._followed = set[Node]()
 
     def hooks(self, edits: Sequence[PlannedHook]) -> tuple[PlannedHook, ...]:
         """The edits, and observers before and after each of them and of every module."""
@@ -253,7 +233,9 @@ class NonFiniteTracer:
     @contextmanager
     def pass_through_model(self) -> Iterator[None]:
         """A block for one forward pass."""
-        self._reset()
+        self.forward = _Search()
+        self._open.clear()
+        self._followed.clear()
         self.in_forward = True
         try:
             yield
@@ -263,23 +245,23 @@ class NonFiniteTracer:
     def _entered(self, site: HookSite, value: Any) -> None:
         if not self.in_forward:
             return
-        bad, before = not_finite(value), self.forward.standing
-        if bad and not site.path:
+        path, before = site.path, self.forward.standing
+        around = [key for key in self._open if not key[0] or path.startswith(f"{key[0]}.")]
+        caller = self._open[around[-1]].where if around else "(root)"
+        self.follow_backward(value, caller)
+        if (bad := not_finite(value)) and not path:
             self.forward.blame(_Origin("", bad, is_input=True))
         elif bad:
-            inside = (key for key in reversed(self._open) if not key[0] or site.path.startswith(f"{key[0]}."))
-            caller = next(inside, ("", 0))
-            around = self._open[caller].where if caller in self._open else "(root)"
-            text = f"first made by the forward of {around}, itself, before it calls {site.path}: {bad}"
-            self.forward.blame(_Origin(caller[0], text))
-        where = f"{site.path or '(root)'} ({type(site.module).__name__}), call {site.call}"
-        self._open[site.path, site.call] = _Call(where, bool(bad), before, _sequence_number())
+            text = f"first made by the forward of {caller}, itself, before it calls {path}: {bad}"
+            self.forward.blame(_Origin(around[-1][0] if around else "", text))
+        where = f"{path or '(root)'} ({type(site.module).__name__}), call {site.call}"
+        self._open[path, site.call] = _Call(where, bool(bad), before)
 
     def _returned(self, site: HookSite, value: Any) -> None:
         call = self._open.pop((site.path, site.call), None)
         if call is None or not self.in_forward:
             return
-        self._spans.append((call.where, call.first, _sequence_number()))
+        self.follow_backward(value, call.where)
         if bad := not_finite(value):
             itself = ", itself, outside its submodules" if list(site.module.children()) else ""
             text = f"first made by the forward of {call.where}{itself}, from finite inputs: {bad}"
@@ -288,21 +270,19 @@ class NonFiniteTracer:
             self.forward.heal()
 
     def _before_hook(self, name: str, site: HookSite, value: Any) -> None:
-        self._before[name, site.path] = not_finite(value), _sequence_number()
+        self._before_hooks[name, site.path] = not_finite(value)
 
     def _after_hook(self, edit: PlannedHook, site: HookSite, value: Any) -> None:
         spec, hook_type = edit.spec, edit.spec.hook_type
-        before, first = self._before.pop((spec.name, site.path), ("", _sequence_number()))
+        before, after = self._before_hooks.pop((spec.name, site.path), ""), not_finite(value)
         at = f", call {site.call}" if hook_type.on == "module" else ""
-        what = f"hook {spec.name!r} ({hook_type}, {spec.action.action_name})"
-        where = f"{what} on {site.path or '(root)'}{at}"
-        in_forward = hook_type.phase == "forward" and not hook_type.until_backward
-        if in_forward and not self.in_forward:
-            return
-        search = self.forward if in_forward else self.backward
-        if in_forward:
-            self._spans.append((where, first, _sequence_number()))
-        after = not_finite(value)
+        where = f"{_named(edit)} on {site.path or '(root)'}{at}"
+        search = self.backward
+        if hook_type.phase == "forward" and not hook_type.until_backward:
+            if not self.in_forward:
+                return
+            search = self.forward
+            self.follow_backward(value, where)
         if after and not before:
             added = spec.action.adds(spec.name)
             own = frozenset([added] if added is not None else [])
@@ -313,25 +293,18 @@ class NonFiniteTracer:
             if (call := self._open.get((site.path, site.call))) is not None:  # they were its arguments
                 call.is_wrong = False
 
-    def follow_backward(self, loss: Tensor, name: str) -> None:
-        """Check arguments and results of every function in the backward pass of this loss.
+    def follow_backward(self, value: Any, maker: str) -> None:
+        """Check arguments and results of the backward functions that lead to this value and are not followed yet.
 
-        name: the name of the loss, for functions that no module call created
+        maker: the module call or hook that has just computed the value, or the loss
         """
-        seen, waiting = set[Node](), [loss.grad_fn]
+        waiting = [tensor.grad_fn for tensor in tensors(value)]
         while waiting:
             node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            node.register_hook(partial(self._ran, node.name(), self._maker(node) or name))
-            waiting.extend(following for following, _ in node.next_functions)
-
-    def _maker(self, node: Node) -> str:
-        """The innermost module call or hook that created the node; empty if there is none."""
-        number = node._sequence_nr()
-        around = [span for span in self._spans if span[1] <= number < span[2]]
-        return min(around, key=lambda span: span[2] - span[1])[0] if around else ""
+            if node is not None and node not in self._followed:
+                self._followed.add(node)
+                node.register_hook(partial(self._ran, node.name(), maker))
+                waiting.extend(following for following, _ in node.next_functions)
 
     def _ran(self, node: str, maker: str, grad_inputs: Any, grad_outputs: Any) -> None:
         """torch's hook on an autograd node, called after its backward function."""
@@ -341,6 +314,10 @@ class NonFiniteTracer:
             self.backward.blame(_Origin("", text))
         elif given and not bad and any(True for _ in tensors(grad_inputs)):
             self.backward.heal()
+
+
+def _named(hook: PlannedHook) -> str:
+    return f"hook {hook.spec.name!r} ({hook.spec.hook_type}, {hook.spec.action.action_name})"
 
 
 # ---- the repetition --------------------------------------------------------------------------------------------
@@ -356,11 +333,13 @@ def source_of(context: RunContext, before: BeforeStep, group: Sequence[Batch], w
     group:  the micro-batches of the step
     wrong:  the number of the micro-batch whose loss is not finite; None: the losses are finite, and a gradient is not
     """
+    generators = generator_states()
     try:
-        with before.generators():
-            return _repeat(context, before, group, wrong)
+        return _repeat(context, before, group, wrong)
     except Exception as error:  # of a module, or of copying the model
         return f"{UNKNOWN}, because the step could not be repeated: {reason(error)}"
+    finally:
+        set_generators(generators)
 
 
 def _repeat(context: RunContext, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
@@ -380,7 +359,7 @@ def _repeat(context: RunContext, before: BeforeStep, group: Sequence[Batch], wro
     samples = sum(len(batch.ids) for batch in group)
     plan = replace(plan, hooks=tracer.hooks(edits))
     with Installation(plan, model, sink=sink, scaler=scaler) as hooks:
-        before.fill(model, hooks)
+        before.restore(model, hooks)
         hooks.clock.epoch, hooks.clock.step = clock.epoch, clock.step
         for number, batch in enumerate(group):
             at = f"in micro-batch {number} of {len(group)}, " if len(group) > 1 else ""
@@ -393,12 +372,12 @@ def _repeat(context: RunContext, before: BeforeStep, group: Sequence[Batch], wro
             with context.autocast():
                 loss = loss_of(output, batch.target)
             if number == wrong:
-                return at + _of_loss(context, already, tracer.forward.found, batch, output, loss)
+                return at + _of_loss(context, already, tracer.forward.origin, batch, output, loss)
             if wrong is None:
                 scaled = scaler.scale(loss * (len(batch.ids) / samples))
                 tracer.follow_backward(scaled, f"the loss {context.settings.train.loss.name}")
                 scaled.backward()
-                origin = tracer.backward.found
+                origin = tracer.backward.origin
                 if origin is not None and not all_finite(_gradients(model).values()):
                     return at + origin.text
         return _of_gradients(context, model, tracer, len(group))
@@ -424,7 +403,18 @@ def _of_loss(
         return f"first made by the loss {context.settings.train.loss.name}, from a finite output and finite targets"
     if origin.is_input:
         return f"the inputs of the batch are not finite: {origin.text}{_samples(batch, batch.inputs)}"
-    return _of_tensors(context, already, origin) or origin.text
+    prefix = f"{origin.path}." if origin.path else ""
+    used = [
+        name
+        for name in already
+        if name.startswith(prefix) and (origin.own is None or name.removeprefix(prefix) in origin.own)
+    ]
+    if not used:
+        return origin.text
+    writers = [_named(hook) for hook in context.prepared.plan.hooks if _writes(hook, used[0])]
+    by = f"; {listed(writers, _SHOWN)} changes it" if writers else ""
+    others = f"; so are {listed(used[1:], _SHOWN)}" if used[1:] else ""
+    return f"not finite before the forward of this step: {already[used[0]]}{others}{by}"
 
 
 def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
@@ -432,33 +422,12 @@ def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
 
     A buffer with infinities but without NaN is assumed to be a mask, and left out.
     """
-    parameters = ((f"the parameter {name}", name, each) for name, each in model.named_parameters())
-    buffers = (
-        (f"the buffer {name}", name, each) for name, each in model.named_buffers() if each.isnan().any()
-    )
-    return {
-        name: f"{called}: {bad}"
-        for called, name, each in (*parameters, *buffers)
-        if (bad := not_finite(each))
-    }
-
-
-def _of_tensors(context: RunContext, wrong: Mapping[str, str], origin: _Origin) -> str:
-    """A description of the first non-finite parameter or buffer that the origin uses; empty if there is none."""
-    prefix = f"{origin.path}." if origin.path else ""
-    used = [name for name in wrong if name.startswith(prefix)]
-    if origin.own is not None:
-        used = [name for name in used if name.removeprefix(prefix) in origin.own]
-    if not used:
-        return ""
-    writers = [
-        f"hook {hook.spec.name!r} ({hook.spec.hook_type}, {hook.spec.action.action_name})"
-        for hook in context.prepared.plan.hooks
-        if _writes(hook, used[0])
-    ]
-    by = f"; {listed(writers, _SHOWN)} changes it" if writers else ""
-    others = f"; so are {listed(used[1:], _SHOWN)}" if used[1:] else ""
-    return f"not finite before the forward of this step: {wrong[used[0]]}{others}{by}"
+    wrong = {name: not_finite(parameter) for name, parameter in model.named_parameters()}
+    described = {name: f"the parameter {name}: {bad}" for name, bad in wrong.items() if bad}
+    for name, buffer in model.named_buffers():
+        if buffer.isnan().any():
+            described[name] = f"the buffer {name}: {not_finite(buffer)}"
+    return described
 
 
 def _writes(hook: PlannedHook, name: str) -> bool:
@@ -498,7 +467,7 @@ def _of_gradients(context: RunContext, model: nn.Module, tracer: NonFiniteTracer
     if wrong:
         return f"first made by clipping, from finite gradients: that of {wrong[0]}"
     optimizer.step()  # runs the optimizer_step_pre hooks
-    origin = tracer.backward.found
+    origin = tracer.backward.origin
     return origin.text if origin is not None else _NOT_REPRODUCED
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import nn
 
+from hookrun.config.validation import join
 from hookrun.errors import Problem, listed, nearest
 from hookrun.plan.model_tree import ModelNames
 from hookrun.plan.resolve import names_under
@@ -68,7 +70,9 @@ class Trained:
         """The lines that are shown with the plan."""
         count, (elements, total) = len(self.names), self.elements
         which = f"all {count}" if count == self.count else f"{count} of {self.count}"
-        yield f"trains {which} parameters ({elements:,} of {total:,} elements{self.note}) with {_called(optimizer)}"
+        args = ", ".join(f"{key}={value}" for key, value in optimizer.args.items())
+        parameters = f"{which} parameters ({elements:,} of {total:,} elements{self.note})"
+        yield f"trains {parameters} with {optimizer.name}({args})"
         for group in self.groups:
             if group.where:
                 args = ", ".join(f"{key}={value}" for key, value in group.args.items()) or "no arguments"
@@ -77,48 +81,32 @@ class Trained:
                 yield f"  {place} ({group.label}): {args} for {names}"
 
 
-def _called(optimizer: Optimizer) -> str:
-    args = ", ".join(f"{key}={value}" for key, value in optimizer.args.items())
-    return f"{optimizer.name}({args})"
-
-
 def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[Problem]]:
     """The parameters of the model that a run with these hooks trains, and all mistakes in the settings for them."""
-    choosing = _Choosing(hooks, names_under(hooks, model))
-    names = choosing.names
+    names, problems = names_under(hooks, model), list[Problem]()
+    adding = {
+        hook.name: hook
+        for hook in hooks.hooks
+        if hook.keys.enabled and hook.action.adds(hook.name) is not None
+    }
+    members = partial(_members, names=names, adding=adding, problems=problems)
     every = names.parameters()
     trained, left_out = list(filter(names.trains, every)), frozenset[str]()
-    problems = choosing.problems
     if train.parameters is not None:
-        asked = {
-            name for found in choosing.members(train.parameters, PARAMETERS, set(trained)) for name in found
-        }
+        selected = members(train.parameters, PARAMETERS, set(trained))
         if not problems:
-            left_out = frozenset(every) - asked
-            trained = [name for name in trained if name in asked]
+            left_out = frozenset(every).difference(*selected)
+            trained = [name for name in trained if name not in left_out]
     if not trained and not problems:
         text = "nothing to train: no parameter of the model requires a gradient"
         problems.append(Problem(PARAMETERS, text, "use task=evaluate, or unfreeze a parameter"))
-    groups = list(_groups(train.optimizer, choosing, trained))
-    grouped = {name for group in groups for name in group.names}
-    rest = tuple(name for name in trained if name not in grouped)
-    if rest:
-        groups.insert(0, ParameterGroup("", "", rest))
-    sizes = {name: names.match(name, on_parameters=True).parameters for name in every}
-    elements = sum(sizes[name] for name in trained), sum(sizes.values())
-    note = ", without those that hooks add" if any(names.added.values()) else ""
-    return Trained(tuple(groups), left_out, len(every), elements, note), problems
-
-
-def _groups(optimizer: Optimizer, choosing: _Choosing, trained: list[str]) -> Iterator[ParameterGroup]:
-    """The configured groups of the optimizer; adds a problem for parameters that two groups select."""
-    owner = dict[str, tuple[int, Choice]]()
-    for number, group in enumerate(optimizer.groups):
+    groups, owner = list[ParameterGroup](), dict[str, tuple[int, Choice]]()
+    for number, group in enumerate(train.optimizer.groups):
         where = f"{GROUPS}.{number}"
-        found = choosing.members(group.select, f"{where}.select", set(trained))
-        names = [name for name in trained if any(name in each for each in found)]
+        selected = members(group.select, f"{where}.select", set(trained))
+        own = [name for name in trained if any(name in of_member for of_member in selected)]
         shared: dict[tuple[int, Choice], list[str]] = {}
-        for name in names:
+        for name in own:
             if name in owner:
                 shared.setdefault(owner[name], []).append(name)
             owner.setdefault(name, (number, group.select))
@@ -128,58 +116,79 @@ def _groups(optimizer: Optimizer, choosing: _Choosing, trained: list[str]) -> It
                 "a parameter can be in only one group"
             )
             hint = "narrow one of the two, for example by `select: {path: ..., exclude: ...}`"
-            choosing.problems.append(Problem(f"{where}.select", text, hint))
-        yield ParameterGroup(where, str(group.select), tuple(names), group.args)
+            problems.append(Problem(f"{where}.select", text, hint))
+        groups.append(ParameterGroup(where, str(group.select), tuple(own), group.args))
+    if rest := tuple(name for name in trained if name not in owner):
+        groups.insert(0, ParameterGroup("", "", rest))
+    sizes = {name: names.match(name, on_parameters=True).parameters for name in every}
+    elements = sum(sizes[name] for name in trained), sum(sizes.values())
+    note = ", without those that hooks add" if any(names.added.values()) else ""
+    return Trained(tuple(groups), left_out, len(every), elements, note), problems
 
 
-class _Choosing:
-    """Finds the parameters that selectors choose, and collects the mistakes in the selectors."""
+def _members(
+    choice: Choice,
+    where: str,
+    trained: set[str],
+    *,
+    names: ModelNames,
+    adding: Mapping[str, HookSpec],
+    problems: list[Problem],
+) -> list[list[str]]:
+    """For each member of the choice, the names of the parameters that it selects.
 
-    def __init__(self, hooks: Spec, names: ModelNames) -> None:
-        enabled = [hook for hook in hooks.hooks if hook.keys.enabled]
-        self.names = names
-        self.problems = list[Problem]()
-        self._adding = {hook.name: hook for hook in enabled if hook.action.adds(hook.name) is not None}
-
-    def members(self, choice: Choice, where: str, trained: set[str]) -> list[list[str]]:
-        """For each member of the choice, the names of the parameters that it selects.
-
-        where:   the key path of the choice
-        trained: the parameters that require a gradient; a member without any of them is a mistake
-        """
-        return [self._member(member, place, trained) for place, member in choice.placed(where)]
-
-    def _member(self, member: Selector | AddedBy, where: str, trained: set[str]) -> list[str]:
-        found = self._added(member, where) if isinstance(member, AddedBy) else self._selected(member, where)
-        if found and trained.isdisjoint(found):
-            text = f"'{member}' names only parameters that are not trained: {listed(found, _SHOWN)}"
+    where:    the key path of the choice
+    trained:  the parameters that require a gradient; a member without any of them is a mistake
+    adding:   the hooks that add parameters, by name
+    problems: receives the mistakes
+    """
+    members = list[list[str]]()
+    for place, member in choice.placed(where):
+        if isinstance(member, AddedBy):
+            selected, mistakes = _added(member, place, names, adding)
+        else:
+            selected, mistakes = _selected(member, place, names)
+        if selected and trained.isdisjoint(selected):
+            text = f"'{member}' names only parameters that are not trained: {listed(selected, _SHOWN)}"
             hint = "leave it out, or do not freeze them by hooks, the model or `train.parameters`"
-            self.problems.append(Problem(where, text, hint))
-        return found
+            mistakes.append(Problem(place, text, hint))
+        problems += mistakes
+        members.append(selected)
+    return members
 
-    def _selected(self, selector: Selector, where: str) -> list[str]:
-        found = self.names.select_parameters(selector)
-        missing = list(selector.unmatched(self.names.tree, self.names.parameter_tree()))
-        for each in missing:
-            text = f"'{each.selector}' ({each.place}) matches no parameter"
-            self.problems.append(Problem(where, text, self.names.nearest(each.selector, on_parameters=True)))
-        if not found and not missing:
-            text = f"'{selector}' matches no parameter of {type(self.names.model).__name__}"
-            self.problems.append(Problem(where, text, self.names.nearest(selector, on_parameters=True)))
-        return found
 
-    def _added(self, member: AddedBy, where: str) -> list[str]:
-        if not self._adding:
-            hint = "add_bias with `trainable: true` and add_parameter do"
-            self.problems.append(Problem(where, f"'{member}': no hook adds parameters", hint))
-        elif not member.every and member.hook not in self._adding:
-            text = f"'{member}': there is no hook {member.hook!r} that adds parameters"
-            self.problems.append(Problem(where, text, nearest(member.hook, self._adding)))
-        hooks = [hook for name, hook in self._adding.items() if member.every or name == member.hook]
-        return list(self._names_added(hooks))
+def _selected(selector: Selector, where: str, names: ModelNames) -> tuple[list[str], list[Problem]]:
+    """The names of the parameters that a selector chooses, and the mistakes in it."""
+    selected = names.select_parameters(selector)
+    missing = list(selector.unmatched(names.tree, names.parameter_tree()))
+    mistakes = [
+        Problem(
+            where,
+            f"'{each.selector}' ({each.place}) matches no parameter",
+            names.nearest(each.selector, on_parameters=True),
+        )
+        for each in missing
+    ]
+    if not selected and not missing:
+        text = f"'{selector}' matches no parameter of {type(names.model).__name__}"
+        mistakes.append(Problem(where, text, names.nearest(selector, on_parameters=True)))
+    return selected, mistakes
 
-    def _names_added(self, hooks: Iterable[HookSpec]) -> Iterator[str]:
-        """The names of the parameters that hooks add. A hook without matches is reported by the plan, not here."""
-        for hook in hooks:
-            for path in self.names.select(hook):
-                yield f"{path}.{hook.action.adds(hook.name)}" if path else str(hook.action.adds(hook.name))
+
+def _added(
+    member: AddedBy, where: str, names: ModelNames, adding: Mapping[str, HookSpec]
+) -> tuple[list[str], list[Problem]]:
+    """The names of the parameters that hooks will add, and the mistakes in the name of the hook.
+
+    A hook without matches is reported by the plan, not here.
+    """
+    mistakes = list[Problem]()
+    if not adding:
+        hint = "add_bias with `trainable: true` and add_parameter do"
+        mistakes.append(Problem(where, f"'{member}': no hook adds parameters", hint))
+    elif not member.every and member.hook not in adding:
+        text = f"'{member}': there is no hook {member.hook!r} that adds parameters"
+        mistakes.append(Problem(where, text, nearest(member.hook, adding)))
+    hooks = [hook for name, hook in adding.items() if member.every or name == member.hook]
+    added = [join(path, str(hook.action.adds(hook.name))) for hook in hooks for path in names.select(hook)]
+    return added, mistakes

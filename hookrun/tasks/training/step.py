@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -22,12 +21,16 @@ from hookrun.tasks.training.optimizers import clip
 Share = Tensor | float
 """The factor of a micro-batch's mean loss in the loss of the step."""
 
+MicroBatchResult = tuple[Any, Tensor | None]
+"""The output and the loss of a micro-batch; both are None if this rank has no row of it."""
+
 
 @dataclass
 class Training:
     """The state of training, in addition to the model.
 
     steps:     steps the optimizer if loss and gradients are finite
+    interval:  whether the scheduler is stepped after each step, or after each epoch
     means:     loss and metrics over the samples of the current epoch
     gradients: computes the gradients of a step
     of_step:   loss and metrics over the samples of the current step
@@ -42,6 +45,7 @@ class Training:
     optimizer: Optimizer
     steps: FiniteSteps
     scheduler: LRScheduler | None
+    interval: Literal["step", "epoch"]
     train: Batches
     val: Batches | None
     means: Average
@@ -63,15 +67,6 @@ class Training:
     def label(self) -> str:
         """The epoch, as it is shown."""
         return f"epoch {self.epoch + 1}/{self.context.settings.train.epochs}"
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """A context manager in which the model has the average of its weights, if there is one."""
-        return self.average.swapped_in() if self.average is not None else nullcontext()
-
-    def schedules(self, interval: str) -> bool:
-        """Whether the learning rate is scheduled by steps, or by epochs."""
-        schedule = self.context.settings.train.scheduler
-        return self.scheduler is not None and schedule is not None and schedule.interval == interval
 
     def state_dict(self) -> dict[str, Any]:
         """The state from which training can be resumed, without model and hooks; every rank calls it."""
@@ -136,9 +131,8 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
                 context.measure(of_step, loss.detach(), output, batch)
 
         # Clip, check that loss and gradients are finite, and step.
-        context.scaler.unscale_(
-            optimizer
-        )  # with fused optimizers, hooks would otherwise see scaled gradients
+        # With fused optimizers, hooks would otherwise see scaled gradients.
+        context.scaler.unscale_(optimizer)
         norm = clip(settings, optimizer)
         training.steps.losses += training.gradients.losses(losses, shares)
         outcome = training.steps.step()
@@ -154,17 +148,10 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
             context.log("train", values, "batch", lr=optimizer.param_groups[0]["lr"], **clipped)
         if is_logged:
             context.sink.settle()
-    if training.scheduler is not None and training.schedules("step") and outcome is STEPPED:
+    if training.scheduler is not None and training.interval == "step" and outcome is STEPPED:
         training.scheduler.step()
     hooks.step()
     context.agree()
-
-
-class MicroBatchResult(NamedTuple):
-    """The results of a micro-batch; both are None if this rank has no row of it."""
-
-    output: Any = None
-    loss: Tensor | None = None
 
 
 class StepGradients:
@@ -187,7 +174,7 @@ class StepGradients:
         return [weight / whole for weight in weights]
 
     def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
-        """The forward and the backward pass of a micro-batch; its gradients are added to `grad`.
+        """The forward and the backward pass of a micro-batch, whose gradients are added to `grad`; output and loss.
 
         last: it is the last micro-batch of the step
         """
@@ -196,7 +183,7 @@ class StepGradients:
         is_all = isinstance(share, float) and share == 1
         self.context.scaler.scale(loss if is_all else loss * share).backward()
         self.context.after(batch)
-        return MicroBatchResult(output, loss)
+        return output, loss
 
     def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
         """The losses that have to be finite for a step: one for each micro-batch."""

@@ -15,8 +15,8 @@ from hookrun.errors import HookrunError
 from hookrun.spec.metric import MetricKeys
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.losses import LOSSES
-from hookrun.tasks.metrics.metrics import Metric, load_metrics, precise
-from hookrun.tasks.metrics.rows import BatchRows, of_samples, of_tokens
+from hookrun.tasks.metrics.metrics import Metric, load_metrics
+from hookrun.tasks.metrics.rows import BatchRows, of_samples, of_tokens, precise
 
 LABELS = torch.tensor([0, 2])
 
@@ -118,7 +118,7 @@ def test_tokens_are_grouped_by_position_and_by_sample(by: Any) -> None:
 
 
 def test_a_function_of_a_batch_is_called_for_each_sample() -> None:
-    mean = Metric("mean", None, of_batch=lambda scores, target: precise(scores.mean()), by="sample")
+    mean = Metric("mean", of_batch=lambda scores, target: precise(scores.mean()), by="sample")
     average = Average((mean,))
     scores, target = torch.randn(3, 2, 4), torch.tensor([[1, IGNORED], [2, 3], [IGNORED, IGNORED]])
     average.add(None, tokens_of(scores, target), ids=torch.tensor([4, 5, 6]), split="val")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -262,7 +263,8 @@ def test_tokens_have_the_row_sample_target_and_position_of_their_place() -> None
     assert torch.equal(found.whole()[0], scores[chosen])
     assert (found.samples.tolist(), found.positions.tolist()) == ([0, 0, 1, 1], [1, 2, -2, -1])
     assert found.targets.tolist() == [4, 2, 3, IGNORED]
-    named = found.with_answers(torch.tensor([10, 20]), torch.tensor([1, 2])).with_targets
+    answers, wrong = torch.tensor([10, 20])[found.samples], torch.tensor([1, 2])[found.samples]
+    named = replace(found, answers=answers, wrong=wrong).with_targets
     assert (len(named), named.positions.tolist()) == (3, [1, 2, -2])
     assert (named.answers.tolist(), named.wrong.tolist()) == ([10, 10, 20], [1, 1, 2])
     assert torch.equal(named.whole()[0], scores[chosen][:3])
@@ -282,7 +284,8 @@ def test_the_parts_together_are_all_rows_at_least_in_float32(
     target = torch.tensor([[3, IGNORED, 1, 0, 2]])
     found = of_tokens(output[None], target, target > IGNORED, torch.arange(5)[None])
     assert found is not None
-    rows = found.compared_with(others).with_answers(torch.tensor([4]), torch.tensor([7])).with_targets
+    answers = {name: torch.full((len(found),), value) for name, value in (("answers", 4), ("wrong", 7))}
+    rows = replace(found, others=others, **answers).with_targets
     parts = list(rows.parts())
     kept = torch.tensor([0, 2, 3, 4])
     assert torch.equal(torch.cat([each.scores for each in parts]), output[kept].to(parts[0].scores.dtype))
@@ -307,14 +310,6 @@ def test_a_part_has_the_probabilities_of_its_own_and_of_the_other_scores() -> No
     assert RowPart(scores, torch.tensor([1, 0])).log_others is None
 
 
-def test_scores_to_compare_with_have_the_same_shape_or_it_is_said() -> None:
-    found = of_samples(torch.ones(2, 3), torch.full((2,), IGNORED))
-    assert len(found) == 2 and len(found.with_targets) == 0
-    with pytest.raises(HookrunError, match=r"'kl': the scores have shape \[2, 3\], .* with \[2, 4\]"):
-        found.compared_with(torch.ones(2, 4))
-    assert found.compared_with(torch.ones(1, 2, 3)).others.shape == (2, 3)
-
-
 def test_samples_have_a_row_of_the_main_tensor_if_it_has_one_for_each() -> None:
     scores, labels = torch.ones(2, 3, requires_grad=True), torch.tensor([0, 1])
     found = of_samples({"aux": labels, "logits": scores}, labels).scores
@@ -326,7 +321,7 @@ def test_samples_have_a_row_of_the_main_tensor_if_it_has_one_for_each() -> None:
 
 def test_only_scores_of_classes_and_labels_are_scores_of_labels() -> None:
     scores, labels = torch.ones(2, 3), torch.tensor([0, 1])
-    assert RowPart(scores, labels).of_labels and RowPart(scores, labels).of_classes
+    assert RowPart(scores, labels).of_labels
     for output, target in ((scores[..., None], labels), (scores, labels.float()), (scores, labels[:, None])):
         assert not RowPart(output, target).of_labels
 

@@ -55,7 +55,7 @@ def test_micro_batches_of_different_sizes_give_the_gradient_of_all_samples() -> 
     ]
     torch.testing.assert_close(model.weight.grad, expected)
     assert after == group, "the run is told after each"
-    losses = [result.loss for result in results]
+    losses = [loss for _, loss in results]
     assert all(
         torch.equal(one, other) for one, other in zip(gradients.losses(losses, shares), losses, strict=True)
     )

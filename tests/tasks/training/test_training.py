@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hookrun.tasks.run.context import RunContext
-from hookrun.tasks.training.loop import train
 
 QUICK = ("train.epochs=1", "train.limit_batches=4")
 
@@ -228,10 +226,8 @@ def test_a_step_that_the_gradient_scaler_skips_does_not_advance_schedules(run, o
 Values = dict[str, float]
 
 
-def scripted(
-    performed: Any, monkeypatch: pytest.MonkeyPatch, values: list[Values], path: str, **keys: Any
-) -> Any:
-    """The weights at each validation of a training whose validations give these values."""
+def scripted(run: Any, monkeypatch: pytest.MonkeyPatch, values: list[Values], *overrides: str) -> Any:
+    """A training whose validations give these values; and the weights at each of them."""
     seen, given = list[dict[str, torch.Tensor]](), iter(values)
 
     def evaluate(context: RunContext, *_: Any, **__: Any) -> Values:
@@ -239,14 +235,11 @@ def scripted(
         return next(given)
 
     monkeypatch.setattr(RunContext, "evaluate", evaluate)
-    section = {"epochs": len(values), "limit_batches": 1, "log_every": 1, **keys}
-    performed(train, path=path, task={"name": "train"}, train=section)
-    return seen
+    epochs = (f"train.epochs={len(values)}", "train.limit_batches=1", "train.log_every=1")
+    return run("model=mlp", *epochs, *overrides), seen
 
 
-def test_the_best_weights_are_those_of_the_highest_accuracy_or_the_lowest_loss(
-    performed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_best_weights_are_those_of_the_highest_accuracy_or_the_lowest_loss(run, monkeypatch) -> None:
     """The first of equal ones; a number is better than NaN."""
     nan = float("nan")
     for best, values in {
@@ -254,15 +247,14 @@ def test_the_best_weights_are_those_of_the_highest_accuracy_or_the_lowest_loss(
         2: [{"loss": 0.5}, {"loss": nan}, {"loss": 0.4}],
         0: [{"loss": 1.0, "accuracy": 0.5}, {"loss": 0.1, "accuracy": 0.4}, {"loss": 0.1, "accuracy": 0.5}],
     }.items():
-        seen = scripted(performed, monkeypatch, values, f"best{best}")
-        saved = load_file(tmp_path / f"best{best}" / "checkpoints" / "best.safetensors")
-        assert [equal(saved, each) for each in seen] == [number == best for number in range(3)]
+        found, seen = scripted(run, monkeypatch, values)
+        assert [equal(weights(found, "best"), each) for each in seen] == [n == best for n in range(3)]
 
 
-def test_the_plateau_schedule_uses_the_validation_loss(performed, monkeypatch, tmp_path: Path) -> None:
+def test_the_plateau_schedule_uses_the_validation_loss(run, monkeypatch) -> None:
     """The second epoch is without improvement, though its accuracy is better."""
     values = [{"loss": loss, "accuracy": 1 - 1 / n} for n, loss in enumerate((1.0, 2.0, 0.5, 0.25), 2)]
-    schedule = {"name": "ReduceLROnPlateau", "patience": 0, "factor": 0.5}
-    scripted(performed, monkeypatch, values, "run", optimizer={"name": "SGD", "lr": 1.0}, scheduler=schedule)
-    written = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [line["lr"] for line in map(json.loads, written) if "lr" in line] == [1, 1, 0.5, 0.5]
+    schedule = "train.scheduler={name: ReduceLROnPlateau, patience: 0, factor: 0.5, interval: epoch}"
+    rate = ("train.optimizer.name=SGD", "train.optimizer.lr=1.0")
+    found, _ = scripted(run, monkeypatch, values, *rate, schedule)
+    assert [line["lr"] for line in found.metrics if "lr" in line] == [1, 1, 0.5, 0.5]
