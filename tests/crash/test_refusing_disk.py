@@ -21,7 +21,7 @@ from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.files import Lines, StoreError, read_lines
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
-from hookrun.store.states.files import checkpoint
+from hookrun.store.states import checkpoint
 from hookrun.store.verify import verify
 
 AT = {"epoch": 0, "step": 0, "call": 0}

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch import nn
 
 from hookrun.store.files import StoreError
-from hookrun.store.states.files import checkpoint
+from hookrun.store.states import checkpoint
 
 
 class Tied(nn.Module):

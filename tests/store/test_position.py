@@ -17,7 +17,7 @@ from hookrun.store.files import StoreError
 from hookrun.store.format import SAMPLES, STATS
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
-from hookrun.store.states.files import position as cutting
+from hookrun.store.states import position as cutting
 from hookrun.store.states.position import PositionRecord, shard_positions
 from hookrun.store.verify import verify
 

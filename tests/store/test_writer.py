@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hookrun.store.captures.read import write as writer_module
+from hookrun.store.captures import write as writer_module
 from hookrun.store.captures.write import CaptureWriter, Count
 from hookrun.store.files import StoreError
 from hookrun.values.containers import get

@@ -10,7 +10,7 @@ from torch import nn
 import hookrun
 from hookrun.runtime import Installation
 from hookrun.spec import parse_spec
-from hookrun.store.states.files import checkpoint
+from hookrun.store.states import checkpoint
 
 ONES = {"select": "0", "hook": "apply", "action": "fill", "value": 1}
 
