@@ -117,12 +117,6 @@ def sync_folder(path: Path) -> None:
             ) from error
 
 
-def drop_from_cache(file: BinaryIO) -> None:
-    """Tell the system that the written data is not read again soon: it goes to disk now and leaves the page cache."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 class Lines:
     """A file of one JSON object per line, opened at the first line; lines are only appended.
 

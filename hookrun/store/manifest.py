@@ -20,7 +20,9 @@ from hookrun.store.format import CAPTURES, MANIFEST, NOT_IN_MANIFEST, PREDICTION
 from hookrun.store.inside import kind_of, listed_inside, open_inside
 
 if TYPE_CHECKING:
-    from hookrun.store.captures.tensor_file import Digest
+    from hashlib import _Hash
+
+    from hookrun.store.captures.tensor_file import Crc32
 
 BLOCK = 1 << 20
 
@@ -95,7 +97,7 @@ def _content_faults(path: Path, folder: Path, sha256: str, recorded: Mapping[str
         yield f"{path} has another SHA-256 in its index than in the manifest"
 
 
-def hashed(path: Path, root: Path | None = None, digest: Digest | None = None) -> tuple[int, str]:
+def hashed(path: Path, root: Path | None = None, digest: _Hash | Crc32 | None = None) -> tuple[int, str]:
     """Size in bytes and SHA-256 (or the given digest) of a file, read in blocks. StoreError if it cannot be read."""
     digest, size = hashlib.sha256() if digest is None else digest, 0
     try:

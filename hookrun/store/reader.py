@@ -17,7 +17,7 @@ from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
 from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors, read_captures
 from hookrun.store.captures.shard import index_names, read_index
-from hookrun.store.captures.tensor_file import NoDigest, write_tensors
+from hookrun.store.captures.tensor_file import write_tensors
 from hookrun.store.files import StoreError, blocks_of_lines, collector_paused, os_reason, replacing
 from hookrun.store.format import (
     CAPTURES,
@@ -339,7 +339,7 @@ def merge(captures: Lookup[Lookup[Leaf]], path: Path) -> list[str]:
     if not tensors:
         raise HookrunError("the run captured nothing: there is nothing to export")
     with replacing(path) as file:
-        write_tensors(file, tensors, digest=NoDigest())
+        write_tensors(file, tensors)
     return list(tensors)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +113,8 @@ class CaptureWriter:
         self._runs: list[_Run] = []
         self._last: dict[_Stream, _Run] = {}
         self._open = True
-        self._disk = Background(self._write, name="hookrun captures")
+        self._rows_handed = self._rows_written = 0
+        self._disk = Background("hookrun captures", failed=self._tell_lost)
 
     def add(
         self,
@@ -140,7 +141,7 @@ class CaptureWriter:
 
         StoreError if a tensor cannot be stored, or if the disk refused an earlier one.
         """
-        self._raise_failure()
+        self._disk.raise_error()
         if not self._open:
             raise StoreError(f"{self.folder} is closed: nothing more can be captured")
         samples = None if sample_ids is None else torch.as_tensor(sample_ids, dtype=torch.int64, device="cpu")
@@ -194,7 +195,6 @@ class CaptureWriter:
         """
         self._hand_over()
         self._disk.wait()
-        self._raise_failure()
 
     def position(self) -> dict[str, Any]:
         """Flush the buffer and return the folder's position, as an IndexPosition."""
@@ -211,7 +211,7 @@ class CaptureWriter:
             self.flush()
         finally:
             self._open = False
-            self._disk.stop()
+            self._disk.close()
             self._index.close()
 
     def _hand_over(self) -> None:
@@ -219,8 +219,8 @@ class CaptureWriter:
         if self._runs and self._open:
             full = self._runs
             self._clear()
-            self._disk.put(full)
-            self._raise_failure()  # of a write without a thread, such as Ctrl-C
+            self._rows_handed += sum(run.rows for run in full)
+            self._disk.put(partial(self._write, full))
 
     def _write(self, runs: list[_Run]) -> None:
         if self.shards == 0:
@@ -228,26 +228,25 @@ class CaptureWriter:
         self._index.require_there()
         name = self._named(self.shards)
         with replacing(self.folder / name) as file:
-            sha256, size = write_tensors(file, _tensors(runs))
-        shard = Shard(shard=name, sha256=sha256, bytes=size, columns=self._columns, entries=_entries(runs))
+            digest = hashlib.sha256()
+            size = write_tensors(file, _tensors(runs), digest=digest)
+        shard = Shard(
+            shard=name, sha256=digest.hexdigest(), bytes=size, columns=self._columns, entries=_entries(runs)
+        )
         self._index.append(shard.record())
         self.shards += 1
+        self._rows_written += sum(run.rows for run in runs)
 
-    def _raise_failure(self) -> None:
-        """Raise an error of the thread that writes, once; after that nothing more is accepted."""
-        error = self._disk.error
-        if error is None or not self._open:
-            return
+    def _tell_lost(self, error: BaseException) -> None:
+        """Accept nothing more after an error of the thread that writes, and say how many rows are lost."""
         self._open = False
-        self._disk.stop()
-        lost = sum(run.rows for run in chain(*self._disk.left, self._runs))
+        lost = self._rows_handed - self._rows_written + sum(run.rows for run in self._runs)
         self._clear()
-        if not isinstance(error, StoreError):
-            raise error
-        raise StoreError(
-            f"{error}\n{lost} captured rows are lost; "
-            f"the {self.shards} shards written to {self.folder} before are kept and indexed"
-        ) from error
+        if isinstance(error, StoreError):
+            raise StoreError(
+                f"{error}\n{lost} captured rows are lost; "
+                f"the {self.shards} shards written to {self.folder} before are kept and indexed"
+            ) from error
 
     def _put(self, stream: _Stream, rows: Tensor, table: Tensor, by: RowKind) -> None:
         shape = rows.shape[1:]

@@ -100,8 +100,7 @@ def _save(context: RunContext, name: str) -> None:
         state = whole_state(context.model, keeps=is_main)
     if is_main:  # the other ranks have the same weights
         path, applied = context.run_dir.checkpoints / name, context.prepared.plan.applied()
-        found = checkpoint.checkpoint_of(context.model, path, applied=applied, state=state)
-        context.resuming.writer.write(found, checkpoint.WeightsFile.write)
+        checkpoint.save(context.model, path, context.resuming.writer, applied=applied, state=state)
 
 
 def _train_epoch(training: Training) -> dict[str, float]:
