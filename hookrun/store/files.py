@@ -80,11 +80,6 @@ def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:
         raise StoreError(f"cannot write {path}: {os_reason(error)}") from error
 
 
-def is_full(error: StoreError) -> bool:
-    """Whether the error is a full disk or an exceeded quota."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 def make_folder(path: Path) -> None:
     """Make the folder with its parents; it may be there already."""
     try:

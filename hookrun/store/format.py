@@ -53,9 +53,6 @@ NOT_IN_MANIFEST = frozenset({MANIFEST, STATUS, LOCK, REPORT})
 PREDICTED = ("predictions", "output")
 """The hook and the module under which predictions are recorded in their folder."""
 
-Line = tuple[str, dict[str, Any]]
-"""A line that another rank keeps for rank 0: the name of its file, and its content."""
-
 State = Literal["running", "done", "failed", "interrupted", "stopped"]
 EXIT_CODES: Mapping[State, int | None] = {
     "running": None,

@@ -23,7 +23,8 @@ import json, os, signal, sys
 
 from warm_children import first_child
 
-from hookrun.cli import jobs, main
+from hookrun.cli import main
+from hookrun.sweeps import jobs
 from hookrun.store import files
 from hookrun.tasks.resume import states as resuming
 from hookrun.tasks.run import batches

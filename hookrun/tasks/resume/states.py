@@ -25,7 +25,6 @@ from hookrun.store.background import Background
 from hookrun.store.files import StoreError
 from hookrun.store.format import differences, encode
 from hookrun.store.named_files import named_files
-from hookrun.store.rank_dir import take_kept
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states.files import SECONDS, SavedState, write_state
 from hookrun.store.states.tree import NotPlain, flatten
@@ -161,11 +160,11 @@ class Resuming:
                         for place, average in sums().items()
                     },
                 }
-                take_kept(self._run_dir)
+                self._run_dir.take_kept()
                 tree = {
                     "held": {name: state() for name, state in self._held.items()},
                     "model": model_state(self._model, trains=self._ready.task.trains),
-                    "files": self._run_dir.written(),
+                    "files": self._run_dir.position(on_disk=False),
                     RANKS: gathered_trees(ranks, mine) if ranks.several else [mine],
                 }
                 clock = self._hooks.clock

@@ -7,7 +7,6 @@ from contextlib import closing
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hookrun.store.rank_dir import take_kept
 from hookrun.store.states import checkpoint
 from hookrun.tasks.run.batches import Batch, Batches
 from hookrun.tasks.run.context import RunContext
@@ -166,7 +165,7 @@ def _after_epoch(training: Training) -> None:
         None,
         context.average(),
     )
-    take_kept(context.run_dir)
+    context.run_dir.take_kept()
     every = context.settings.train.checkpoint.every.epochs
     context.resuming.point(every is not None and training.epoch % every == 0, in_background=True)
 
