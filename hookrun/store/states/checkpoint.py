@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hookrun.store.background import Background
 from hookrun.store.captures.tensor_file import open_tensors, read_tensor, unstorable, write_tensors
-from hookrun.store.files import StoreError, make_inside, replacing
+from hookrun.store.files import StoreError, make_folder, replacing
 from hookrun.store.format import decode
 
 _ALIASES = "aliases"
@@ -54,7 +54,7 @@ def save(
     texts = {key: json.dumps(value) for key, value in metadata.items() if value}
 
     def write(tensors: Mapping[str, Tensor]) -> None:
-        make_inside(path.parent)
+        make_folder(path.parent, parents=False)
         with replacing(path) as file:  # without a hash: that of the last file is in the manifest
             write_tensors(file, {name: [tensor] for name, tensor in tensors.items()}, texts)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hookrun.store.captures.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
 from hookrun.store.files import StoreError, os_reason, read_json, sync_folder
-from hookrun.store.format import CHECKPOINTS, encode, encode_plain
+from hookrun.store.format import CHECKPOINTS, encode
 from hookrun.store.manifest import hashed
 from hookrun.store.states.tree import unflatten
 
@@ -79,7 +79,7 @@ def write_state(
             size = write_tensors(file, {name: [each] for name, each in tensors.items()}, digest=crc)
             file.flush()
             os.fsync(file.fileno())
-        head = f'"version": {VERSION}, "about": {about}, "tree": {encode_plain(values)}'
+        head = f'"version": {VERSION}, "about": {about}, "tree": {encode(values)}'
         text = f'{{{head}, "crc32": "{crc.hexdigest()}", "bytes": {size}}}'
         text = f'{{"digest": "{_digest(text)}", {text[1:]}'
         with open(aside / STATE, "xb") as file:
