@@ -27,7 +27,7 @@ from hookrun.runtime.site import HookSite
 from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.store.environment import environment
 from hookrun.store.files import StoreError
-from hookrun.store.format import LOCK, RECORDED
+from hookrun.store.format import ENV, HOOKS, LOCK, MODEL, PLAN, RECORDED
 from hookrun.store.lock import sole_writer
 from hookrun.store.outputs import outputs_folder
 from hookrun.store.reader import open_run
@@ -110,9 +110,9 @@ class Recording(Installation):
         try:
             run_dir = self._run_dir
             run_dir.set_status("running")
-            run_dir.write_plan(self.plan.to_dict())
-            run_dir.write_env({**environment(device=_device(self._model)), RECORDED: True})
-            run_dir.write_model(model_facts(self._model))
+            run_dir.write(PLAN, self.plan.to_dict())
+            run_dir.write(ENV, {**environment(device=_device(self._model)), RECORDED: True})
+            run_dir.write(MODEL, model_facts(self._model))
             super().__enter__()
             self._counter.watch(self._model, self._wiring.sequences)
         except BaseException as error:
@@ -251,7 +251,7 @@ class Recording(Installation):
             try_report(self.path)
 
     def _write_hooks(self) -> None:
-        self._run_dir.write_hooks(hook_facts(self))
+        self._run_dir.write(HOOKS, hook_facts(self))
 
     def _require_open(self, what: str) -> None:
         if not self._is_open:

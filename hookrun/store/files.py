@@ -7,13 +7,12 @@ import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hookrun.errors import HookrunError, counted
 from hookrun.store.format import decode, encode
-from hookrun.store.inside import is_there, open_inside, read_inside
+from hookrun.store.inside import open_inside, read_inside
 
 MOST_JSON = 32 * 2**20
 """Most bytes of a JSON file that is read."""
@@ -80,23 +79,13 @@ def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:
         raise StoreError(f"cannot write {path}: {os_reason(error)}") from error
 
 
-def is_full(error: StoreError) -> bool:
-    """Whether the error is a full disk or an exceeded quota."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
+def make_folder(path: Path, *, parents: bool = True) -> None:
+    """Make the folder; it may be there already.
 
-
-def make_folder(path: Path) -> None:
-    """Make the folder with its parents; it may be there already."""
+    parents: also make the folders above; False inside a run directory, which is not made again after its removal
+    """
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot make the folder {path}: {os_reason(error)}") from error
-
-
-def make_inside(path: Path) -> None:
-    """Make the folder, but not its parents: a run directory that was removed is not made again."""
-    try:
-        path.mkdir(exist_ok=True)
+        path.mkdir(parents=parents, exist_ok=True)
     except OSError as error:
         raise StoreError(f"cannot make the folder {path}: {os_reason(error)}") from error
 
@@ -117,17 +106,11 @@ def sync_folder(path: Path) -> None:
             ) from error
 
 
-def drop_from_cache(file: BinaryIO) -> None:
-    """Tell the system that the written data is not read again soon: it goes to disk now and leaves the page cache."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 class Lines:
     """A file of one JSON object per line, opened at the first line; lines are only appended.
 
-    Before `append` returns, the line has reached the operating system, and with `durable` the disk. A line that
-    cannot be written whole is removed again. If the file was removed or replaced meanwhile, a StoreError is raised.
+    Before `extend` returns, the lines have reached the operating system, and with `durable` the disk. Lines that
+    cannot be written whole are removed again. If the file was removed or replaced meanwhile, a StoreError is raised.
     """
 
     def __init__(self, path: Path, *, durable: bool = False) -> None:
@@ -136,10 +119,6 @@ class Lines:
         self._durable = durable
         self._file: int | None = None
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Add one line; StoreError if the file system refuses."""
-        self.extend([record])
-
     def extend(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Add a line for each record, or none of them: StoreError if the file system refuses."""
         if not records:
@@ -147,7 +126,11 @@ class Lines:
         lines = memoryview("".join(f"{encode(each)}\n" for each in records).encode("ascii"))
         self.require_there()
         try:
-            file = self._open()
+            if self._file is None:
+                self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+                if self._durable:
+                    sync_folder(self.path.parent)
+            file = self._file
             end = os.fstat(file).st_size
             try:
                 while lines:  # a write may be partial
@@ -163,21 +146,15 @@ class Lines:
             raise StoreError(f"cannot append to {self.path}: {os_reason(error)}; {kept}") from error
         self.count += len(records)
 
-    def reach(self) -> int:
-        """The size of the file in bytes, all of them on the disk; 0 without a line. StoreError if the disk refuses."""
-        size = self.size()
-        self.sync()
-        return size
-
     def size(self) -> int:
         """The size of the file in bytes, which may not be on the disk yet; 0 without a line."""
         self.require_there()
         try:
-            if self._file is None and not is_there(self.path):
-                return 0
-            return os.fstat(self._open()).st_size
+            return os.stat(self.path, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            return 0
         except OSError as error:
-            raise StoreError(f"cannot flush {self.path}: {os_reason(error)}") from error
+            raise StoreError(f"cannot read {self.path}: {os_reason(error)}") from error
 
     def sync(self) -> None:
         """Wait until every line so far is on the disk; another thread may add lines. StoreError if the disk refuses."""
@@ -208,13 +185,6 @@ class Lines:
                 file, self._file = self._file, None
                 os.close(file)
 
-    def _open(self) -> int:
-        if self._file is None:
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
-            if self._durable:
-                sync_folder(self.path.parent)
-        return self._file
-
 
 def read_json(path: Path, root: Path | None = None) -> Any:
     """The content of a JSON file, of at most `MOST_JSON` bytes.
@@ -233,78 +203,52 @@ def read_json(path: Path, root: Path | None = None) -> Any:
         raise StoreError(f"{path} is not JSON that hookrun reads: {error}") from error
 
 
-def read_lines(path: Path, root: Path | None = None) -> tuple[list[Any], str]:
-    """The records of a file that `Lines` wrote, and a note on a last line that is cut off, or ``""``.
+def read_lines(
+    path: Path, root: Path | None = None, notes: list[str] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """The number from 1 and the record of each line of a file that `Lines` wrote.
 
     A process that is killed while it appends leaves a last line that is cut off, which is left out. A broken line
     before the last one is a StoreError. A file that does not exist has no records.
 
-    root: the run directory, below which no link is followed; the file's own folder unless given
+    root:  the run directory, below which no link is followed; the file's own folder unless given
+    notes: gets a note on a last line that is cut off
     """
-    records, note = list[Any](), ""
-    with collector_paused():
-        for block in blocks_of_lines(path, root):
-            records += block.records
-            note = block.note
-    return records, note
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Consecutive lines of a file.
-
-    first: the number of the first line, from 1
-    lines: as in the file, without the newlines
-    note:  says that a last line is cut off and left out of `lines` and `records`; else ``""``
-    """
-
-    first: int
-    lines: list[bytes]
-    records: list[Any]
-    note: str = ""
-
-
-def blocks_of_lines(path: Path, root: Path | None = None) -> Iterator[Block]:
-    """The lines of a file that `Lines` wrote, about a megabyte at a time; StoreError as `read_lines` raises it."""
+    number, rest = 0, b""
     try:
         with open_inside(path, root) as file:
             size = os.fstat(file.fileno()).st_size
             if size > MOST_LINES:
                 what = f"it has {size:,} bytes, more than the {MOST_LINES:,} that are read"
                 raise StoreError(f"cannot read {path}: {what}")
-            number, rest = 1, b""
             while data := file.read(BYTES_AT_ONCE):
                 *lines, rest = (rest + data).split(b"\n")
                 if len(rest) > MOST_LINE:
-                    where = f"{path}, line {number + len(lines)}"
+                    where = f"{path}, line {number + len(lines) + 1}"
                     raise StoreError(f"{where}: longer than the {MOST_LINE:,} bytes that are read")
-                if lines:
-                    yield Block(number, lines, _decoded(path, lines, number))
-                    number += len(lines)
-            if rest:
-                yield _last(path, rest, number)
+                yield from enumerate(_decoded(path, lines, number + 1), start=number + 1)
+                number += len(lines)
     except FileNotFoundError:
         return
     except OSError as error:
         raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
-
-
-def _last(path: Path, line: bytes, number: int) -> Block:
-    """A last line without a newline: if it parses it is whole, else it is cut off."""
-    try:
-        return Block(number, [line], [decode(line)])
-    except ValueError:
-        note = f"{path}: the last line is cut off and left out; {number - 1} before it are whole"
-        return Block(number, [], [], note)
+    if rest:
+        try:
+            record = decode(rest)
+        except ValueError:
+            if notes is not None:
+                notes.append(f"{path}: the last line is cut off and left out; {number} before it are whole")
+        else:
+            yield number + 1, record
 
 
 def _decoded(path: Path, lines: Sequence[bytes], first: int) -> list[Any]:
-    try:  # parsing all lines at once takes a third of the time
+    with suppress(
+        ValueError
+    ):  # parsing all lines at once takes a third of the time; a broken one is named below
         records: list[Any] = decode(b"[" + b",".join(lines) + b"]")
         if len(records) == len(lines):
             return records
-    except ValueError:
-        pass  # the line is named below
     records = []
     for number, line in enumerate(lines, start=first):
         try:

@@ -35,26 +35,28 @@ def open_inside(path: Path, root: Path | None = None) -> BinaryIO:
     Raises FileNotFoundError if the file does not exist, and OSError if it is not a regular file.
     """
     root = path.parent if root is None else root
-    *folders, name = path.relative_to(root).parts
-    if ".." in (*folders, name):
+    *folders, last = path.relative_to(root).parts
+    if ".." in (*folders, last):
         raise OSError(errno.EINVAL, "the path leads out of the run directory", str(path))
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for each in folders:
-            _require(each, folder, stat.S_IFDIR, path)
-            inner = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        for name in folders:
+            _require_kind(os.stat(name, dir_fd=folder, follow_symlinks=False), stat.S_IFDIR, path)
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
             os.close(folder)
             folder = inner
-        _require(name, folder, stat.S_IFREG, path)
+        _require_kind(os.stat(last, dir_fd=folder, follow_symlinks=False), stat.S_IFREG, path)
         file = os.fdopen(
-            os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb", buffering=2**16
+            os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb", buffering=2**16
         )
     finally:
         os.close(folder)
     try:
         found = os.fstat(file.fileno())
         _require_kind(found, stat.S_IFREG, path)  # it may have been replaced meanwhile
-        _refuse_holes(found, path)
+        if found.st_size > MOST_HOLES and found.st_blocks * 512 < found.st_size // 64:
+            what = f"it has {found.st_size:,} bytes, of which only {found.st_blocks * 512:,} are on the disk"
+            raise OSError(errno.EINVAL, what, str(path))
     except BaseException:
         file.close()
         raise
@@ -108,19 +110,9 @@ def kind_of(found: os.stat_result) -> str:
     return "" if stat.S_ISREG(found.st_mode) else _KINDS.get(stat.S_IFMT(found.st_mode), "not a file")
 
 
-def _require(name: str, folder: int, kind: int, path: Path) -> None:
-    _require_kind(os.stat(name, dir_fd=folder, follow_symlinks=False), kind, path)
-
-
 def _require_kind(found: os.stat_result, kind: int, path: Path) -> None:
     if stat.S_IFMT(found.st_mode) == kind:
         return
     if kind == stat.S_IFDIR and stat.S_ISREG(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "a folder of that path is a file", str(path))
     raise OSError(errno.EINVAL, f"it is {kind_of(found)}", str(path))
-
-
-def _refuse_holes(found: os.stat_result, path: Path) -> None:
-    if found.st_size > MOST_HOLES and found.st_blocks * 512 < found.st_size // 64:
-        what = f"it has {found.st_size:,} bytes, of which only {found.st_blocks * 512:,} are on the disk"
-        raise OSError(errno.EINVAL, what, str(path))

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 
 from hookrun.errors import listed
 from hookrun.store.captures.shard import index_names
-from hookrun.store.files import StoreError, blocks_of_lines, os_reason, write_json
+from hookrun.store.files import StoreError, os_reason, read_lines, write_json
 from hookrun.store.format import CAPTURES, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
 from hookrun.store.inside import kind_of, listed_inside, open_inside
 
 if TYPE_CHECKING:
-    from hookrun.store.captures.tensor_file import Digest
+    from hashlib import _Hash
+
+    from hookrun.store.captures.tensor_file import Crc32
 
 BLOCK = 1 << 20
 
@@ -32,7 +34,12 @@ def write_manifest(folder: Path) -> str:
     (such as links) are left out. StoreError if a file cannot be read, the manifest cannot be written, or a shard is
     missing.
     """
-    known = _hashed_shards(folder)
+    known = {
+        (f"{name}/{record['shard']}", record["bytes"]): record["sha256"]
+        for name in (CAPTURES, PREDICTIONS)
+        for index in index_names(folder / name)
+        for _, record in read_lines(folder / name / index, folder)
+    }
     files = dict[str, dict[str, int | str]]()
     for path, found in _judged_files(folder):
         if kind_of(found):
@@ -79,23 +86,22 @@ def manifest_faults(
         elif found.st_size != manifest[name][0]:
             yield name, f"{path} has {found.st_size:,} bytes, the manifest says {manifest[name][0]:,}"
         else:
-            yield from ((name, fault) for fault in _content_faults(path, folder, manifest[name][1], recorded))
+            try:
+                sha256 = hashed(path, folder)[1]
+            except StoreError as error:
+                yield name, str(error)
+                continue
+            expected = manifest[name][1]
+            if sha256 != expected:
+                yield (
+                    name,
+                    f"{path} was changed: its SHA-256 is {sha256[:12]}…, the manifest says {expected[:12]}…",
+                )
+            elif recorded.get(name, expected) != expected:
+                yield name, f"{path} has another SHA-256 in its index than in the manifest"
 
 
-def _content_faults(path: Path, folder: Path, sha256: str, recorded: Mapping[str, str]) -> Iterator[str]:
-    try:
-        found = hashed(path, folder)[1]
-    except StoreError as error:
-        yield str(error)
-        return
-    name = path.relative_to(folder).as_posix()
-    if found != sha256:
-        yield f"{path} was changed: its SHA-256 is {found[:12]}…, the manifest says {sha256[:12]}…"
-    elif recorded.get(name, sha256) != sha256:
-        yield f"{path} has another SHA-256 in its index than in the manifest"
-
-
-def hashed(path: Path, root: Path | None = None, digest: Digest | None = None) -> tuple[int, str]:
+def hashed(path: Path, root: Path | None = None, digest: _Hash | Crc32 | None = None) -> tuple[int, str]:
     """Size in bytes and SHA-256 (or the given digest) of a file, read in blocks. StoreError if it cannot be read."""
     digest, size = hashlib.sha256() if digest is None else digest, 0
     try:
@@ -115,14 +121,3 @@ def _judged_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
                 yield path, found
     except OSError as error:
         raise StoreError(f"cannot list {error.filename or folder}: {os_reason(error)}") from error
-
-
-def _hashed_shards(folder: Path) -> dict[tuple[str, int], str]:
-    """(path, bytes) -> SHA-256 of the shards, as this run's writers put them into their indexes."""
-    return {
-        (f"{name}/{record['shard']}", record["bytes"]): record["sha256"]
-        for name in (CAPTURES, PREDICTIONS)
-        for index in index_names(folder / name)
-        for block in blocks_of_lines(folder / name / index, folder)
-        for record in block.records
-    }

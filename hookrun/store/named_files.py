@@ -45,26 +45,18 @@ def named_files(config: Mapping[str, Any], run: Path | None = None) -> dict[str,
     return {text: content for text, content in found if content}
 
 
-def _paths(node: Any) -> Iterator[str]:
-    """The strings that may be paths."""
-    pending: list[tuple[Any, Any]] = [("", node)]
-    while pending:
-        key, found = pending.pop()
-        if (
-            isinstance(found, str)
-            and 0 < len(found) <= _MOST_PATH
-            and (key in PATHS or _looks_like_path(found))
-        ):
-            yield found
-        if isinstance(found, Mapping):
-            pending.extend(found.items())
-        elif isinstance(found, list):
-            pending.extend((key, item) for item in found)
-
-
-def _looks_like_path(text: str) -> bool:
-    """Whether a string is clearly a path: a bare word is not, since a folder may have the name of a model or module."""
-    return "\0" not in text and (os.sep in text or bool(Path(text).suffix))
+def _paths(node: Any, key: Any = "") -> Iterator[str]:
+    """The strings that may be paths: a bare word is none, since a folder may have the name of a model or module."""
+    if isinstance(node, str):
+        looks_like_path = key in PATHS or os.sep in node or bool(Path(node).suffix)
+        if looks_like_path and 0 < len(node) <= _MOST_PATH and "\0" not in node:
+            yield node
+    elif isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from _paths(value, name)
+    elif isinstance(node, list):
+        for item in node:
+            yield from _paths(item, key)
 
 
 def _content(text: str, *, is_data: bool) -> str:
@@ -103,15 +95,9 @@ def _of_folder(folder: Path) -> str:
     for number, name in enumerate(names):
         digest.update(name.encode("utf-8", "surrogateescape"))
         if number % apart == 0:
-            digest.update(_beginning(folder / name))
+            with suppress(OSError):
+                there = (folder / name).stat()
+                if stat.S_ISREG(there.st_mode) and there.st_size:  # a pipe or a device might never end
+                    with (folder / name).open("rb") as file:
+                        digest.update(f"{there.st_size} ".encode() + file.read(_OF_EACH))
     return f"{len(names)} files {digest.hexdigest()}"
-
-
-def _beginning(path: Path) -> bytes:
-    """Size and first bytes of a file; empty for a pipe or a device, which might never end."""
-    with suppress(OSError):
-        found = path.stat()
-        if stat.S_ISREG(found.st_mode) and found.st_size:
-            with path.open("rb") as file:
-                return f"{found.st_size} ".encode() + file.read(_OF_EACH)
-    return b""

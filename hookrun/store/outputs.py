@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hookrun.store.files import StoreError
 from hookrun.store.format import OUTPUT, STATUS
-from hookrun.store.inside import is_there
 from hookrun.store.manifest import manifest_faults, read_manifest
 from hookrun.store.records import Status, read_record
 
@@ -25,38 +26,28 @@ def newest_unchanged(folder: Path) -> Path | None:
 
     Reads every file of the run.
     """
-    for status in sorted(folder.glob(f"*/{STATUS}"), reverse=True):
-        run = status.parent
-        if run.is_symlink():
-            continue
-        try:
-            found = read_record(status, Status)
-            if found["status"] != "done" or not found.get("manifest"):
-                continue
-            manifest = read_manifest(run, found["manifest"])
-            if not any(manifest_faults(run, manifest, {})):
-                return run
-        except StoreError:  # a run that cannot be read is not reused
-            continue
+    for run, status in sorted(_ended(folder), key=lambda ended: ended[0], reverse=True):
+        with suppress(StoreError):  # a run that cannot be read is not reused
+            if status["status"] == "done":
+                manifest = read_manifest(run, status["manifest"])
+                if not any(manifest_faults(run, manifest, {})):
+                    return run
     return None
 
 
 def newest_finished(folder: Path) -> Path:
     """The directory of the run in `folder` that ended last. StoreError if there is none."""
-    ended = sorted(_ended(folder))
+    ended = sorted((status["ended"], run) for run, status in _ended(folder) if status.get("ended"))
     if not ended:
         raise StoreError(f"there is no finished run in {folder}: run one first, or name a run directory")
     return ended[-1][1]
 
 
-def _ended(folder: Path) -> Iterator[tuple[str, Path]]:
-    for status in folder.glob(f"*/{STATUS}"):
-        run = status.parent
-        if run.is_symlink() or not is_there(status):
-            continue
-        try:
-            found = read_record(status, Status)
-        except StoreError:  # a run that cannot be read
-            continue
-        if found.get("manifest") and found.get("ended"):
-            yield found["ended"], run
+def _ended(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The directories of runs with a manifest, and their status; runs that cannot be read are left out."""
+    for path in folder.glob(f"*/{STATUS}"):
+        if not path.parent.is_symlink():
+            with suppress(StoreError):
+                status = read_record(path, Status)
+                if status.get("manifest"):
+                    yield path.parent, status

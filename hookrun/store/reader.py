@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
 from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors, read_captures
 from hookrun.store.captures.shard import index_names, read_index
-from hookrun.store.captures.tensor_file import NoDigest, write_tensors
-from hookrun.store.files import StoreError, blocks_of_lines, collector_paused, os_reason, replacing
+from hookrun.store.captures.tensor_file import write_tensors
+from hookrun.store.files import StoreError, collector_paused, os_reason, read_lines, replacing
 from hookrun.store.format import (
     CAPTURES,
     CONFIG,
@@ -51,7 +51,10 @@ from hookrun.store.records import (
     read_records,
 )
 from hookrun.store.run_dir import cut_off
-from hookrun.store.stored_config import DataUsed, data_used, read_yaml
+from hookrun.store.stored_config import data_used, read_yaml
+
+if TYPE_CHECKING:
+    from hookrun.spec.experiment import Data
 
 _SHOWN = 12
 
@@ -149,8 +152,11 @@ class Run:
         paths = [self.path / name for name in STREAMS]
         folders = [self.path / name for name in (CAPTURES, PREDICTIONS)]
         paths += [folder / index for folder in folders for index in index_names(folder)]
-        torn = [block.note for path in paths for block in blocks_of_lines(path, self.path) if block.note]
-        return [self.cut_off, *torn] if self.cut_off else torn
+        notes = [self.cut_off] if self.cut_off else []
+        for path in paths:
+            for _ in read_lines(path, self.path, notes):
+                pass
+        return notes
 
     @property
     def cut_off(self) -> str:
@@ -161,10 +167,10 @@ class Run:
         """The description of the data that the run used, from its configuration; raises as `labels` does."""
         from hookrun import data
 
-        used = self._data_used()
-        return data.describe(used.data, self._split() or used.split)
+        used, split, _ = self._data_used()
+        return data.describe(used, self._split() or split)
 
-    def _data_used(self) -> DataUsed:
+    def _data_used(self) -> tuple[Data, Split, int]:
         if not self.config:
             raise StoreError(f"{self.path} does not say which data it used: it has no {CONFIG}")
         return data_used(self.config, self.path / CONFIG)
@@ -178,8 +184,8 @@ class Run:
         """
         from hookrun import data
 
-        used = self._data_used()
-        samples = data.load(used.data, split or self._split() or used.split, seed=used.seed)
+        used, of_task, seed = self._data_used()
+        samples = data.load(used, split or self._split() or of_task, seed=seed)
         outside = (sample_ids < 0) | (sample_ids >= len(samples))
         if outside.any():
             raise HookrunError(
@@ -339,7 +345,7 @@ def merge(captures: Lookup[Lookup[Leaf]], path: Path) -> list[str]:
     if not tensors:
         raise HookrunError("the run captured nothing: there is nothing to export")
     with replacing(path) as file:
-        write_tensors(file, tensors, digest=NoDigest())
+        write_tensors(file, tensors)
     return list(tensors)
 
 

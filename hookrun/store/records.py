@@ -6,7 +6,8 @@ have added them; a key may be missing, because an earlier version did not write 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,12 +17,13 @@ from pydantic import (
     FailFast,
     Field,
     StringConstraints,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
 
 from hookrun.spec.objective import Direction, OfRun
-from hookrun.store.files import StoreError, blocks_of_lines, read_json
+from hookrun.store.files import StoreError, read_json, read_lines
 from hookrun.store.format import GENERATIONS, LENS, METRICS, SAMPLES, STATS, TOKENS
 
 MOST_NAME = 1_000
@@ -396,11 +398,13 @@ STREAMS: Mapping[str, type[Record]] = {
 
 R = TypeVar("R", bound=Record)
 
+_adapter: Callable[[type[T]], TypeAdapter[T]] = cache(TypeAdapter)
 
-def checked(value: Any, model: type[R]) -> R:
-    """The value as a record. Raises ValueError that says what is wrong first, and where."""
+
+def checked(value: Any, model: type[T]) -> T:
+    """The value as a record or a dataclass. Raises ValueError that says what is wrong first, and where."""
     try:
-        return model.model_validate(value)
+        return _adapter(model).validate_python(value)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None
 
@@ -423,10 +427,9 @@ def read_records(path: Path, model: type[Record]) -> list[dict[str, Any]]:
     StoreError if a line does not fit the model.
     """
     lines = list[dict[str, Any]]()
-    for block in blocks_of_lines(path):
-        for number, record in enumerate(block.records, start=block.first):
-            _fitting(f"{path}, line {number}", record, model)
-        lines += block.records
+    for number, record in read_lines(path):
+        _fitting(f"{path}, line {number}", record, model)
+        lines.append(record)
     return lines
 
 
@@ -442,11 +445,12 @@ def first_problem(error: ValidationError) -> str:
     details = error.errors(include_url=False, include_context=False)
     first = details[0]
     where = ".".join(_short(part) for part in first["loc"])
-    found = _article(type(first["input"]).__name__)
+    kind = type(first["input"]).__name__
+    found = "nothing" if kind == "NoneType" else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
     match first["type"]:
         case "missing":
             what = f"it has no {where.rpartition('.')[2]}"
-        case "model_type" | "dict_type":
+        case "model_type" | "dict_type" | "dataclass_type":
             what = f"found {found}, expected a mapping"
         case kind if kind.endswith("_type"):
             what = f"found {found}: {first['msg'].lower()}"
@@ -459,7 +463,3 @@ def first_problem(error: ValidationError) -> str:
 def _short(part: int | str) -> str:
     text = str(part).encode("ascii", "backslashreplace").decode()
     return text if len(text) <= 60 else f"{text[:60]}…"
-
-
-def _article(name: str) -> str:
-    return "nothing" if name == "NoneType" else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -5,13 +5,14 @@ torch is not imported at module level, so that the status is written before impo
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from hookrun.ranks.alone import ALONE, Ranks, own_rank
 from hookrun.store.files import (
     Lines,
     StoreError,
-    is_full,
     make_folder,
     os_reason,
     overwrite_json,
@@ -30,26 +30,24 @@ from hookrun.store.files import (
 from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
-    ENV,
     EXIT_CODES,
-    HOOKS,
     INDEX,
     METRICS,
-    MODEL,
     PICTURES,
     PLAN,
     PREDICTIONS,
     STATUS,
-    Line,
     State,
+    decode,
+    encode,
 )
 from hookrun.store.manifest import write_manifest
-from hookrun.store.records import STREAMS
+from hookrun.store.records import STREAMS, Status, typed_record
+from hookrun.store.states.position import cut_back, read_position
 
 if TYPE_CHECKING:
     from hookrun.store.captures.write import CaptureWriter
     from hookrun.store.states.files import SavedState
-    from hookrun.store.states.position import FolderPosition, PositionRecord
 
 MOST_REASON = 200_000
 """Most characters of the reason in status.json."""
@@ -59,44 +57,53 @@ _SHORT = 500
 
 
 class RunDir:
-    """The directory of a running run; only the process of the run writes to it. `create` makes one.
+    """The directory of a running run. `create` makes one.
+
+    Rank 0 writes to it. The other ranks write only their captured rows; they keep the lines of their hooks until
+    `take_kept` sends them to rank 0.
 
     path:        the directory
     checkpoints: the folder for checkpoints, made by the first one
     ended:       the status says how the run ended
     buffer:      bytes of memory for captured rows that are not on the disk yet; None: the writer's default
     resumed:     the state that the run was resumed from; None if it was not resumed
-    reached:     how far its files reached when it was resumed; None if it was not resumed
+    reached:     how far its files reached when it was resumed
     ranks:       the processes of the run
     batches:     the number of batches computed, by all ranks together
-    kept:        lines that wait until rank 0 writes them; rank 0 writes its own at once
+    position:    of the files if the run is resumed, a value of `position()`; None if it is not resumed
     """
 
-    kept: Sequence[Line] = ()
-
-    def __init__(self, path: Path, buffer: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        buffer: int | None = None,
+        ranks: Ranks = ALONE,
+        position: Mapping[str, Any] | None = None,
+    ) -> None:
         self.path = path
         self.buffer = buffer
+        self.ranks = ranks
+        self.reached = read_position(path, position)
+        self.batches = self.reached.batches
         self.checkpoints = path / CHECKPOINTS
         self.resumed: SavedState | None = None
-        self.ranks: Ranks = ALONE
-        self.batches = 0
-        self._lines = {name: Lines(path / name) for name in STREAMS}
         self.ended = False
+        self._lines = {name: Lines(path / name) for name in STREAMS}
+        self._writers: dict[str, CaptureWriter] = {}
+        self._kept = list[tuple[str, Any]]()
         self._place: os.stat_result | None = None
         self._started = ""
         self._manifest = ""
-        self.reached: PositionRecord | None = None
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
         """Make the directory, or use one that does not hold a run yet. StoreError if it holds one."""
         folder = Path(path).absolute()
         names = (STATUS, PLAN, *STREAMS, f"{CAPTURES}/{INDEX}", f"{PREDICTIONS}/{INDEX}")
-        found = [name for name in names if (folder / name).exists()]
-        if found:
+        there = [name for name in names if (folder / name).exists()]
+        if there:
             raise StoreError(
-                f"{folder} already holds a run: it has {', '.join(found)}. "
+                f"{folder} already holds a run: it has {', '.join(there)}. "
                 "Choose another directory (hydra.run.dir)"
             )
         make_folder(folder)
@@ -115,38 +122,26 @@ class RunDir:
 
         StoreError, before anything is changed, if the directory does not hold what the position names.
         """
-        from hookrun.store.states.position import cut_back, read_position, started_before
-
-        folder = Path(path).absolute()
-        reached = read_position(folder, position)
-        cut_back(folder, reached)
-        run = cls(folder, buffer)
-        run._started = started_before(folder)
-        run.go_on_from(reached)
+        run = cls(Path(path).absolute(), buffer, position=position)
+        cut_back(run.path, run.reached)
+        with suppress(StoreError):  # cut off, or never written: the run starts now
+            run._started = typed_record(run.path / STATUS, Status).started or ""
         return run
 
-    def go_on_from(self, reached: PositionRecord) -> None:
-        """Set the position that the files have been cut back to."""
-        self.reached, self.batches = reached, reached.batches
-
-    def position(self) -> dict[str, Any]:
-        """How far each file reaches, all of it on the disk; a resumable state holds it for `reopen`.
+    def position(self, *, on_disk: bool = True) -> dict[str, Any]:
+        """How far each file reaches; a resumable state holds it for `reopen`. Every rank must call it.
 
         Buffered captured rows are written as shards. StoreError if that fails.
+
+        on_disk: wait until every line is on the disk; False: `sync` is called later
         """
-        found = self.written()
-        self.sync()
-        return found
-
-    def written(self) -> dict[str, Any]:
-        """The position; its lines may not be on the disk until `sync` was called."""
-        from hookrun.store.states.position import position_key
-
-        return {
-            **{position_key(name): lines.size() for name, lines in self._lines.items()},
-            "batches": self.batches,
-            **self.shard_positions(),
-        }
+        shards = self._shard_positions()
+        if not self.ranks.is_main:
+            return {}
+        lines = {name.removesuffix(".jsonl"): lines.size() for name, lines in self._lines.items()}
+        if on_disk:
+            self.sync()
+        return {**lines, "batches": self.batches, **shards}
 
     def sync(self) -> None:
         """Wait until every line so far is on the disk; another thread may add lines meanwhile.
@@ -157,16 +152,22 @@ class RunDir:
             lines.sync()
         sync_folder(self.path)  # so that the names of the files are on the disk too
 
-    def shard_positions(self) -> dict[str, Any]:
-        """How far captures and predictions of all ranks reach; every rank must call it."""
-        from hookrun.store.states.position import shard_positions
-
-        return shard_positions(self.ranks, self._writers, self.reached)
-
-    @property
-    def _writers(self) -> dict[str, CaptureWriter]:
-        """The writers made so far: making another one would import torch."""
-        return {name: self.__dict__[name] for name in (CAPTURES, PREDICTIONS) if name in self.__dict__}
+    def _shard_positions(self) -> dict[str, Any]:
+        """How far captures and predictions of all ranks reach, also of ranks that the resumed run does not have."""
+        reached = {CAPTURES: self.reached.captures, PREDICTIONS: self.reached.predictions}
+        mine = {
+            name: self._writers[name].position()
+            if name in self._writers
+            else before.of_rank(self.ranks.rank).model_dump(exclude={"others"})
+            for name, before in reached.items()
+        }
+        of_ranks = self.ranks.gathered(mine)
+        positions = {}
+        for name, before in reached.items():
+            absent = [part.model_dump() for part in before.others[self.ranks.size - 1 :]]
+            others = [of_rank[name] for of_rank in of_ranks[1:]]
+            positions[name] = {**of_ranks[0][name], "others": [*others, *absent]}
+        return positions
 
     def set_status(
         self,
@@ -181,6 +182,9 @@ class RunDir:
 
         A reason of more than `MOST_REASON` characters is cut. A manifest that was written is named by its SHA-256.
         """
+        if not self.ranks.is_main:
+            self.ended = status != "running"
+            return
         self._require_same_place()
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._started = self._started or now
@@ -202,38 +206,48 @@ class RunDir:
         try:
             write_json(self.path / STATUS, record)
         except StoreError as error:
-            if not is_full(error) or not (self.path / STATUS).exists():
+            code = getattr(error.__cause__, "errno", None)
+            if code not in (errno.ENOSPC, errno.EDQUOT) or not (self.path / STATUS).exists():
                 raise
             overwrite_json(self.path / STATUS, {**record, "reason": reason[:_SHORT]})
         self.ended = status != "running"
 
-    def write_plan(self, plan: Mapping[str, Any]) -> None:
-        """Write plan.json."""
-        self._write(PLAN, plan)
-
-    def write_env(self, env: Mapping[str, Any]) -> None:
-        """Write env.json; `environment()` gives its content."""
-        self._write(ENV, env)
-
-    def write_model(self, model: Mapping[str, Any]) -> None:
-        """Write model.json: the tree of its modules."""
-        self._write(MODEL, model)
-
-    def write_hooks(self, hooks: Mapping[str, Any]) -> None:
-        """Write hooks.json: what each hook did at each of its modules."""
-        self._write(HOOKS, hooks)
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a JSON file of the run, such as plan.json."""
+        if self.ranks.is_main:
+            self._require_same_place()
+            write_json(
+                self.path / name, value, flushes_folder=False
+            )  # writing the status afterwards flushes it
 
     def write_manifest(self) -> None:
         """Write manifest.json: sizes and hashes of all files at the end of the run, before the final status.
 
         Only the status and the report may be written afterwards. StoreError if that fails.
         """
-        self._require_same_place()
-        self._manifest = write_manifest(self.path)
+        if self.ranks.is_main:
+            self._require_same_place()
+            self._manifest = write_manifest(self.path)
 
     def append(self, stream: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append a line for each record to a file of `STREAMS`, all of them or none."""
-        self._lines[stream].extend(records)
+        """Append a line for each record to a file of `STREAMS`, all of them or none.
+
+        Ranks other than 0 keep them as plain JSON values, since an action may record numbers of NumPy and torch; rank 0
+        writes the metrics, which are means over all ranks.
+        """
+        if self.ranks.is_main:
+            self._lines[stream].extend(records)
+        elif stream != METRICS:
+            self._kept += [(stream, decode(encode(record).encode())) for record in records]
+
+    def take_kept(self) -> None:
+        """Rank 0 writes the lines that the other ranks keep, in the order of the ranks; every rank must call it."""
+        if self.ranks.several:
+            kept = self.ranks.gathered(self._kept)
+            self._kept = []
+            if self.ranks.is_main:
+                for stream, line in (each for lines in kept[1:] for each in lines):
+                    self.append(stream, [line])
 
     def log_metrics(self, **values: Any) -> None:
         """Append one flat line to metrics.jsonl: numbers (NaN and infinities too), texts, None."""
@@ -244,15 +258,17 @@ class RunDir:
 
     def write_pictures(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write pictures.jsonl: small pictures of samples, one line per sample. StoreError if that fails."""
+        if not self.ranks.is_main:
+            return
         with replacing(self.path / PICTURES, flushes_folder=False) as file:
             file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
-    @cached_property
+    @property
     def captures(self) -> CaptureWriter:
         """The writer of captures/."""
         return self._writer(CAPTURES)
 
-    @cached_property
+    @property
     def predictions(self) -> CaptureWriter:
         """The writer of predictions/."""
         return self._writer(PREDICTIONS)
@@ -260,10 +276,11 @@ class RunDir:
     @property
     def shards(self) -> int:
         """The number of shards of captures and predictions on the disk, with those of earlier processes of the run."""
-        writers, reached, rank = self._writers, self.reached, self.ranks.rank
-        others = () if reached is None else {CAPTURES, PREDICTIONS} - writers.keys()
-        before = [getattr(reached, name).of_rank(rank) for name in others]
-        return sum(each.shards for each in (*writers.values(), *before))
+        before = {CAPTURES: self.reached.captures, PREDICTIONS: self.reached.predictions}
+        return sum(
+            self._writers[name].shards if name in self._writers else reached.of_rank(self.ranks.rank).shards
+            for name, reached in before.items()
+        )
 
     def close(self) -> None:
         """Write what is buffered to the disk and close every file; the status is not changed."""
@@ -279,10 +296,6 @@ class RunDir:
         for writer in self._writers.values():
             writer.flush()
 
-    def _write(self, name: str, value: Mapping[str, Any]) -> None:
-        self._require_same_place()
-        write_json(self.path / name, value, flushes_folder=False)  # writing the status afterwards flushes it
-
     def _require_same_place(self) -> None:
         """StoreError if the directory was replaced since the run began: another run may have its name."""
         try:
@@ -297,17 +310,22 @@ class RunDir:
                 f"the run directory {self.path} was removed during the run, and another process has created it again"
             )
 
-    def _writer(self, folder: str) -> CaptureWriter:
-        from hookrun.store.captures.write import BUFFERS, SHARD_BYTES, CaptureWriter
+    def _writer(self, name: str) -> CaptureWriter:
+        """The writer of a folder of shards, made when it is first used, since it imports torch."""
+        if name not in self._writers:
+            from hookrun.store.captures.write import BUFFERS, SHARD_BYTES, CaptureWriter
 
-        shard_bytes = SHARD_BYTES if self.buffer is None else max(self.buffer // BUFFERS, 1)
-        before: FolderPosition | None = getattr(self.reached, folder, None)
-        mine = None if before is None else before.of_rank(self.ranks.rank)
-        going_on: dict[str, Any] = {} if mine is None else {"goes_on": mine}
-        if self.ranks.several or (before is not None and before.in_turns):
-            going_on["batch"] = partial(getattr, self, "batches")
-            return CaptureWriter(self.path / folder, shard_bytes, self.ranks.rank, **going_on)
-        return CaptureWriter(self.path / folder, shard_bytes, own_rank(), **going_on)
+            shard_bytes = SHARD_BYTES if self.buffer is None else max(self.buffer // BUFFERS, 1)
+            before = self.reached.captures if name == CAPTURES else self.reached.predictions
+            in_turns = self.ranks.several or before.in_turns
+            self._writers[name] = CaptureWriter(
+                self.path / name,
+                shard_bytes,
+                self.ranks.rank if in_turns else own_rank(),
+                partial(getattr, self, "batches") if in_turns else None,
+                before.of_rank(self.ranks.rank),
+            )
+        return self._writers[name]
 
 
 def cut_off(status: Mapping[str, Any]) -> str:
@@ -317,21 +335,14 @@ def cut_off(status: Mapping[str, Any]) -> str:
     """
     is_here = status.get("host") in (None, platform.node())
     pid = status.get("pid")
-    if status.get("status") != "running" or not is_here or pid is None or _alive(pid):
-        return ""
-    return f"it says 'running', but there is no process {pid} here: it was cut off"
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # it belongs to another user
-    except OverflowError:
-        return False  # not a valid process number
-    return True
+    if status.get("status") == "running" and is_here and pid is not None:
+        try:
+            os.kill(pid, 0)
+        except PermissionError:  # it belongs to another user
+            return ""
+        except (ProcessLookupError, OverflowError):  # or it is not a valid process number
+            return f"it says 'running', but there is no process {pid} here: it was cut off"
+    return ""
 
 
 def update_latest(path: str | os.PathLike[str]) -> str:

@@ -34,12 +34,6 @@ class Result:
         return {**vars(self.goal), "value": self.value, "epoch": self.epoch}
 
 
-def result(lines: Iterable[Line], goal: Goal) -> Result:
-    """The result of a run whose objective is known."""
-    value, epoch = score(lines, goal) or (None, None)
-    return Result(goal, value, epoch)
-
-
 def result_of(status: Mapping[str, Any], lines: Iterable[Line]) -> Result | None:
     """The result in a run's status; for a run of an earlier version the result of its metrics, by a default objective.
 
@@ -92,19 +86,19 @@ def names(lines: Iterable[Line]) -> list[str]:
     )
 
 
-def score(lines: Iterable[Line], goal: Goal) -> tuple[float, int | None] | None:
-    """The value of the objective, and its epoch if the line has one; None if the run has no finite value.
+def result(lines: Iterable[Line], goal: Goal) -> Result:
+    """The result of a run whose objective is known.
 
     The best epoch is the best of those with a finite value; a last epoch whose value is not finite has no result.
     Single batches are ignored.
     """
-    found: tuple[float, int | None] | None = None
+    found = Result(goal, None, None)
     for line in lines:
         value = None if is_batch(line) else measures(line).get(goal.metric)
         if value is None:
             continue
-        is_best = math.isfinite(value) and (found is None or goal.is_better(value, found[0]))
+        is_best = math.isfinite(value) and (found.value is None or goal.is_better(value, found.value))
         if goal.of == "last" or is_best:
             epoch = line.get("epoch")
-            found = (value, epoch if isinstance(epoch, int) else None)
-    return found if found is not None and math.isfinite(found[0]) else None
+            found = Result(goal, value, epoch if isinstance(epoch, int) else None)
+    return found if found.value is None or math.isfinite(found.value) else Result(goal, None, None)

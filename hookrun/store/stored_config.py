@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,11 +27,16 @@ def read_yaml(path: Path, root: Path) -> Any:
 
     StoreError if it is not YAML, or expands to more than a configuration may hold.
     """
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    from hookrun.config.yaml_limits import check_text
+
     try:
-        return _content(read_inside(path, root, limit=MOST_YAML).decode("utf-8"))
+        text = read_inside(path, root, limit=MOST_YAML).decode("utf-8")
+        check_text(text)
+        return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -43,58 +47,32 @@ def read_yaml(path: Path, root: Path) -> Any:
         raise StoreError(f"{path} is not the YAML of a configuration: {str(error)[:300]}") from error
 
 
-def _content(text: str) -> Any:
+def data_used(config: Mapping[str, Any], path: Path) -> tuple[Data, Split, int]:
+    """The data that a stored configuration names, checked as in an experiment, the split of its task, and its seed.
+
+    The split is train if the task names none or `all`.
+
+    Raises SpecError for settings that are invalid in an experiment too, StoreError if something is missing, or if the
+    section exceeds the limits of an experiment with its interpolations resolved.
+    """
     from omegaconf import OmegaConf
-
-    from hookrun.config.yaml_limits import check_text
-
-    check_text(text)
-    return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
-
-
-@dataclass(frozen=True)
-class DataUsed:
-    """The data that a run's samples were read from.
-
-    split: the split that its task names; train if it names none or `all`
-    """
-
-    data: Data
-    split: Split
-    seed: int
-
-
-def data_used(config: Mapping[str, Any], path: Path) -> DataUsed:
-    """The data that a stored configuration names, checked as that of an experiment is.
-
-    Raises SpecError for settings that are invalid in an experiment too, StoreError if something is missing.
-    """
+    from omegaconf.errors import OmegaConfBaseException
     from pydantic import ValidationError
 
+    from hookrun.config.interpolations import resolved
     from hookrun.spec.experiment import Data
 
-    task, seed = config.get("task"), config.get("seed")
+    task, seed, data = config.get("task"), config.get("seed"), config.get("data")
     split = task.get("split", SPLITS[0]) if isinstance(task, Mapping) else None
     if split == ALL:
         split = SPLITS[0]
     if split not in SPLITS or not isinstance(seed, int) or isinstance(seed, bool):
         raise StoreError(f"{path} does not say which data was used: it needs task, task.split and seed")
     try:
-        return DataUsed(Data.model_validate(_resolved_data(config, path)), split, seed)
+        if isinstance(data, Mapping) and "${" in str(data):
+            data = resolved(OmegaConf.create(dict(config)).data)
+        return Data.model_validate(data), split, seed
     except ValidationError as error:
         raise SpecError(problems_of(error, "data", Data)) from error
-
-
-def _resolved_data(config: Mapping[str, Any], path: Path) -> Any:
-    """The section `data` with interpolations resolved. StoreError if it exceeds the limits of an experiment."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from hookrun.config.interpolations import resolved
-
-    if not isinstance(config.get("data"), Mapping) or "${" not in str(config["data"]):
-        return config.get("data")
-    try:
-        return resolved(OmegaConf.create(dict(config)).data)
     except (OmegaConfBaseException, ValueError) as error:
         raise StoreError(f"{path}: data cannot be resolved: {str(error)[:300]}") from error

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hookrun.store.captures.shard import Shard, index_names, read_index
-from hookrun.store.files import StoreError, blocks_of_lines, os_reason, read_json
+from hookrun.store.files import StoreError, os_reason, read_json, read_lines
 from hookrun.store.format import (
     CAPTURES,
     ENV,
@@ -55,16 +55,15 @@ class _Findings:
     faults: dict[str, str] = field(default_factory=dict)
     notes: list[tuple[str, str]] = field(default_factory=list)
 
-    def add(self, name: str, fault: str) -> None:
-        self.faults.setdefault(name, fault)
-
     @contextmanager
-    def judging(self, name: str) -> Iterator[None]:
-        """Record a StoreError in the block as the fault of the file."""
+    def judging(self, name: str) -> Iterator[list[str]]:
+        """Record a StoreError in the block as the fault of the file, and the texts of the list as notes on it."""
+        notes = list[str]()
         try:
-            yield
+            yield notes
         except StoreError as error:
-            self.add(name, str(error))
+            self.faults.setdefault(name, str(error))
+        self.notes += [(name, note) for note in notes]
 
 
 def verify(path: Path) -> Verified:
@@ -81,19 +80,26 @@ def verify(path: Path) -> Verified:
         status = read_record(folder / STATUS, Status)
     shards = dict[str, Shard]()
     for name in (CAPTURES, PREDICTIONS):
-        with findings.judging(f"{name}/{INDEX}"):
-            found, note = read_index(folder / name)
-            findings.notes += [(f"{name}/{INDEX}", note)] if note else []
+        with findings.judging(f"{name}/{INDEX}") as notes:
+            found, cut_lines = read_index(folder / name)
+            notes += cut_lines
             shards |= {f"{name}/{shard.file}": shard for shard in found}
+    manifest = None
     if sha256 := status.get("manifest"):
-        _judge_by_manifest(findings, sha256, shards)
-    else:
-        findings.notes += [("", note) for note in (_ending(status),) if note]
+        with findings.judging(MANIFEST):
+            manifest = read_manifest(folder, sha256)
+            recorded = {name: shard.sha256 for name, shard in shards.items()}
+            # a changed file outranks faults found inside it
+            findings.faults |= dict(sorted(manifest_faults(folder, manifest, recorded)))
+    elif note := _ending(status):
+        findings.notes.append(("", note))
+    if manifest is None:
         _judge_by_indexes(findings, shards)
+        _judge_json(findings)
     if status.get("status") == "done":  # a finished run has no incomplete lines
         for name, note in findings.notes:
             if name:
-                findings.add(name, note)
+                findings.faults.setdefault(name, note)
     bad = list(findings.faults.values())
     notes = [note for name, note in findings.notes if name not in findings.faults]
     size = sum(shard.bytes for shard in shards.values())
@@ -119,52 +125,30 @@ def _ending(status: Mapping[str, Any]) -> str:
 _BY_ITSELF = "each file is judged by itself"
 
 
-def _judge_by_manifest(findings: _Findings, sha256: str, shards: Mapping[str, Shard]) -> None:
-    folder = findings.folder
-    recorded = {name: shard.sha256 for name, shard in shards.items()}
-    with findings.judging(MANIFEST):
-        manifest = read_manifest(folder, sha256)
-        for name, fault in sorted(manifest_faults(folder, manifest, recorded)):
-            findings.faults[name] = fault  # a changed file outranks faults found inside it
-        return
-    _judge_by_indexes(findings, shards)
-
-
 def _judge_by_indexes(findings: _Findings, shards: Mapping[str, Shard]) -> None:
     folder = findings.folder
     for name in (CAPTURES, PREDICTIONS):
         if f"{name}/{INDEX}" in findings.faults:
             continue  # which shards it names is unknown
         with findings.judging(name):
-            own = {f"{name}/{index}" for index in index_names(folder / name)}
-            findings.notes += [
-                (each, f"{folder / each} is in no index")
-                for each in _names(folder, name)
-                if each not in shards and each not in own
-            ]
+            known = {*shards, *(f"{name}/{index}" for index in index_names(folder / name))}
+            try:
+                there = [path for path, _ in listed_inside(folder, name)]
+            except OSError as error:
+                raise StoreError(f"cannot list {folder / name}: {os_reason(error)}") from error
+            strange = [path for path in there if path not in known and not path.startswith(UNFINISHED)]
+            findings.notes += [(path, f"{folder / path} is in no index") for path in strange]
     for name, shard in shards.items():
         with findings.judging(name):
-            _judge_shard(folder / name, folder, shard)
-    _judge_json(findings)
-
-
-def _judge_shard(path: Path, folder: Path, shard: Shard) -> None:
-    if not is_there(path):
-        raise StoreError(f"{path} is missing")
-    size, sha256 = hashed(path, folder)
-    if size != shard.bytes:
-        raise StoreError(f"{path} has {size} bytes, its index says {shard.bytes}")
-    if sha256 != shard.sha256:
-        raise StoreError(
-            f"{path} was changed: its SHA-256 is {sha256[:12]}…, its index says {shard.sha256[:12]}…"
-        )
-
-
-def _names(folder: Path, name: str) -> Iterable[str]:
-    try:
-        return [path for path, _ in listed_inside(folder, name) if not path.startswith(UNFINISHED)]
-    except OSError as error:
-        raise StoreError(f"cannot list {folder / name}: {os_reason(error)}") from error
+            path = folder / name
+            if not is_there(path):
+                raise StoreError(f"{path} is missing")
+            size, sha256 = hashed(path, folder)
+            if size != shard.bytes:
+                raise StoreError(f"{path} has {size} bytes, its index says {shard.bytes}")
+            if sha256 != shard.sha256:
+                says = f"its SHA-256 is {sha256[:12]}…, its index says {shard.sha256[:12]}…"
+                raise StoreError(f"{path} was changed: {says}")
 
 
 def _judge_json(findings: _Findings) -> None:
@@ -175,5 +159,6 @@ def _judge_json(findings: _Findings) -> None:
             if is_there(folder / name):
                 read_json(folder / name)
     for name in (*STREAMS, PICTURES):
-        with findings.judging(name):
-            findings.notes += [(name, block.note) for block in blocks_of_lines(folder / name) if block.note]
+        with findings.judging(name) as notes:
+            for _ in read_lines(folder / name, notes=notes):
+                pass

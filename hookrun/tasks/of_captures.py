@@ -62,6 +62,7 @@ class TaskOfCaptures(Task):
     def execute(self, prepared: Analysis, run_dir: RunDir) -> str | None:
         """Run the analysis. Returns None, since checks do not run here."""
         from hookrun.store.environment import environment
+        from hookrun.store.format import ENV
         from hookrun.tasks.analysis.input import Analysing
         from hookrun.tasks.resume.states import results_of
         from hookrun.tasks.run.progress import Screen
@@ -69,7 +70,7 @@ class TaskOfCaptures(Task):
         screen = Screen()
         if run_dir.resumed is not None:
             screen.say(f"resumed from {run_dir.resumed.path.name}")
-        run_dir.write_env(environment() | {"runs": [run.to_dict() for run in prepared.runs]})
+        run_dir.write(ENV, environment() | {"runs": [run.to_dict() for run in prepared.runs]})
         screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
         screen.note(prepared.experiment.notes)
         self.analyse(Analysing(prepared, run_dir, screen, results_of(prepared, run_dir)))

@@ -57,9 +57,8 @@ def die_at(moment):
 
 
 def write_a_run(path):
-    run = RunDir.create(path)
+    run = RunDir.create(path, buffer=12_000)  # shards of 4,000 bytes
     run.set_status("running")
-    run.captures = CaptureWriter(path / "captures", shard_bytes=4_000)
     model = nn.Linear(2, 2)
     for step in range(steps):
         run.captures.add("f", "m", torch.full((4, 100), float(step)), sample_ids=range(4), epoch=0, step=step, call=0)

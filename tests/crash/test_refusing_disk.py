@@ -135,7 +135,7 @@ def test_a_partly_written_line_is_removed(tmp_path: Path) -> None:
     assert str(caught.value) == f"cannot append to {path}: File too large; 1 line kept"
     run.log_metrics(step=2)
     run.close()
-    assert read_lines(path) == ([{"step": 0}, {"step": 2}], "")
+    assert list(read_lines(path)) == [(1, {"step": 0}), (2, {"step": 2})]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
@@ -143,7 +143,7 @@ def test_no_space_left_is_reported_in_the_system_s_words() -> None:
     path = Path("/dev/full")
     lines = Lines(path)
     with pytest.raises(StoreError) as caught:
-        lines.append({"step": 0})
+        lines.extend([{"step": 0}])
     lines.close()
     assert str(caught.value) == f"cannot append to {path}: No space left on device; no line was written"
 

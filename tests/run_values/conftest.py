@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
     made.captures.add("seen", "fc", rows, **at)
     made.captures.add("both", "fc", (rows, rows * 2), **at)
     made.captures.add("firing", "fc", torch.ones(5, 2), **{**at, "sample_ids": None})
-    made.write_plan({"hash": "ab" * 32, "model": "CNN", "hooks": [
+    made.write("plan.json", {"hash": "ab" * 32, "model": "CNN", "hooks": [
         {"name": "seen", "targets": [{"path": "fc", "class": "Linear", "shape": "[3, 2]"}]}
     ]})  # fmt: skip
     (made.path / ".hydra").mkdir()

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states.checkpoint import save
 
@@ -16,9 +15,8 @@ from hookrun.store.states.checkpoint import save
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Three shards of captures and a checkpoint."""
-    made = RunDir.create(tmp_path / "run")
+    made = RunDir.create(tmp_path / "run", buffer=12_000)  # shards of 4,000 bytes
     made.set_status("running")
-    made.captures = CaptureWriter(made.path / "captures", shard_bytes=4_000)
     for step in range(3):
         made.captures.add(
             "h", "m", torch.full((4, 100), float(step)), sample_ids=range(4), epoch=0, step=step, call=0
@@ -36,8 +34,10 @@ def whole(run: Path) -> Path:
     """The same run with every file of a finished run, and its manifest."""
     made = RunDir(run)
     made.set_status("running")
-    made.write_plan({"hooks": [{"name": "h", "targets": [{"path": "m"}]}]})
-    made.write_model({"class": "M", "modules": [{"path": "", "names": [""], "class": "M", "parameters": 6}]})
+    made.write("plan.json", {"hooks": [{"name": "h", "targets": [{"path": "m"}]}]})
+    made.write(
+        "model.json", {"class": "M", "modules": [{"path": "", "names": [""], "class": "M", "parameters": 6}]}
+    )
     made.log_metrics(split="train", step=2, loss=0.5)
     made.log_metrics(split="val", step=2, loss=0.25)
     save(nn.Linear(2, 2), made.checkpoints / "best.safetensors")

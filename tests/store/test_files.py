@@ -10,6 +10,11 @@ import pytest
 from hookrun.store.files import Lines, StoreError, make_folder, read_json, read_lines, replacing, write_json
 
 
+def records(path: Path) -> tuple[list[object], list[str]]:
+    notes = list[str]()
+    return [record for _, record in read_lines(path, notes=notes)], notes
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -69,24 +74,24 @@ def test_each_line_is_readable_at_once(tmp_path: Path) -> None:
     lines = Lines(tmp_path / "metrics.jsonl")
     assert names(tmp_path) == []
     for step in range(3):
-        lines.append({"step": step})
-        assert read_lines(lines.path) == ([{"step": number} for number in range(step + 1)], "")
+        lines.extend([{"step": step}])
+        assert records(lines.path) == ([{"step": number} for number in range(step + 1)], [])
     lines.close()
 
 
 def test_lines_can_be_added_after_closing(tmp_path: Path) -> None:
     lines = Lines(tmp_path / "metrics.jsonl")
     for step in range(2):
-        lines.append({"step": step})
+        lines.extend([{"step": step}])
         lines.close()
-    assert read_lines(lines.path)[0] == [{"step": 0}, {"step": 1}]
+    assert records(lines.path)[0] == [{"step": 0}, {"step": 1}]
 
 
 def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:3]))
     lines = Lines(tmp_path / "metrics.jsonl")
-    lines.append({"loss": 0.125})
+    lines.extend([{"loss": 0.125}])
     lines.close()
     assert lines.path.read_text() == '{"loss": 0.125}\n'
 
@@ -99,39 +104,38 @@ def test_an_interrupted_line_is_removed(tmp_path: Path, monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     lines = Lines(tmp_path / "metrics.jsonl")
-    lines.append({"step": 0})
+    lines.extend([{"step": 0}])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "write", interrupted)
-        lines.append({"step": 1})
-    lines.append({"step": 2})
+        lines.extend([{"step": 1}])
+    lines.extend([{"step": 2}])
     lines.close()
-    assert read_lines(lines.path) == ([{"step": 0}, {"step": 2}], "")
+    assert records(lines.path) == ([{"step": 0}, {"step": 2}], [])
 
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
 def test_an_incomplete_last_line_is_left_out_and_reported(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n' + b'{"loss": 1.25}\n'[:cut])
-    records, note = read_lines(path)
-    assert records == [{"step": 0}]
-    assert note == f"{path}: the last line is cut off and left out; 1 before it are whole"
+    note = f"{path}: the last line is cut off and left out; 1 before it are whole"
+    assert records(path) == ([{"step": 0}], [note])
 
 
 def test_a_last_line_without_a_newline_counts_if_it_parses(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n{"step": 1}')
-    assert read_lines(path) == ([{"step": 0}, {"step": 1}], "")
+    assert records(path) == ([{"step": 0}, {"step": 1}], [])
 
 
 def test_a_broken_line_before_the_last_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n{"st\n{"step": 2}\n')
     with pytest.raises(StoreError, match=r"metrics\.jsonl, line 2: not JSON"):
-        read_lines(path)
+        records(path)
 
 
 def test_a_file_that_was_never_written_has_no_lines(tmp_path: Path) -> None:
-    assert read_lines(tmp_path / "stats.jsonl") == ([], "")
+    assert records(tmp_path / "stats.jsonl") == ([], [])
 
 
 def test_broken_json_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookrun.store.format import decode, encode, encode_plain
+from hookrun.store.format import decode, encode
 
 numbers = st.floats() | st.integers()
 words = st.sampled_from(["NaN", "Infinity", "-Infinity", "\\NaN", "\\\\-Infinity", "nan"])
@@ -31,11 +31,6 @@ def refuse(word: str) -> float:
 @given(values)
 def test_every_value_is_read_back_equal(value: object) -> None:
     assert repr(decode(encode(value).encode())) == repr(value)  # by repr: NaN is not equal to itself
-
-
-@given(values)
-def test_plain_values_have_the_same_text_from_the_fast_encoder(value: object) -> None:
-    assert encode_plain({"a": [value, {"b": value}]}) == encode({"a": [value, {"b": value}]})
 
 
 @given(values)

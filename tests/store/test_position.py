@@ -12,13 +12,11 @@ import pytest
 import torch
 
 from hookrun.ranks.alone import ALONE, Ranks
-from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.files import StoreError
 from hookrun.store.format import SAMPLES, STATS
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states import position as cutting
-from hookrun.store.states.position import PositionRecord, shard_positions
 from hookrun.store.verify import verify
 
 BUFFER = 3 * 2600  # bytes, of which a third is a shard: two batches
@@ -210,7 +208,6 @@ def test_a_file_that_was_deleted_during_the_run_has_no_position(tmp_path: Path) 
         run.close()
 
 
-NOTHING = {"index": 0, "shards": 0, "counts": {}, "turns": False}
 BEFORE = {"index": 90, "shards": 2, "counts": {"h": {"m": (1, 8, 2)}}, "turns": True}
 
 
@@ -223,26 +220,17 @@ class Three(Ranks):
         return [plain, plain, plain]
 
 
-def test_buffered_rows_are_written_and_counted(tmp_path: Path) -> None:
-    writer = CaptureWriter(tmp_path / "captures")
-    writer.add("h", "m", torch.ones(2, 3), sample_ids=[0, 1], epoch=0, step=0, call=0)
-    found = shard_positions(ALONE, {"captures": writer}, None)
-    captures = found["captures"]
-    assert captures["index"] == (tmp_path / "captures/index.jsonl").stat().st_size > 0
-    assert (captures["shards"], captures["others"]) == (1, [])
-    assert found["predictions"] == NOTHING | {"others": []}
-    writer.close()
+def test_a_position_names_the_folders_of_all_ranks_of_now_and_before(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    run.captures.add("h", "m", torch.ones(2, 3), sample_ids=[0, 1], epoch=0, step=0, call=0)
+    position = run.position()
+    run.close()
+    assert position["captures"]["index"] == (tmp_path / "captures/index.jsonl").stat().st_size > 0
+    assert (position["captures"]["shards"], position["captures"]["others"]) == (1, [])
+    assert position["predictions"] == {"index": 0, "shards": 0, "counts": {}, "turns": False, "others": []}
 
-
-def test_a_folder_without_a_writer_keeps_its_position() -> None:
-    reached = PositionRecord.model_validate({"captures": BEFORE | {"others": [BEFORE | {"index": 5}]}})
-    found = shard_positions(Three(), {}, reached)["captures"]
-    assert {key: found[key] for key in BEFORE} == BEFORE
-    assert [each["index"] for each in found["others"]] == [90, 90]
-
-
-def test_positions_of_ranks_that_no_longer_exist_are_kept() -> None:
-    others = [BEFORE | {"index": index} for index in (5, 6)]
-    reached = PositionRecord.model_validate({"captures": BEFORE | {"others": others}})
-    found = shard_positions(ALONE, {}, reached)["captures"]
-    assert [each["index"] for each in found["others"]] == [5, 6]
+    before = {"captures": BEFORE | {"others": [BEFORE | {"index": index} for index in (5, 6)]}}
+    for ranks, others in ((ALONE, [5, 6]), (Three(), [90, 90])):
+        found = RunDir(tmp_path, ranks=ranks, position=before).position()["captures"]
+        assert {key: found[key] for key in BEFORE} == BEFORE, "a folder without a writer keeps its position"
+        assert [part["index"] for part in found["others"]] == others

@@ -44,8 +44,8 @@ def finished(path: Path) -> RunDir:
 def test_everything_that_was_written_is_read_back(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     run.set_status("running")
-    run.write_plan(PLAN)
-    run.write_env({"python": "3.11"})
+    run.write("plan.json", PLAN)
+    run.write("env.json", {"python": "3.11"})
     run.log_metrics(step=0, loss=0.5)
     run.log_metrics(step=1, loss=math.inf)
     run.append("stats.jsonl", [{"hook": "s", "values": {"mean": [0.5, -math.inf]}}])
@@ -72,7 +72,7 @@ def test_everything_that_was_written_is_read_back(tmp_path: Path) -> None:
 
 def test_a_module_is_found_by_any_of_its_names_in_the_plan(tmp_path: Path) -> None:
     run = finished(tmp_path)
-    run.write_plan(PLAN)
+    run.write("plan.json", PLAN)
     run.captures.add("features", "layer4", torch.ones(1), sample_ids=None, **AT)
     run.captures.close()
     modules = open_run(tmp_path).captures["features"]

@@ -10,13 +10,16 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 
+from hookrun.ranks.alone import Ranks
 from hookrun.store.files import StoreError
 from hookrun.store.format import EXIT_CODES, State
+from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir, cut_off, update_latest
 
 
@@ -95,8 +98,8 @@ def test_only_used_files_are_created(tmp_path: Path) -> None:
 
 def test_plan_and_environment_are_indented_json(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
-    run.write_plan({"hash": "ab", "hooks": [{"name": "clip", "max": math.inf}]})
-    run.write_env({"python": "3.11"})
+    run.write("plan.json", {"hash": "ab", "hooks": [{"name": "clip", "max": math.inf}]})
+    run.write("env.json", {"python": "3.11"})
     assert json.loads((tmp_path / "plan.json").read_text())["hooks"] == [{"name": "clip", "max": "Infinity"}]
     assert (tmp_path / "env.json").read_text() == '{\n  "python": "3.11"\n}\n'
 
@@ -171,3 +174,52 @@ def test_a_run_of_another_machine_is_not_shown_as_cut_off() -> None:
     assert cut_off({**status, "host": f"not-{platform.node()}"}) == ""
     assert cut_off({**status, "status": "done"}) == ""
     assert cut_off({**status, "pid": os.getpid()}) == ""
+
+
+class Two(Ranks):
+    """One of two ranks, which communicate through the list `sent`."""
+
+    size, several = 2, True
+
+    def __init__(self, rank: int, sent: list[Any]) -> None:
+        self.rank, self._sent = rank, sent
+
+    def gathered(self, plain: Any) -> list[Any]:
+        self._sent.append(json.loads(json.dumps(plain)))
+        return [[], self._sent[0]]
+
+
+def test_numbers_of_every_kind_reach_rank_0_as_it_would_write_them(tmp_path: Path) -> None:
+    record = {
+        "hook": "h",
+        "module": "m",
+        "mean": np.float32(0.5),
+        "n": [np.int64(3)],
+        "x": math.nan,
+        "t": "NaN",
+    }
+    sent = list[Any]()
+    main, other = RunDir.create(tmp_path), RunDir(tmp_path, ranks=Two(1, sent))
+    main.set_status("running")
+    main.append("stats.jsonl", [record])
+    other.append("stats.jsonl", [record])
+    other.take_kept()
+    main.ranks = Two(0, sent)
+    main.take_kept()
+    main.close()
+    first, second = (tmp_path / "stats.jsonl").read_text().splitlines()
+    assert first == second and len(open_run(tmp_path).stats) == 2
+
+
+def test_only_rank_0_writes_the_files_of_the_run(tmp_path: Path) -> None:
+    main = RunDir.create(tmp_path)
+    main.write_pictures([{"split": "val", "sample": 0, "png": ""}])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    other = RunDir(tmp_path, ranks=Two(1, []))
+    other.write_pictures([{"split": "val", "sample": 1, "png": ""}])
+    other.write("plan.json", {})
+    other.log_metrics(step=1)
+    other.set_status("done")
+    other.write_manifest()
+    other.sync()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before and other.ended

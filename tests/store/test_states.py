@@ -10,12 +10,12 @@ import torch
 
 from hookrun.store.files import StoreError
 from hookrun.store.states.files import newest_state, remove_states, write_state
+from hookrun.store.states.tree import flatten
 
 
 def write(run: Path, value: int, **options: int) -> Path:
-    return write_state(
-        run, {"value": value}, {"value": value, "weight": torch.full((300,), value)}, **options
-    )
+    content = flatten({"value": value, "weight": torch.full((300,), value)})
+    return write_state(run, f'{{"value": {value}}}', *content, **options)
 
 
 def newest(run: Path) -> tuple[int | None, list[str]]:

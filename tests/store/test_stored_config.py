@@ -60,10 +60,10 @@ CONFIG: dict[str, Any] = {
 
 
 def test_the_data_of_a_stored_configuration_is_checked_and_resolved() -> None:
-    used = data_used(CONFIG, Path("run"))
-    assert (used.data.name, used.data.batch_size, used.split, used.seed) == ("digits", 8, "val", 3)
+    data, split, seed = data_used(CONFIG, Path("run"))
+    assert (data.name, data.batch_size, split, seed) == ("digits", 8, "val", 3)
     for task in ({}, {"split": "all"}):
-        assert data_used(CONFIG | {"task": task}, Path("run")).split == "train"
+        assert data_used(CONFIG | {"task": task}, Path("run"))[1] == "train"
 
 
 @pytest.mark.parametrize(

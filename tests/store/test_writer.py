@@ -321,10 +321,10 @@ def test_one_buffer_is_filled_one_waits_and_one_is_written(
     writing, allowed = threading.Event(), threading.Event()
     write = writer_module.write_tensors
 
-    def slow(*args: Any) -> tuple[str, int]:
+    def slow(*args: Any, **options: Any) -> int:
         writing.set()
         allowed.wait()
-        return write(*args)
+        return write(*args, **options)
 
     monkeypatch.setattr(writer_module, "write_tensors", slow)
     writer = CaptureWriter(tmp_path, shard_bytes=10_000)

@@ -5,15 +5,23 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    StringConstraints,
+)
+from pydantic.dataclasses import dataclass
 
-from hookrun.store.files import StoreError, blocks_of_lines, os_reason
+from hookrun.store.files import StoreError, os_reason, read_lines
 from hookrun.store.format import INDEX, STORED_DTYPES, VERSION
-from hookrun.store.records import Count, Listing, Name, Record, Sha256, checked
+from hookrun.store.records import Count, Listing, Name, Sha256, checked
 
 ALWAYS_WRITTEN = ("sample", "epoch", "step", "call")
 """The columns that every version writes."""
@@ -24,9 +32,15 @@ _OF_RANK = re.compile(r"index_([1-9]\d{0,5})\.jsonl")
 RowKind = Literal["sample", "firing"]
 """What a row is: one `sample` of a batch, or the whole value of one `firing` of the hook."""
 
+_CONFIG = ConfigDict(extra="ignore", defer_build=True)
+_Count = Annotated[Count, Strict()]
+_Shared = Annotated[Name, AfterValidator(sys.intern)]
+"""A text that many entries have: it is kept in memory once."""
 
-class Entry(Record):
-    """Rows of one tensor stream in one shard, in the order of recording.
+
+@dataclass(frozen=True, slots=True, config=_CONFIG)
+class Entry:
+    """Rows of one tensor stream in one shard, in the order of recording. An index may have hundreds of thousands.
 
     key:   name of the rows in the shard, a [rows, *shape] tensor; ``<key>.rows`` holds their [rows, columns]
            int64 table
@@ -35,33 +49,26 @@ class Entry(Record):
     shape: of one row
     """
 
-    model_config = ConfigDict(extra="ignore")
-
-    key: Name
-    hook: Name
-    module: Name
-    path: Name
-    dtype: Name
-    shape: Annotated[tuple[Count, ...], Field(strict=False, max_length=64)]
-    rows: Count
+    key: _Shared
+    hook: _Shared
+    module: _Shared
+    path: _Shared
+    dtype: _Shared
+    shape: Annotated[tuple[_Count, ...], Field(max_length=64)]
+    rows: _Count
     by: RowKind
 
 
-class Shard(Record):
+@dataclass(frozen=True, slots=True, config=_CONFIG)
+class Shard:
     """One line of a shard index: a file that is complete on disk, its size and hash, and its entries."""
 
-    model_config = ConfigDict(extra="ignore")
-
-    version: Count = VERSION
-    file: Annotated[str, StringConstraints(min_length=1, max_length=255)] = Field(alias="shard")
+    file: Annotated[str, StringConstraints(min_length=1, max_length=255), Field(alias="shard")]
     sha256: Sha256
-    bytes: Count
-    columns: Annotated[tuple[Name, ...], Field(strict=False, max_length=64)]
+    bytes: _Count
+    columns: Annotated[tuple[Name, ...], Field(max_length=64)]
     entries: Listing[Entry]
-
-    def record(self) -> dict[str, Any]:
-        """The line as a mapping for `encode`."""
-        return self.model_dump(by_alias=True)
+    version: _Count = VERSION
 
     @classmethod
     def of(cls, record: Any) -> Shard:
@@ -118,26 +125,20 @@ def index_names(folder: Path) -> list[str]:
     return [INDEX, *(others[rank] for rank in sorted(others))]
 
 
-def read_index(folder: Path) -> tuple[list[Shard], str]:
-    """The shards listed in the indexes of a folder, and a note on an incomplete last line, or ``""``.
+def read_index(folder: Path) -> tuple[list[Shard], list[str]]:
+    """The shards listed in the indexes of a folder, and notes on incomplete last lines.
 
     The folder is one of a run directory: neither it nor its files may be links. StoreError if a line does not
     describe a shard, and for two lines of one shard.
     """
-    shards, note = dict[str, Shard](), ""
-    lines = (
-        (folder / name, block)
-        for name in index_names(folder)
-        for block in blocks_of_lines(folder / name, folder.parent)
-    )
-    for path, block in lines:
-        note = block.note or note
-        for number, record in enumerate(block.records, start=block.first):
+    shards, notes = dict[str, Shard](), list[str]()
+    for name in index_names(folder):
+        for number, record in read_lines(folder / name, folder.parent, notes):
             try:
                 shard = Shard.of(record)
                 if shard.file in shards:
                     raise ValueError(f"the shard {shard.file!r} is in an earlier line too")
             except ValueError as error:
-                raise StoreError(f"{path}, line {number}: {error}") from error
+                raise StoreError(f"{folder / name}, line {number}: {error}") from error
             shards[shard.file] = shard
-    return list(shards.values()), note
+    return list(shards.values()), notes

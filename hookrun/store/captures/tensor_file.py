@@ -7,22 +7,25 @@ one after the other from the buffer that they lie in. The format is the publishe
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hookrun.store.files import StoreError, drop_from_cache, os_reason
+from hookrun.store.files import StoreError, os_reason
 from hookrun.store.format import STORED_DTYPES
 from hookrun.store.inside import open_inside
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 DTYPES: Mapping[torch.dtype, str] = {getattr(torch, name): code for name, code in STORED_DTYPES.items()}
 """dtype -> its name in a safetensors file, for the dtypes that a file can hold."""
@@ -58,18 +61,8 @@ _SMALL, _LARGE = 1 << 16, 1 << 20
 _MOST_UNHASHED = 1 << 26
 
 
-class Digest(Protocol):
-    """A digest with the methods of hashlib's."""
-
-    def update(self, data: bytes | memoryview, /) -> None:
-        """Add bytes."""
-
-    def hexdigest(self) -> str:
-        """The digest of all bytes so far."""
-
-
 class Crc32:
-    """A checksum that finds damage by a disk, in half the time of a SHA-256."""
+    """A checksum with the methods of hashlib's: it finds damage by a disk, in half the time of a SHA-256."""
 
     def __init__(self) -> None:
         self._value = 0
@@ -83,24 +76,15 @@ class Crc32:
         return f"{self._value:08x}"
 
 
-class NoDigest:
-    """In place of a digest where nobody needs one: hashing takes longer than writing."""
-
-    def update(self, data: bytes | memoryview, /) -> None:
-        """Do nothing."""
-
-    def hexdigest(self) -> str:
-        """An empty text."""
-        return ""
-
-
 def write_tensors(
     file: BinaryIO,
     tensors: Mapping[str, Sequence[Tensor]],
     metadata: Mapping[str, str] | None = None,
-    digest: Digest | None = None,
-) -> tuple[str, int]:
-    """Write a safetensors file and return its SHA-256, or another digest, and its size in bytes.
+    digest: _Hash | Crc32 | None = None,
+) -> int:
+    """Write a safetensors file and return its size in bytes.
+
+    digest: gets all bytes of the file; None where nobody needs one: hashing takes longer than writing
 
     Each tensor is given in chunks of one dtype and row shape, to be laid end to end along the first
     dimension; a tensor of no dimensions is a single chunk. Chunks on other devices or not contiguous are
@@ -120,30 +104,26 @@ def write_tensors(
     head = json.dumps(header, separators=(",", ":")).encode("ascii")
     head += b" " * (-len(head) % 8)
 
-    digest = hashlib.sha256() if digest is None else digest
-    size = 0
+    size = unhashed = 0
     memory = (_memory(chunk) for _, chunks in ordered for chunk in chunks)
     blocks = _joined(chain([memoryview(len(head).to_bytes(8, "little") + head)], memory))
-    if end < _LARGE:  # too small for a thread to pay off
-        for data in blocks:
-            digest.update(data)
-            file.write(data)
-            size += data.nbytes
-        return digest.hexdigest(), size
-    unhashed = 0
-    # Hashing takes twice as long as writing; both release the GIL.
+    # Hashing takes twice as long as writing; both release the GIL. The thread starts with the first `submit`.
     with ThreadPoolExecutor(1) as hashing:
         for data in blocks:
-            hashed = hashing.submit(digest.update, data)
-            unhashed += data.nbytes
-            if unhashed > _MOST_UNHASHED:  # blocks that wait to be hashed stay in memory
-                hashed.result()
-                unhashed = 0
+            if digest is not None and end < _LARGE:  # too small for a thread to pay off
+                digest.update(data)
+            elif digest is not None:
+                hashed = hashing.submit(digest.update, data)
+                unhashed += data.nbytes
+                if unhashed > _MOST_UNHASHED:  # blocks that wait to be hashed stay in memory
+                    hashed.result()
+                    unhashed = 0
             file.write(data)
             size += data.nbytes
-            if data.nbytes >= _LARGE:
-                drop_from_cache(file)  # flushing it begins, while the next block is written
-    return digest.hexdigest(), size
+            if data.nbytes >= _LARGE and hasattr(os, "posix_fadvise"):
+                # It is not read again soon: flushing it begins while the next block is written.
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return size
 
 
 def _joined(blocks: Iterable[memoryview]) -> Iterator[memoryview]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +16,10 @@ from torch import Tensor
 from hookrun.actions.site import TokenRows
 from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background
-from hookrun.store.captures.shard import Entry, RowKind, Shard, index_name, shard_name
+from hookrun.store.captures.shard import RowKind, index_name, shard_name
 from hookrun.store.captures.tensor_file import as_bytes, dtype_name, unstorable, write_tensors
-from hookrun.store.files import Lines, StoreError, make_inside, replacing
-from hookrun.store.format import COLUMNS, FIRING
+from hookrun.store.files import Lines, StoreError, make_folder, replacing
+from hookrun.store.format import COLUMNS, FIRING, VERSION
 from hookrun.store.states.position import IndexPosition
 from hookrun.values.containers import leaves
 
@@ -43,25 +43,24 @@ class Count:
     rows: int = 0
 
 
-class _Stream(NamedTuple):
+class _Kind(NamedTuple):
+    """The rows of one tensor of a hook at a module that agree in all but their number."""
+
     hook: str
     module: str
     path: str
+    dtype: torch.dtype
+    shape: torch.Size
+    by: RowKind
 
 
 @dataclass(slots=True)
 class _Run:
-    """Consecutive chunks of one stream that agree in all but their number of rows."""
+    """Consecutive chunks of one kind."""
 
-    stream: _Stream
-    dtype: torch.dtype
-    shape: torch.Size
-    by: RowKind
+    kind: _Kind
     chunks: list[Tensor] = field(default_factory=list)
     tables: list[Tensor] = field(default_factory=list)
-
-    def takes(self, dtype: torch.dtype, shape: torch.Size, by: RowKind) -> bool:
-        return (self.dtype, self.shape, self.by) == (dtype, shape, by)
 
     @property
     def rows(self) -> int:
@@ -111,9 +110,10 @@ class CaptureWriter:
         self._columns = COLUMNS if batch is not None else COLUMNS[:-1]
         self._buffered = 0
         self._runs: list[_Run] = []
-        self._last: dict[_Stream, _Run] = {}
+        self._last: dict[tuple[str, str, str], _Run] = {}
         self._open = True
-        self._disk = Background(self._write, name="hookrun captures")
+        self._rows_handed = self._rows_written = 0
+        self._disk = Background("hookrun captures", failed=self._tell_lost)
 
     def add(
         self,
@@ -140,7 +140,7 @@ class CaptureWriter:
 
         StoreError if a tensor cannot be stored, or if the disk refused an earlier one.
         """
-        self._raise_failure()
+        self._disk.raise_error()
         if not self._open:
             raise StoreError(f"{self.folder} is closed: nothing more can be captured")
         samples = None if sample_ids is None else torch.as_tensor(sample_ids, dtype=torch.int64, device="cpu")
@@ -171,11 +171,14 @@ class CaptureWriter:
             table[:, 1 : 1 + len(moment)] = moment
             table[:, 1 + len(moment) :] = -1
             if tokens is not None and by_sample:
-                for name, column in _token_columns(tokens):
-                    table[:, COLUMNS.index(name)] = column
+                table[:, COLUMNS.index("position")] = tokens.positions
+                table[:, COLUMNS.index("token")] = tokens.token_ids
+                if tokens.keys is not None:
+                    table[:, COLUMNS.index("key")] = tokens.keys
             if self._batch is not None:
                 table[:, -1] = turn
-            self._put(_Stream(hook, module, place), rows, table, "sample" if by_sample else "firing")
+            by: RowKind = "sample" if by_sample else "firing"
+            self._put(_Kind(hook, module, place, rows.dtype, rows.shape[1:], by), rows, table)
             count.tensors += 1
             count.bytes += tensor.numel() * tensor.dtype.itemsize
             count.rows += len(rows)
@@ -194,7 +197,6 @@ class CaptureWriter:
         """
         self._hand_over()
         self._disk.wait()
-        self._raise_failure()
 
     def position(self) -> dict[str, Any]:
         """Flush the buffer and return the folder's position, as an IndexPosition."""
@@ -203,7 +205,8 @@ class CaptureWriter:
         for (hook, module), each in self.counts.items():
             counts.setdefault(hook, {})[module] = (each.tensors, each.bytes, each.rows)
         turns = self._batch is not None
-        return {"index": self._index.reach(), "shards": self.shards, "counts": counts, "turns": turns}
+        self._index.sync()
+        return {"index": self._index.size(), "shards": self.shards, "counts": counts, "turns": turns}
 
     def close(self) -> None:
         """Write the buffered rows; the writer takes no more afterwards."""
@@ -211,47 +214,48 @@ class CaptureWriter:
             self.flush()
         finally:
             self._open = False
-            self._disk.stop()
+            self._disk.close()
             self._index.close()
 
     def _hand_over(self) -> None:
         """Give the buffer to the thread that writes, and begin a new one."""
         if self._runs and self._open:
             full = self._runs
-            self._clear()
-            self._disk.put(full)
-            self._raise_failure()  # of a write without a thread, such as Ctrl-C
+            self._runs, self._last, self._buffered = [], {}, 0
+            self._rows_handed += sum(run.rows for run in full)
+            self._disk.put(partial(self._write, full))
 
     def _write(self, runs: list[_Run]) -> None:
         if self.shards == 0:
-            make_inside(self.folder)
+            make_folder(self.folder, parents=False)
         self._index.require_there()
         name = self._named(self.shards)
+        tensors, entries = dict[str, Sequence[Tensor]](), list[dict[str, Any]]()
+        for number, run in enumerate(runs):
+            tensors[f"{number}"], tensors[f"{number}.rows"] = run.chunks, run.tables
+            kind = {**run.kind._asdict(), "dtype": dtype_name(run.kind.dtype)}
+            entries.append({"key": f"{number}", **kind, "rows": run.rows})
+        digest = hashlib.sha256()
         with replacing(self.folder / name) as file:
-            sha256, size = write_tensors(file, _tensors(runs))
-        shard = Shard(shard=name, sha256=sha256, bytes=size, columns=self._columns, entries=_entries(runs))
-        self._index.append(shard.record())
+            size = write_tensors(file, tensors, digest=digest)
+        shard = {"version": VERSION, "shard": name, "sha256": digest.hexdigest(), "bytes": size}
+        self._index.extend([{**shard, "columns": self._columns, "entries": entries}])
         self.shards += 1
+        self._rows_written += sum(run.rows for run in runs)
 
-    def _raise_failure(self) -> None:
-        """Raise an error of the thread that writes, once; after that nothing more is accepted."""
-        error = self._disk.error
-        if error is None or not self._open:
-            return
+    def _tell_lost(self, error: BaseException) -> None:
+        """Accept nothing more after an error of the thread that writes, and say how many rows are lost."""
         self._open = False
-        self._disk.stop()
-        lost = sum(run.rows for run in chain(*self._disk.left, self._runs))
-        self._clear()
-        if not isinstance(error, StoreError):
-            raise error
-        raise StoreError(
-            f"{error}\n{lost} captured rows are lost; "
-            f"the {self.shards} shards written to {self.folder} before are kept and indexed"
-        ) from error
+        lost = self._rows_handed - self._rows_written + sum(run.rows for run in self._runs)
+        self._runs, self._last, self._buffered = [], {}, 0
+        if isinstance(error, StoreError):
+            raise StoreError(
+                f"{error}\n{lost} captured rows are lost; "
+                f"the {self.shards} shards written to {self.folder} before are kept and indexed"
+            ) from error
 
-    def _put(self, stream: _Stream, rows: Tensor, table: Tensor, by: RowKind) -> None:
-        shape = rows.shape[1:]
-        row_bytes = shape.numel() * rows.dtype.itemsize + _TABLE_BYTES
+    def _put(self, kind: _Kind, rows: Tensor, table: Tensor) -> None:
+        row_bytes = kind.shape.numel() * rows.dtype.itemsize + _TABLE_BYTES
         start = 0
         while True:
             room = self._shard_bytes - self._buffered - _CHUNK_BYTES
@@ -260,9 +264,9 @@ class CaptureWriter:
                 continue
             stop = min(len(rows), start + max(1, room // row_bytes))
             chunk = _copied(rows[start:stop])
-            run = self._last.get(stream)
-            if run is None or not run.takes(rows.dtype, shape, by):
-                run = self._last[stream] = _Run(stream, rows.dtype, shape, by)
+            run = self._last.get(kind[:3])
+            if run is None or run.kind != kind:
+                run = self._last[kind[:3]] = _Run(kind)
                 self._runs.append(run)
             run.chunks.append(chunk)
             run.tables.append(table[start:stop])
@@ -270,18 +274,6 @@ class CaptureWriter:
             start = stop
             if start >= len(rows):
                 return
-
-    def _clear(self) -> None:
-        self._runs = []
-        self._last = {}
-        self._buffered = 0
-
-
-def _token_columns(tokens: TokenRows) -> Iterator[tuple[str, Tensor]]:
-    yield "position", tokens.positions
-    yield "token", tokens.token_ids
-    if tokens.keys is not None:
-        yield "key", tokens.keys
 
 
 def _copied(rows: Tensor) -> Tensor:
@@ -291,25 +283,3 @@ def _copied(rows: Tensor) -> Tensor:
         np.copyto(as_bytes(target).numpy(), as_bytes(rows).numpy())
         return target
     return target.copy_(rows)
-
-
-def _tensors(runs: Sequence[_Run]) -> dict[str, Sequence[Tensor]]:
-    tensors: dict[str, Sequence[Tensor]] = {}
-    for number, run in enumerate(runs):
-        tensors[f"{number}"] = run.chunks
-        tensors[f"{number}.rows"] = run.tables
-    return tensors
-
-
-def _entries(runs: Sequence[_Run]) -> list[Entry]:
-    return [
-        Entry(
-            key=str(number),
-            **run.stream._asdict(),
-            dtype=dtype_name(run.dtype),
-            shape=tuple(run.shape),
-            rows=run.rows,
-            by=run.by,
-        )
-        for number, run in enumerate(runs)
-    ]

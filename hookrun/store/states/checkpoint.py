@@ -4,95 +4,64 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from hookrun.store.captures.tensor_file import NoDigest, open_tensors, read_tensor, unstorable, write_tensors
-from hookrun.store.files import StoreError, make_inside, replacing
+from hookrun.store.background import Background
+from hookrun.store.captures.tensor_file import open_tensors, read_tensor, unstorable, write_tensors
+from hookrun.store.files import StoreError, make_folder, replacing
 from hookrun.store.format import decode
 
 _ALIASES = "aliases"
 _APPLIED = "applied"
 
 
-@dataclass(frozen=True)
-class WeightsFile:
-    """The content of a checkpoint that is to be written to `path`.
-
-    tensors: name -> tensor, shared tensors once
-    texts:   the metadata of the file
-    """
-
-    path: Path
-    tensors: Mapping[str, Tensor]
-    texts: Mapping[str, str]
-
-    @property
-    def bytes(self) -> int:
-        """The total size of the tensors in bytes."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-    def copied(self) -> WeightsFile:
-        """The same with copies of the tensors on the CPU: training may go on."""
-        copies = {name: each.detach().to("cpu", copy=True) for name, each in self.tensors.items()}
-        return replace(self, tensors=copies)
-
-    def write(self) -> None:
-        """Write the file; an old one stays until it is complete. StoreError if the disk refuses."""
-        make_inside(self.path.parent)
-        tensors = {name: [each] for name, each in self.tensors.items()}
-        with replacing(self.path) as file:
-            # without a hash: that of the last file is in the manifest
-            write_tensors(file, tensors, self.texts or None, NoDigest())
-
-
 def save(
     model: nn.Module,
     path: str | Path,
+    writer: Background | None = None,
     *,
     applied: Iterable[str] = (),
     state: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the model's state dict; an old file at `path` stays until the new one is complete.
 
-    See `checkpoint_of`. StoreError if the file cannot be written.
-    """
-    checkpoint_of(model, path, applied=applied, state=state).write()
-
-
-def checkpoint_of(
-    model: nn.Module,
-    path: str | Path,
-    *,
-    applied: Iterable[str] = (),
-    state: Mapping[str, Tensor] | None = None,
-) -> WeightsFile:
-    """Collect the content of a checkpoint from the model's state dict.
-
+    writer:  writes the file, in the background if the state dict is not too large; None: it is written now
     applied: the identities of the hooks that changed the model at installation, for the file's metadata
     state:   the whole state dict of a model that is sharded over several ranks; None: the model's own
 
     Tied weights are stored once, under one name; the file's metadata has the other names.
-    StoreError if an entry is not a tensor that a file can hold.
+    StoreError if an entry is not a tensor that a file can hold, or if the disk refuses.
     """
     path = Path(path)
     stored: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[object, str] = {}
     for name, tensor in (model.state_dict() if state is None else state).items():
-        found = type(tensor).__name__
-        problem = unstorable(tensor) if isinstance(tensor, Tensor) else f"it is a {found}, not a tensor"
+        kind = type(tensor).__name__
+        problem = unstorable(tensor) if isinstance(tensor, Tensor) else f"it is a {kind}, not a tensor"
         if problem:
             raise StoreError(f"cannot save {name!r} of the model in {path}: {problem}")
-        same = first.setdefault(_identity(tensor), name)
+        # Two names of one tensor are equal in all of these; other overlapping views are stored separately.
+        identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        same = first.setdefault(identity, name)
         if same == name:
             stored[name] = tensor
         else:
             aliases[name] = same
-    kept = {_ALIASES: aliases, _APPLIED: sorted(applied)}
-    return WeightsFile(path, stored, {key: json.dumps(value) for key, value in kept.items() if value})
+    metadata = {_ALIASES: aliases, _APPLIED: sorted(applied)}
+    texts = {key: json.dumps(value) for key, value in metadata.items() if value}
+
+    def write(tensors: Mapping[str, Tensor]) -> None:
+        make_folder(path.parent, parents=False)
+        with replacing(path) as file:  # without a hash: that of the last file is in the manifest
+            write_tensors(file, {name: [tensor] for name, tensor in tensors.items()}, texts)
+
+    if writer is None:
+        write(stored)
+    else:
+        writer.write(stored, write)
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
@@ -121,8 +90,3 @@ def _aliases(path: Path, stored: str, state: Mapping[str, Tensor]) -> dict[str, 
         if not isinstance(same, str) or same not in state:
             raise StoreError(f"{path} names {same!r:.300} as shared, but does not hold it")
     return aliases
-
-
-def _identity(tensor: Tensor) -> object:
-    """A key that is equal for two names of one tensor. Other overlapping views are stored separately."""
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

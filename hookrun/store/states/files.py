@@ -10,17 +10,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from hookrun.store.captures.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
 from hookrun.store.files import StoreError, os_reason, read_json, sync_folder
-from hookrun.store.format import CHECKPOINTS, encode, encode_plain
+from hookrun.store.format import CHECKPOINTS, encode
 from hookrun.store.manifest import hashed
-from hookrun.store.states.tree import Flat, flatten, unflatten
+from hookrun.store.states.tree import unflatten
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 VERSION = 2
@@ -53,16 +56,16 @@ class SavedState:
         return self.tree[name]
 
 
-def write_state(run: Path, about: Mapping[str, Any] | str, tree: Any, *, keep: int = LEAST_KEPT) -> Path:
+def write_state(
+    run: Path, about: str, values: Any, tensors: Mapping[str, Tensor], *, keep: int = LEAST_KEPT
+) -> Path:
     """Write a new state of the run in `run`, and remove all but the newest `keep` states.
 
-    about: what a reader has to know before restoring; plain values, or their JSON from `encode`
-    tree:  the content to save, or the result of `flatten`
+    about:           what a reader has to know before restoring: the JSON of a mapping of plain values
+    values, tensors: the content, from `flatten`
 
-    Returns the state's folder. Raises NotPlain for a value that a state cannot hold, StoreError if writing fails;
-    earlier states are unchanged then.
+    Returns the state's folder. StoreError if writing fails; earlier states are unchanged then.
     """
-    values, tensors = tree if isinstance(tree, Flat) else flatten(tree)
     folder = run / CHECKPOINTS
     there = sorted(_numbers(run))
     path = folder / _named(max(there, default=0) + 1)
@@ -72,13 +75,12 @@ def write_state(run: Path, about: Mapping[str, Any] | str, tree: Any, *, keep: i
         _remove(aside)
         aside.mkdir()
         with open(aside / TENSORS, "xb") as file:
-            each = {name: [tensor] for name, tensor in tensors.items()}
-            crc, size = write_tensors(file, each, digest=Crc32())
+            crc = Crc32()
+            size = write_tensors(file, {name: [each] for name, each in tensors.items()}, digest=crc)
             file.flush()
             os.fsync(file.fileno())
-        facts = about if isinstance(about, str) else encode(dict(about))
-        head = f'"version": {VERSION}, "about": {facts}, "tree": {encode_plain(values)}'
-        text = f'{{{head}, "crc32": "{crc}", "bytes": {size}}}'
+        head = f'"version": {VERSION}, "about": {about}, "tree": {encode(values)}'
+        text = f'{{{head}, "crc32": "{crc.hexdigest()}", "bytes": {size}}}'
         text = f'{{"digest": "{_digest(text)}", {text[1:]}'
         with open(aside / STATE, "xb") as file:
             file.write(text.encode("ascii"))
@@ -172,9 +174,7 @@ def _read(run: Path, path: Path) -> SavedState:
 
 
 def _digest(text: str) -> str:
-    crc = Crc32()
-    crc.update(text.encode("ascii"))
-    return crc.hexdigest()
+    return f"{zlib.crc32(text.encode('ascii')):08x}"
 
 
 def _named(number: int) -> str:

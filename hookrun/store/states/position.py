@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from hookrun.ranks.alone import Ranks
 from hookrun.store.captures.shard import Shard, index_name, index_names
-from hookrun.store.files import StoreError, os_reason, read_json, sync_folder
+from hookrun.store.files import StoreError, os_reason, sync_folder
 from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
@@ -24,11 +23,10 @@ from hookrun.store.format import (
     HOOKS,
     MANIFEST,
     PREDICTIONS,
-    STATUS,
     decode,
 )
-from hookrun.store.inside import is_there, open_inside
-from hookrun.store.records import STREAMS, Count, Name, Record, Status, checked
+from hookrun.store.inside import is_there, open_inside, size_inside
+from hookrun.store.records import STREAMS, Count, Name, Record, checked
 
 AT_THE_END = (MANIFEST, HOOKS, ERROR)
 """Files written at the end of a run, which a resumed run does not have yet."""
@@ -61,12 +59,16 @@ class FolderPosition(IndexPosition):
     @property
     def in_turns(self) -> bool:
         """Whether several ranks have written into it."""
-        return self.turns or any(each.turns for each in self.others)
+        return any(part.turns for part in self.parts)
+
+    @property
+    def parts(self) -> list[IndexPosition]:
+        """The position of each rank."""
+        return [self, *self.others]
 
     def of_rank(self, rank: int) -> IndexPosition:
         """The position of one rank; empty if it has not written anything."""
-        parts = [self, *self.others]
-        return parts[rank] if rank < len(parts) else IndexPosition(turns=True)
+        return self.parts[rank] if rank <= len(self.others) else IndexPosition()
 
 
 class PositionRecord(Record):
@@ -85,30 +87,15 @@ class PositionRecord(Record):
     def lines(self) -> dict[str, int]:
         """File of lines -> its bytes."""
         sizes = self.model_extra or {}
-        return {name: sizes.get(position_key(name), 0) for name in STREAMS}
-
-
-def position_key(stream: str) -> str:
-    """The key of a file of `STREAMS` in a position: ``metrics`` for metrics.jsonl."""
-    return stream.removesuffix(".jsonl")
+        return {name: sizes.get(name.removesuffix(".jsonl"), 0) for name in STREAMS}
 
 
 def read_position(folder: Path, position: Mapping[str, Any] | None) -> PositionRecord:
     """The position of a state of the run in `folder`, checked; None is the beginning. StoreError if it is invalid."""
-    if position is None:
-        return PositionRecord.model_validate({})
     try:
-        return checked(position, PositionRecord)
+        return checked(position or {}, PositionRecord)
     except ValueError as error:
         raise StoreError(f"{folder}: not a position of a run directory: {error}") from error
-
-
-def started_before(folder: Path) -> str:
-    """When the run was first started; ``""`` if its status does not say."""
-    try:
-        return checked(read_json(folder / STATUS), Status).started or ""
-    except (StoreError, ValueError):  # cut off, or never written: the run starts now
-        return ""
 
 
 def cut_back(folder: Path, position: PositionRecord) -> None:
@@ -118,31 +105,34 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
     is changed, if the directory does not hold what the position names.
     """
     lines = position.lines
-    shards = {CAPTURES: position.captures, PREDICTIONS: position.predictions}
-    indexes = {
-        f"{name}/{index_name(rank)}": reached.of_rank(rank).index
-        for name, reached in shards.items()
-        for rank in range(1 + len(reached.others))
-    }
-    for name in (*shards, CHECKPOINTS):
-        _require_folder(folder / name)
-    for name, size in (*lines.items(), *indexes.items()):
-        _require_lines(folder, name, size)
-    kept = {name: _named_shards(folder, name, reached) for name, reached in shards.items()}
+    indexes = [
+        (folder / name / index_name(rank), part)
+        for name, reached in ((CAPTURES, position.captures), (PREDICTIONS, position.predictions))
+        for rank, part in enumerate(reached.parts)
+    ]
+    for name in (CAPTURES, PREDICTIONS, CHECKPOINTS):
+        path = folder / name
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise StoreError(f"cannot go on in {folder}: {name} is not a folder of its own")
+    for name, size in lines.items():
+        _require_lines(folder, folder / name, size)
+    kept = {index for index, _ in indexes}
+    for index, part in indexes:
+        _require_lines(folder, index, part.index)
+        kept |= _named_shards(folder, index, part)
     try:
         for name in AT_THE_END:
             (folder / name).unlink(missing_ok=True)
-        for name, size in indexes.items():  # before the shards, so that no index names a removed one
-            _cut(folder / name, size)
-        for name in shards:
-            for index in index_names(folder / name)[1:]:
-                if f"{name}/{index}" not in indexes:  # of a rank that the position does not name
-                    (folder / name / index).unlink(missing_ok=True)
-            for path in _left_over(folder / name, kept[name]):
-                path.unlink()
+        for index, part in indexes:  # before the shards, so that no index names a removed one
+            _cut(index, part.index)
+        for name in (CAPTURES, PREDICTIONS):
+            all_indexes = [folder / name / index for index in index_names(folder / name)]
+            for path in (*all_indexes, *_matching(folder / name, _SHARD)):
+                if path not in kept:  # also the index of a rank that the position does not name
+                    path.unlink(missing_ok=True)
         for name, size in lines.items():
             _cut(folder / name, size)
-        for name in ("", CHECKPOINTS):
+        for name in ("", CAPTURES, PREDICTIONS, CHECKPOINTS):
             for path in _matching(folder / name, _ASIDE):
                 path.unlink()
     except OSError as error:
@@ -150,59 +140,11 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
     sync_folder(folder)
 
 
-class Positioned(Protocol):
-    """The writer of a folder of shards."""
-
-    def position(self) -> dict[str, Any]:
-        """The folder's IndexPosition, with what was buffered."""
-
-
-def shard_positions(
-    ranks: Ranks, writers: Mapping[str, Positioned], reached: PositionRecord | None
-) -> dict[str, Any]:
-    """Name of a folder -> its FolderPosition for all ranks; every rank must call it, and flushes its writers.
-
-    writers: of the folders written into since the run began or was resumed
-    reached: how far the folders reached when the run was resumed; None if it was not
-    """
-    names = (CAPTURES, PREDICTIONS)
-    found = ranks.gathered({name: _own_position(name, ranks.rank, writers, reached) for name in names})
-    return {
-        name: {
-            **found[0][name],
-            "others": [*(each[name] for each in found[1:]), *_of_absent(name, ranks, reached)],
-        }
-        for name in names
-    }
-
-
-def _own_position(
-    name: str, rank: int, writers: Mapping[str, Positioned], reached: PositionRecord | None
-) -> dict[str, Any]:
-    if name in writers:
-        return writers[name].position()
-    before: FolderPosition | None = getattr(reached, name, None)
-    if before is None:
-        return {"index": 0, "shards": 0, "counts": {}, "turns": False}
-    return before.of_rank(rank).model_dump(exclude={"others"})
-
-
-def _of_absent(name: str, ranks: Ranks, reached: PositionRecord | None) -> list[dict[str, Any]]:
-    """Positions of ranks that took part before the run was resumed and do not now."""
-    before: FolderPosition | None = getattr(reached, name, None)
-    return [] if before is None else [each.model_dump() for each in before.others[ranks.size - 1 :]]
-
-
-def _require_folder(path: Path) -> None:
-    if is_there(path) and (path.is_symlink() or not path.is_dir()):
-        raise StoreError(f"cannot go on in {path.parent}: {path.name} is not a folder of its own")
-
-
-def _require_lines(root: Path, name: str, size: int) -> None:
+def _require_lines(root: Path, path: Path, size: int) -> None:
     """StoreError unless the file has at least this many bytes and a line ends there."""
-    path = root / name
     if not size and not is_there(path):
         return
+    name = path.relative_to(root)
     try:
         with open_inside(path, root) as file:
             there = os.fstat(file.fileno()).st_size
@@ -220,14 +162,9 @@ def _require_lines(root: Path, name: str, size: int) -> None:
         )
 
 
-def _named_shards(root: Path, name: str, reached: FolderPosition) -> set[str]:
-    """The shards that the indexes name up to the position; StoreError if one is missing or not of its full size."""
-    ranks = range(1 + len(reached.others))
-    return {file for rank in ranks for file in _named_by(root, name, index_name(rank), reached.of_rank(rank))}
-
-
-def _named_by(root: Path, name: str, index_file: str, reached: IndexPosition) -> set[str]:
-    index = root / name / index_file
+def _named_shards(root: Path, index: Path, reached: IndexPosition) -> set[Path]:
+    """The shards that an index names up to the position; StoreError if one is missing or not of its full size."""
+    name = index.parent.name
     if not reached.index:
         if reached.shards:
             raise StoreError(f"cannot go on in {root}: the state names shards in {name} but no index of them")
@@ -237,23 +174,21 @@ def _named_by(root: Path, name: str, index_file: str, reached: IndexPosition) ->
     if len(lines) != reached.shards:
         what = f"its index has {len(lines)} lines, the state says {reached.shards}"
         raise StoreError(f"cannot go on in {root}: {name}: {what}")
-    found = set[str]()
+    paths = set[Path]()
     for number, line in enumerate(lines, start=1):
         try:
             shard = Shard.of(decode(line))
+            path = index.with_name(shard.file)
+            size = size_inside(path, root)
         except ValueError as error:
             raise StoreError(f"{index}, line {number}: {error}") from error
-        path = root / name / shard.file
-        try:
-            with open_inside(path, root) as file:
-                size = os.fstat(file.fileno()).st_size
         except OSError as error:
             raise StoreError(f"cannot go on in {root}: {name}/{shard.file}: {os_reason(error)}") from error
         if size != shard.bytes:
             what = f"{name}/{shard.file} has {size:,} bytes, its index says {shard.bytes:,}"
             raise StoreError(f"cannot go on in {root}: {what}")
-        found.add(shard.file)
-    return found
+        paths.add(path)
+    return paths
 
 
 def _cut(path: Path, size: int) -> None:
@@ -268,12 +203,6 @@ def _cut(path: Path, size: int) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _left_over(folder: Path, kept: set[str]) -> Iterator[Path]:
-    """Shards that no index names, and unfinished files."""
-    yield from (path for path in _matching(folder, _SHARD) if path.name not in kept)
-    yield from _matching(folder, _ASIDE)
 
 
 def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -22,29 +22,13 @@ class NotPlain(HookrunError):
     """A value that a tree cannot hold; the message names its place and its type."""
 
 
-class Flat(NamedTuple):
-    """A tree as JSON values, and its tensors by number."""
-
-    values: Any
-    tensors: dict[str, Tensor]
-
-    @property
-    def bytes(self) -> int:
-        """The total size of the tensors in bytes."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-    def copied(self) -> Flat:
-        """The same with copies of the tensors on the CPU: the program may go on and change the originals."""
-        return Flat(self.values, {name: each.to("cpu", copy=True) for name, each in self.tensors.items()})
-
-
-def flatten(tree: Any) -> Flat:
+def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
     """The tree as JSON values, and its tensors by number; a tensor that occurs twice is stored once.
 
     Raises NotPlain for a value that a tree cannot hold.
     """
     flattening = _Flattening()
-    return Flat(flattening.value(tree, ()), flattening.tensors)
+    return flattening.value(tree, ()), flattening.tensors
 
 
 def unflatten(value: Any, tensor: Callable[[str], Tensor]) -> Any:

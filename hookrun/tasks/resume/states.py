@@ -21,14 +21,13 @@ from hookrun.runtime import Installation
 from hookrun.runtime.rng import derived_seed
 from hookrun.runtime.sharded import like, whole
 from hookrun.signals import Interrupted, pending
-from hookrun.store.background import BackgroundWriter
+from hookrun.store.background import Background
 from hookrun.store.files import StoreError
 from hookrun.store.format import differences, encode
 from hookrun.store.named_files import named_files
-from hookrun.store.rank_dir import take_kept
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states.files import SECONDS, SavedState, write_state
-from hookrun.store.states.tree import Flat, NotPlain, flatten
+from hookrun.store.states.tree import NotPlain, flatten
 from hookrun.tasks.base import Ready
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.run.generators import generator_states, set_generators
@@ -63,7 +62,7 @@ class Resuming:
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._ready, self._run_dir = ready, run_dir
         self._model, self._hooks = model, hooks
-        self.writer = BackgroundWriter(at_once=ready.settings.data.workers > 0)
+        self.writer = Background("hookrun states", at_once=ready.settings.data.workers > 0)
         self._held = dict[str, Callable[[], Any]]()
         self._checkpoint = ready.settings.train.checkpoint
         self._saved = time.monotonic()
@@ -161,27 +160,28 @@ class Resuming:
                         for place, average in sums().items()
                     },
                 }
-                take_kept(self._run_dir)
+                self._run_dir.take_kept()
                 tree = {
                     "held": {name: state() for name, state in self._held.items()},
                     "model": model_state(self._model, trains=self._ready.task.trains),
-                    "files": self._run_dir.written(),
+                    "files": self._run_dir.position(on_disk=False),
                     RANKS: gathered_trees(ranks, mine) if ranks.several else [mine],
                 }
                 clock = self._hooks.clock
                 at = encode({"epoch": clock.epoch, "step": clock.step})
-                write = partial(self._write, f'{self._about[:-1]}, "at": {at}}}')
                 if ranks.is_main:
-                    self.writer.write(flatten(tree), write, soon=in_background)
+                    values, tensors = flatten(tree)
+                    write = partial(self._write, f'{self._about[:-1]}, "at": {at}}}', values)
+                    self.writer.write(tensors, write, soon=in_background)
         except NotPlain as error:
             raise HookrunError(
                 f"a resumable state of the run cannot be saved: {error}; train.checkpoint.every=null saves no states"
             ) from error
         self._saved = time.monotonic()
 
-    def _write(self, about: str, tree: Flat) -> None:
+    def _write(self, about: str, values: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         self._run_dir.sync()
-        write_state(self._run_dir.path, about, tree, keep=self._checkpoint.keep)
+        write_state(self._run_dir.path, about, values, tensors, keep=self._checkpoint.keep)
 
     @cached_property
     def _about(self) -> str:
@@ -227,10 +227,11 @@ class Results:
 def results_of(ready: Ready, run_dir: RunDir) -> Results:
     """The results of an analysis so far, which are saved in states."""
     found = run_dir.resumed.part("results") if run_dir.resumed is not None else {}
-    facts, keep = about(ready, run_dir.path), ready.settings.train.checkpoint.keep
+    facts, keep = encode(about(ready, run_dir.path)), ready.settings.train.checkpoint.keep
 
     def save(parts: dict[str, Any]) -> None:
-        write_state(run_dir.path, facts, {"results": parts, "files": run_dir.position()}, keep=keep)
+        content = flatten({"results": parts, "files": run_dir.position()})
+        write_state(run_dir.path, facts, *content, keep=keep)
 
     return Results(found, save)
 

@@ -28,7 +28,7 @@ from hookrun.runtime import Installation
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.signals import listening, shielded
 from hookrun.store.environment import environment
-from hookrun.store.rank_dir import RankDir, take_kept
+from hookrun.store.format import ENV, HOOKS, MODEL, PLAN
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.scores import result
@@ -100,9 +100,9 @@ def run_under_hooks(
 
     Raises HookrunError under `strict` if a hook matched modules but did nothing.
     """
-    run_dir.write_plan(prepared.plan.to_dict())
-    run_dir.write_env(environment(device=str(prepared.device)))
-    run_dir.write_model(model_facts(prepared.model, prepared.weights))
+    run_dir.write(PLAN, prepared.plan.to_dict())
+    run_dir.write(ENV, environment(device=str(prepared.device)))
+    run_dir.write(MODEL, model_facts(prepared.model, prepared.weights))
     settings = prepared.settings
     ranks = run_dir.ranks
     screen = Screen(quiet=not ranks.is_main)
@@ -141,12 +141,12 @@ def run_under_hooks(
             resuming.writer.close,
             sink.settle,
             run_dir.flush,
-            lambda: run_dir.write_hooks(hook_facts(hooks)),
+            lambda: run_dir.write(HOOKS, hook_facts(hooks)),
         )
         with ending(*last), listening():
             perform(context)
             sink.settle()
-            take_kept(run_dir)
+            run_dir.take_kept()
             effects_of_all(hooks, ranks)
             bytes_of_all(sink.bytes, sink.of_rows, ranks)
             if any(each.action.captures for each in hooked):
@@ -198,7 +198,7 @@ def execute_as_rank(ready: Ready, ranks: Ranks) -> int:
             return 0
         saved = None if state is None else named_state(Path(place), state)
         position = None if saved is None else saved.part("files")
-        run_dir = RankDir(Path(place), ranks, ready.settings.compute.capture_buffer * 2**20, position)
+        run_dir = RunDir(Path(place), ready.settings.compute.capture_buffer * 2**20, ranks, position)
         run_dir.resumed = saved
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)

@@ -7,7 +7,6 @@ from contextlib import closing, nullcontext
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hookrun.store.rank_dir import take_kept
 from hookrun.store.states import checkpoint
 from hookrun.tasks.run.batches import Batch, Batches
 from hookrun.tasks.run.context import RunContext
@@ -98,8 +97,7 @@ def _save(context: RunContext, name: str) -> None:
         state = whole_state(context.model, keeps=is_main)
     if is_main:  # the other ranks have the same weights
         path, applied = context.run_dir.checkpoints / name, context.prepared.plan.applied()
-        found = checkpoint.checkpoint_of(context.model, path, applied=applied, state=state)
-        context.resuming.writer.write(found, checkpoint.WeightsFile.write)
+        checkpoint.save(context.model, path, context.resuming.writer, applied=applied, state=state)
 
 
 def _train_epoch(training: Training) -> dict[str, float]:
@@ -164,8 +162,19 @@ def _after_epoch(training: Training) -> None:
             training.scheduler.step(values["loss"])
         else:
             training.scheduler.step()
+<<<<<<< HEAD
     training.epoch, training.batches, training.values = training.epoch + 1, 0, None
     training.means = context.average()
     take_kept(context.run_dir)
     every = settings.checkpoint.every.epochs
+=======
+    training.epoch, training.batches, training.values, training.means = (
+        training.epoch + 1,
+        0,
+        None,
+        context.average(),
+    )
+    context.run_dir.take_kept()
+    every = context.settings.train.checkpoint.every.epochs
+>>>>>>> store
     context.resuming.point(every is not None and training.epoch % every == 0, in_background=True)
