@@ -40,7 +40,7 @@ class Notes:
         self.shown.append(prepared)
         print(f"the plan of seed {prepared.settings.seed}")
 
-    def run(self, prepared: Experiment, run_dir: Path, *, go_on: bool = False, **_: bool) -> int:
+    def execute(self, prepared: Experiment, run_dir: Path, *, go_on: bool = False, **_: bool) -> int:
         seed = prepared.settings.seed
         self.ran.append((seed, run_dir))
         self.went_on += [run_dir] if go_on else []
@@ -68,7 +68,7 @@ class Notes:
 def notes(monkeypatch: pytest.MonkeyPatch, no_pages: None) -> Notes:
     """Replace the tasks by these fakes, and make no report pages."""
     taken = Notes()
-    for name in ("prepare", "show", "run", "objective"):
+    for name in ("prepare", "show", "execute", "objective"):
         monkeypatch.setattr(tasks, name, getattr(taken, name), raising=False)
     return taken
 

@@ -24,7 +24,7 @@ def test_a_sweep_lists_its_jobs(notes, capsys) -> None:
 
 
 def test_neither_a_run_nor_a_library_logs_anything(notes, monkeypatch, capsys) -> None:
-    run = notes.run
+    run = notes.execute
 
     def talkative(prepared: object, run_dir: Path, **options: bool) -> int:
         logging.getLogger("some.library").info("heard by nobody")

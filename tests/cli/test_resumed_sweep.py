@@ -236,7 +236,7 @@ def test_a_job_that_is_resumed_alone_stays_a_job_of_its_sweep(
         state = run_dir / "checkpoints/state_000001"
         make_folder(state)
         write_json(state / "state.json", {})
-        return notes.run(prepared, run_dir, **options)
+        return notes.execute(prepared, run_dir, **options)
 
     monkeypatch.setattr(tasks, "execute", leave_a_state)
     assert swept("seed=130,5") == 130
