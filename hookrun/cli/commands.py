@@ -21,7 +21,7 @@ from hookrun.compose.check import Composition
 from hookrun.compose.errors import explained
 from hookrun.compose.flags import existing_folder, read_flags
 from hookrun.compose.hydra import argument_parser, conf_dir, opened, parse_override
-from hookrun.compose.overrides import Resume, take_flag, take_resume, take_trust
+from hookrun.compose.overrides import Resume, take, take_resume, take_trust
 from hookrun.errors import Problem, SpecError
 from hookrun.sweeps.exit_codes import DONE, REFUSED
 from hookrun.trust.packages import of_environment, read_once
@@ -42,7 +42,7 @@ def execute(arguments: Sequence[str]) -> int:
     typed, overrides = take_trust(args.overrides)
     trust = typed | of_environment()
     resume, overrides = take_resume(overrides)
-    fail_fast, overrides = take_flag("fail_fast", overrides)
+    fail_fast, overrides = take("fail_fast", overrides, is_flag=True)
     sweep_dir, stored = _stored_sweep(args, resume, overrides)
     main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)
     name = args.config_name or (CONFIG_NAME if stored is None else stored.config_name)
