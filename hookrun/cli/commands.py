@@ -17,10 +17,9 @@ from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
-from hookrun.compose.check import Composition
 from hookrun.compose.errors import explained
 from hookrun.compose.flags import existing_folder, read_flags
-from hookrun.compose.hydra import argument_parser, conf_dir, opened, parse_override
+from hookrun.compose.hydra import Composition, argument_parser, conf_dir, opened, parse_override
 from hookrun.compose.overrides import Resume, take, take_resume, take_trust
 from hookrun.errors import Problem, SpecError
 from hookrun.sweeps.exit_codes import DONE, REFUSED

@@ -15,10 +15,9 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from hookrun import tasks
 from hookrun.cli.logs import sweep_lines
-from hookrun.compose.check import Composition
 from hookrun.compose.compose import claimed, parsed_run, plain_run, planned, unused_run_dir
 from hookrun.compose.errors import explained, origins_told
-from hookrun.compose.hydra import conf_dir, opened
+from hookrun.compose.hydra import Composition, conf_dir, opened
 from hookrun.compose.overrides import LATEST, RESUME, Resume
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.ranks.alone import ALONE, Ranks, is_main, started

@@ -13,10 +13,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.compose.check import Composition, experiment_file, lost_keys
-from hookrun.compose.errors import explained, origins_told
+from hookrun.compose.errors import experiment_file, explained, lost_keys, origins_told
 from hookrun.compose.flags import existing_folder
-from hookrun.compose.hydra import conf_dir, opened
+from hookrun.compose.hydra import Composition, conf_dir, opened
 from hookrun.config.interpolations import resolved
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment

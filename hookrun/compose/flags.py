@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hydra.types import RunMode
 
-from hookrun.compose.check import nearest_key
+from hookrun.compose.errors import key_paths
 from hookrun.compose.hydra import App, argument_parser, conf_dir, opened
 from hookrun.compose.overrides import GROUPS, meant
 from hookrun.config.root_keys import ROOT_KEYS
@@ -68,9 +68,9 @@ def _hint(name: str, value: str | None, known: Mapping[str, argparse.Action], ap
     if f"--{key}" in known:
         return f"did you mean --{key}?"
     key = key.replace("-", "_")
-    found = nearest_key(key, app.compose_config("config", [], RunMode.RUN))
-    if found and found.rpartition(".")[2] == key:
-        return f"{_WRITTEN}: {found}={value or 'VALUE'}"
+    paths = key_paths(app.compose_config("config", [], RunMode.RUN))
+    if path := next((path for path in paths if path.endswith(f".{key}")), None):
+        return f"{_WRITTEN}: {path}={value or 'VALUE'}"
     if close := get_close_matches(f"--{name.lstrip('-').replace('_', '-')}", known, n=1, cutoff=0.75):
         return f"did you mean {close[0]}?"
     return f"{_WRITTEN}; --help shows some uses"

@@ -12,6 +12,8 @@ import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -152,12 +154,6 @@ class App(Hydra):
         """The names in a config group, including those of its subgroups."""
         return options(self.config_loader, group)
 
-    def repository(self, config_name: str, overrides: list[str]) -> IConfigRepository:
-        """The config folders that a composition with these overrides searches: `hydra.searchpath` may add some."""
-        with guarded():
-            loader = cast(ConfigLoaderImpl, self.config_loader)
-            return loader._parse_overrides_and_create_caching_repo(config_name, overrides)[1]
-
     def get_shell_to_plugin_map(self, config_loader: ConfigLoader) -> Any:  # type: ignore[override]  # static there
         """The completion plugin of each shell, which completes whole groups."""
         return super().get_shell_to_plugin_map(cast(ConfigLoader, _WholeGroups(self)))
@@ -165,6 +161,24 @@ class App(Hydra):
     def folders(self) -> list[Path]:
         """The config folders on disk, in the order in which they are searched."""
         return [Path(source.path) for source in self.config_loader.get_sources() if source.scheme() == "file"]
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The arguments of one composition by Hydra: those of a command line, or of one job of a sweep."""
+
+    app: App
+    config_name: str
+    overrides: list[str]
+    mode: RunMode = RunMode.RUN
+
+    @cached_property
+    def repository(self) -> IConfigRepository:
+        """The config folders that Hydra searches, including those of `hydra.searchpath`."""
+        search = [text for text in self.overrides if text.lstrip("+").startswith("hydra.searchpath=")]
+        with guarded():
+            loader = cast(ConfigLoaderImpl, self.app.config_loader)
+            return loader._parse_overrides_and_create_caching_repo(self.config_name, search)[1]
 
 
 def options(source: ConfigLoader | IConfigRepository, group: str) -> list[str]:
