@@ -6,14 +6,13 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from hookrun.ranks.alone import size_of_world
 from hookrun.signals import code_of, handled
 from hookrun.sweeps.waiting import waiting, waiting_for
-from hookrun.trust.packages import read_once
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,18 +28,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         with waiting(arguments):
             waiting_for("reading the configuration")
             code = _main(arguments)
-    except BrokenPipeError:
-        code = _reader_gone()
+    except (
+        BrokenPipeError
+    ):  # a reader of stdout such as `| head` is gone: what is still buffered is discarded
+        if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     if argv is None and size_of_world() > 1:
         _leave(code)
     return code
 
 
 def _main(arguments: list[str]) -> int:
+    outer = sys.argv
+    sys.argv = ["hookrun", *arguments]  # for which Hydra's shell completion works, unlike for `python -m`
     try:
         with handled():
-            code = _executed(arguments)
-        _flush()
+            from hookrun.cli.commands import execute
+
+            code = execute(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except BrokenPipeError:
         raise
@@ -56,30 +64,8 @@ def _main(arguments: list[str]) -> int:
         if is_main() or not isinstance(error, Refusal):  # rank 0 reports a wrong configuration
             report(error)
         return exit_code(error)
-
-
-def _executed(arguments: list[str]) -> int:
-    from hookrun.cli.commands import execute
-    from hookrun.cli.logs import loggers_restored
-
-    with read_once(), _named_hookrun(arguments), loggers_restored():
-        return execute(arguments)
-
-
-@contextmanager
-def _named_hookrun(arguments: Sequence[str]) -> Iterator[None]:
-    """Set `sys.argv[0]` to ``hookrun``: Hydra's shell completion works for that name, not for ``python -m``."""
-    outer = sys.argv
-    sys.argv = ["hookrun", *arguments]
-    try:
-        yield
     finally:
         sys.argv = outer
-
-
-def _flush() -> None:
-    if sys.stdout is not None:
-        sys.stdout.flush()
 
 
 def _leave(code: int) -> NoReturn:
@@ -95,10 +81,3 @@ def _leave(code: int) -> NoReturn:
             if stream is not None:
                 stream.flush()
     os._exit(code)
-
-
-def _reader_gone() -> int:
-    """Returns 0 after a reader of stdout such as ``| head`` closed the pipe, and discards what is still buffered."""
-    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0

@@ -6,8 +6,11 @@ The modules that a run needs are imported only for a run, so that help and compl
 from __future__ import annotations
 
 import argparse
+import logging
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,19 +20,20 @@ from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
-from hookrun.compose.check import Composition
 from hookrun.compose.errors import explained
 from hookrun.compose.flags import existing_folder, read_flags
-from hookrun.compose.hydra import argument_parser, conf_dir, opened, parse_override
-from hookrun.compose.overrides import Resume, take_flag, take_resume, take_trust
+from hookrun.compose.hydra import Composition, argument_parser, conf_dir, opened, parse_override
+from hookrun.compose.overrides import Resume, take, take_resume, take_trust
 from hookrun.errors import Problem, SpecError
 from hookrun.sweeps.exit_codes import DONE, REFUSED
+from hookrun.sweeps.waiting import waiting_for
 from hookrun.trust.packages import of_environment, read_once
 
 if TYPE_CHECKING:
     from hookrun.sweeps.stored_sweep import StoredSweep
 
 CONFIG_NAME = "config"
+_TALKS = ("hydra", "hydra_plugins")  # launchers and sweepers, Hydra's own and installed ones
 
 
 def execute(arguments: Sequence[str]) -> int:
@@ -37,74 +41,74 @@ def execute(arguments: Sequence[str]) -> int:
 
     Raises SpecError, CompileError, and SystemExit for a wrong flag.
     """
-    args = read_flags(arguments)
-    _refuse_flags(args)
-    typed, overrides = take_trust(args.overrides)
-    trust = typed | of_environment()
-    resume, overrides = take_resume(overrides)
-    fail_fast, overrides = take_flag("fail_fast", overrides)
-    sweep_dir, stored = _stored_sweep(args, resume, overrides)
-    main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)
-    name = args.config_name or (CONFIG_NAME if stored is None else stored.config_name)
-    folders = _config_dirs(args)
-    if stored is not None and not folders:
-        stored.refuse_config_dir()
-    with opened(main, *folders) as app:
-        if stored is not None:
-            overrides = [*stored.overrides(app.config_loader.list_groups(""), overrides), *overrides]
-        if sweep_dir is not None:
-            from hookrun.sweeps.stored_sweep import in_folder
+    with read_once(), loggers_restored():
+        args = read_flags(arguments)
+        _refuse_flags(args)
+        typed, overrides = take_trust(args.overrides)
+        trust = typed | of_environment()
+        resume, overrides = take_resume(overrides)
+        fail_fast, overrides = take("fail_fast", overrides, is_flag=True)
+        stored = _stored_sweep(args, resume, overrides)
+        main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)
+        folders = [] if args.config_dir is None else [existing_folder("--config-dir", args.config_dir)]
+        if args.shell_completion and not folders:
+            folders = _completed_folder()
+        with opened(main, *folders) as app:
+            name = args.config_name or CONFIG_NAME
+            if stored is not None:
+                groups = app.config_loader.list_groups("")
+                name, overrides = stored.command(
+                    args.config_name, groups, overrides, has_folder=bool(folders)
+                )
+            asked = Composition(app, name, overrides)
+            if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
+                with explained(asked):
+                    return _show_information(asked, args)
+            # the typed packages are trusted like those of HOOKRUN_TRUST, to the end of the command
+            with read_once(trust):
+                if resume is not None and stored is None:
+                    if fail_fast:
+                        raise _one_run()
+                    from hookrun.cli.running import resumed
 
-            overrides = [*overrides, in_folder(sweep_dir, overrides)]
-        asked = Composition(app, name, overrides)
-        if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
-            with explained(asked):
-                return _show_information(asked, args)
-        # the typed packages are trusted like those of HOOKRUN_TRUST, to the end of the command
-        with read_once(trust):
-            if resume is not None and sweep_dir is None:
-                from hookrun.cli.running import resumed
+                    return resumed(asked, trust, resume)
+                mode = RunMode.RUN if args.run else None
+                mode = RunMode.MULTIRUN if args.multirun or stored is not None else mode
+                asked, cfg = _composed(replace(asked, overrides=_over_shown_task(overrides)), mode)
+                if asked.mode is RunMode.RUN:
+                    if fail_fast:
+                        raise _one_run()
+                    from hookrun.compose.compose import parsed_run
 
-                if fail_fast:
-                    raise _one_run()
-                return resumed(asked, trust, resume)
-            anyway = resume is not None and resume.anyway
-            mode = RunMode.MULTIRUN if sweep_dir is not None else _typed_mode(args)
-            asked, cfg = _composed(replace(asked, overrides=_over_shown_task(overrides)), mode)
-            if asked.mode is RunMode.RUN:
-                from hookrun.compose.compose import parsed_run
+                    experiment = parsed_run(cfg)
+                    from hookrun.cli.running import run_once  # after the file was checked, which needs less
 
-                if fail_fast:
-                    raise _one_run()
-                experiment = parsed_run(cfg)
-                from hookrun.cli.running import run_once  # after the file was checked, which needs less
+                    return run_once(asked, cfg, experiment, trust)
+                from hookrun.sweeps.sweep import sweep
 
-                return run_once(asked, cfg, experiment, trust)
-            from hookrun.cli.running import SweepMode, run_sweep
+                waiting_for("checking the jobs of the sweep")
+                anyway = resume is not None and resume.anyway
+                with sweep_lines(cfg):
+                    go_on = stored is not None
+                    return sweep(app, cfg, trust, go_on=go_on, anyway=anyway, fail_fast=bool(fail_fast))
 
-            return run_sweep(asked, cfg, trust, SweepMode(sweep_dir is not None, anyway, fail_fast))
+
+def _one_run() -> SpecError:
+    return SpecError([Problem("fail_fast", "is for a sweep, and this is one run", "put -m first")])
 
 
 def _stored_sweep(
     args: argparse.Namespace, resume: Resume | None, overrides: Sequence[str]
-) -> tuple[Path | None, StoredSweep | None]:
-    """The directory of the sweep to resume, and the stored sweep if only overrides of `hydra` were typed.
-
-    (None, None) where no sweep is resumed.
-    """
+) -> StoredSweep | None:
+    """The sweep to resume; None where no sweep is resumed. It is read if only overrides of `hydra` were typed."""
     if resume is None:
-        return None, None
-    from hookrun.sweeps.stored_sweep import is_sweep, stored_sweep, sweep_folder
+        return None
+    from hookrun.sweeps.stored_sweep import StoredSweep, is_sweep, sweep_folder
 
     if not args.multirun and not is_sweep(resume.name):
-        return None, None
-    folder = sweep_folder(resume.name)
-    return folder, stored_sweep(folder) if all(map(_is_hydras, overrides)) else None
-
-
-def _is_hydras(override: str) -> bool:
-    """Whether the override is of Hydra's own section: it sets how a sweep runs, not what is swept."""
-    return override.lstrip("+~").startswith("hydra")
+        return None
+    is_typed = not all(text.lstrip("+~").startswith("hydra") for text in overrides)
+    return StoredSweep(sweep_folder(resume.name), is_typed)
 
 
 def _refuse_flags(args: argparse.Namespace) -> None:
@@ -129,13 +133,11 @@ def _refuse_flags(args: argparse.Namespace) -> None:
         raise SpecError([Problem("--experimental-rerun", "reads a pickle, which could run any code", hint)])
 
 
-def _config_dirs(args: argparse.Namespace) -> list[Path]:
-    folder = args.config_dir
-    if folder is None and args.shell_completion:  # use the folder named in the command line being completed
-        words = os.environ.get("COMP_LINE", "").split()
-        folder = next((value for flag, value in pairwise(words) if flag in ("--config-dir", "-cd")), None)
-        return [] if folder is None or not Path(folder).is_dir() else [Path(folder).absolute()]
-    return [] if folder is None else [existing_folder("--config-dir", folder)]
+def _completed_folder() -> list[Path]:
+    """The config folder named in the command line that is being completed."""
+    words = os.environ.get("COMP_LINE", "").split()
+    folder = next((value for flag, value in pairwise(words) if flag in ("--config-dir", "-cd")), None)
+    return [] if folder is None or not Path(folder).is_dir() else [Path(folder).absolute()]
 
 
 def _show_information(asked: Composition, args: argparse.Namespace) -> int:
@@ -158,14 +160,6 @@ def _show_information(asked: Composition, args: argparse.Namespace) -> int:
     return DONE
 
 
-def _typed_mode(args: argparse.Namespace) -> RunMode | None:
-    return RunMode.MULTIRUN if args.multirun else RunMode.RUN if args.run else None
-
-
-def _one_run() -> SpecError:
-    return SpecError([Problem("fail_fast", "is for a sweep, and this is one run", "put -m first")])
-
-
 def _over_shown_task(overrides: Sequence[str]) -> list[str]:
     """Beside ``task=plan``, which has no such keys, ``task.KEY=VALUE`` becomes ``++task.KEY=VALUE``."""
     names = [text.removeprefix("task=") for text in overrides if text.startswith("task=")]
@@ -182,10 +176,10 @@ def _composed(asked: Composition, typed: RunMode | None) -> tuple[Composition, D
     """The configuration, and the composition that gave it, with its mode: the typed one, or else that of a file."""
     app, name, overrides = asked.app, asked.config_name, asked.overrides
     mode = typed or RunMode.RUN
-    if typed is None and any(
-        map(_has_several_values, overrides)
-    ):  # right where a file sets `hydra.mode: MULTIRUN`
-        mode = app.configured_mode(name, overrides) or mode
+    if typed is None:
+        with suppress(OverrideParseException):  # which the composition reports
+            if any(parse_override(text).is_sweep_override() for text in overrides):
+                mode = app.configured_mode(name, overrides) or mode  # a file may set `hydra.mode: MULTIRUN`
     with explained(replace(asked, mode=mode)):
         cfg = app.compose_config(name, overrides, mode)
         configured = cfg.hydra.mode
@@ -201,8 +195,44 @@ def _composed(asked: Composition, typed: RunMode | None) -> tuple[Composition, D
     return Composition(app, name, overrides, mode), cfg
 
 
-def _has_several_values(override: str) -> bool:
+@contextmanager
+def loggers_restored() -> Iterator[None]:
+    """Undo what Hydra's logging configuration does to handlers, levels and loggers."""
+    root = logging.getLogger()
+    known = [root, *(item for item in root.manager.loggerDict.values() if isinstance(item, logging.Logger))]
+    before = [(log, log.level, log.handlers[:], log.propagate, log.disabled) for log in known]
     try:
-        return parse_override(override).is_sweep_override()
-    except OverrideParseException:  # which the composition reports
-        return False
+        yield
+    finally:
+        for log, level, handlers, propagate, disabled in before:
+            if log.level != level:  # setting a level empties the caches of all loggers
+                log.setLevel(level)
+            for added in [each for each in log.handlers if each not in handlers]:
+                added.close()
+            log.handlers[:] = handlers
+            log.propagate, log.disabled = propagate, disabled
+
+
+@contextmanager
+def sweep_lines(cfg: DictConfig) -> Iterator[None]:
+    """Show what launchers and sweepers log, as Hydra's own logging configuration would.
+
+    Hydra's configuration adds its handler to the root logger, so that lines of every library would look like Hydra's.
+    `config.yaml` therefore turns it off. Any other choice of `hydra/hydra_logging` is used as it is.
+    """
+    if cfg.hydra.hydra_logging.get("root") is not None:
+        yield
+        return
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("[%(asctime)s][HYDRA] %(message)s"))
+    level = logging.DEBUG if cfg.hydra.verbose is True else logging.INFO
+    talkers = [logging.getLogger(name) for name in _TALKS]
+    for talker in talkers:
+        talker.addHandler(handler)
+        talker.setLevel(level)
+    try:
+        yield
+    finally:
+        for talker in talkers:
+            talker.removeHandler(handler)
+            talker.setLevel(logging.NOTSET)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
 from hookrun import tasks
-from hookrun.cli.logs import sweep_lines
-from hookrun.compose.check import Composition
-from hookrun.compose.compose import claimed, parsed_run, plain_run, planned, unused_run_dir
+from hookrun.compose.compose import claimed, parsed_run, plain_run, planned, refuse_used
 from hookrun.compose.errors import explained, origins_told
-from hookrun.compose.hydra import conf_dir, opened
+from hookrun.compose.hydra import Composition, conf_dir, opened
 from hookrun.compose.overrides import LATEST, RESUME, Resume
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.ranks.alone import ALONE, Ranks, is_main, started
@@ -39,29 +37,6 @@ _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
 _FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
 """Keys that may differ when a run is resumed."""
 _MOST_SHOWN = 20
-
-
-@dataclass(frozen=True)
-class SweepMode:
-    """The typed settings that apply to sweeps only.
-
-    go_on:     whether the sweep is resumed, so that its directory holds jobs already
-    anyway:    whether jobs are resumed even if their states are of another model, data or version
-    fail_fast: whether no job starts after one has failed
-    """
-
-    go_on: bool = False
-    anyway: bool = False
-    fail_fast: bool = False
-
-
-def run_sweep(asked: Composition, cfg: DictConfig, trust: frozenset[str], of_sweep: SweepMode) -> int:
-    """Check what was composed, then run the sweep."""
-    from hookrun.sweeps.sweep import sweep
-
-    waiting_for("checking the jobs of the sweep")
-    with sweep_lines(cfg):
-        return sweep(asked.app, cfg, trust, **vars(of_sweep))
 
 
 def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
@@ -134,14 +109,16 @@ def _checked_and_run(
     waiting_for("building the model and checking the hooks")
     with agreed(ranks), origins_told(cfg), tasks.in_order_of(config):
         if not shows and resume is None and ranks.is_main:
-            unused_run_dir(cfg, "hydra.run.dir")
+            refuse_used(Path(cfg.hydra.runtime.output_dir), "hydra.run.dir")
         experiment = planned(experiment, asked.overrides, composed)
         if resume is not None and (Path(cfg.hydra.runtime.output_dir) / JOB).exists():
             experiment = experiment.of_a_sweep()
         previous = previous_run([experiment], Path(cfg.hydra.runtime.output_dir).parent)
         needs.find(experiment)
-        if ranks.several:
-            refuse_needs(missing=needs.missing)
+        if ranks.several and needs.missing:
+            what = "runs that it needs are not there, and each of several processes would make them"
+            hint = "run the same command once without torchrun and compute.strategy"
+            raise SpecError([Problem("needs", what, hint)])
         known = needs.known(previous).of(experiment)
         try:
             prepared = tasks.prepare(known, trust=trust)
@@ -222,13 +199,19 @@ def composed_again(
     with opened(conf_dir(), folder / Path(CONFIG).parent) as app:
         stored = Composition(app, Path(CONFIG).stem, list(_HYDRAS))
         groups = set(asked.app.config_loader.list_groups(""))
-        from_folders = any(_key(text) in groups for text in asked.overrides)
+        keys = (text.partition("=")[0].lstrip("+~").partition("@")[0] for text in asked.overrides)
+        from_folders = any(key in groups for key in keys)
         again = asked if from_folders else replace(stored, overrides=[*_HYDRAS, *asked.overrides])
         cfg = _composed(again, folder, stores=bool(asked.overrides) and anyway)
         if asked.overrides and not anyway:
             before, now = plain_run(_composed(stored, folder)), plain_run(cfg)
             before.setdefault("hooked", True)  # a run of an earlier version does not store it
-            if lines := list(_differences(before, now)):
+            lines = [
+                f"{key}: {old!r:.100} there, {new!r:.100} now"
+                for key, old, new in differences(before, now)
+                if not any(key == free or key.startswith(f"{free}.") for free in _FREE)
+            ]
+            if lines:
                 more = [f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
                 what = "\n".join(f"\n    {line}" for line in [*lines[:_MOST_SHOWN], *more])
                 hint = "leave it out, or type resume_anyway=true"
@@ -246,16 +229,6 @@ def _composed(asked: Composition, folder: Path, *, stores: bool = False) -> Dict
         if not stores:
             cfg.hydra.output_subdir = None  # what is stored stays as it is
     return cfg
-
-
-def _key(text: str) -> str:
-    return text.partition("=")[0].lstrip("+~").partition("@")[0]
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for key, old, new in differences(before, now):
-        if not any(key == free or key.startswith(f"{free}.") for free in _FREE):
-            yield f"{key}: {old!r:.100} there, {new!r:.100} now"
 
 
 @contextmanager
@@ -319,15 +292,6 @@ def agreed(ranks: Ranks) -> Iterator[None]:
         if not ranks.is_main:
             raise RefusedByMain(code)
         raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
-
-
-def refuse_needs(*, missing: bool) -> None:
-    """Raise SpecError if runs that this run needs are missing: several processes cannot make them."""
-    if missing:
-        what = "runs that it needs are not there, and each of several processes would make them"
-        raise SpecError(
-            [Problem("needs", what, "run the same command once without torchrun and compute.strategy")]
-        )
 
 
 def follow(prepared: Ready, ranks: Ranks) -> int:

@@ -13,10 +13,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.compose.check import Composition, experiment_file, lost_keys
-from hookrun.compose.errors import explained, origins_told
+from hookrun.compose.errors import experiment_file, explained, lost_keys, origins_told
 from hookrun.compose.flags import existing_folder
-from hookrun.compose.hydra import conf_dir, opened
+from hookrun.compose.hydra import Composition, conf_dir, opened
 from hookrun.config.interpolations import resolved
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment
@@ -40,29 +39,24 @@ def compose_dict(
         return plain_run(cfg)
 
 
-def plain_run(cfg: DictConfig) -> dict[str, Any]:
-    """The user's part of the configuration of a single run, resolved."""
-    return _placed(cfg, "hydra.run.dir")
-
-
 def parsed_run(cfg: DictConfig) -> Experiment:
     """The experiment of a single run. Raises SpecError with every mistake in its configuration."""
     with origins_told(cfg):
         return parse_experiment(plain_run(cfg))
 
 
-def plain_job(cfg: DictConfig) -> dict[str, Any]:
-    """The user's part of the configuration of one job of a sweep, resolved."""
-    return _placed(cfg, "hydra.sweep.dir", "hydra.sweep.subdir")
+def plain_run(cfg: DictConfig, *directory: str) -> dict[str, Any]:
+    """The user's part of the configuration of a single run or of one job of a sweep, resolved.
 
-
-def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
+    directory: the keys of the parts of its directory, by default those of a run; `JOB_DIRECTORY` are those of a job
+    """
     with explained():
         # Hydra sets these before it calls a job: a configuration may refer to ${hydra:runtime.output_dir}.
-        set_hydra_config(cfg)
-        output_dir = os.path.abspath(os.path.join(*(str(OmegaConf.select(cfg, key)) for key in directory)))
+        OmegaConf.set_readonly(cfg.hydra, True)
+        HydraConfig.instance().cfg = cast(Any, cfg)  # unlike `HydraConfig.set_config`, without a copy
+        parts = (str(OmegaConf.select(cfg, key)) for key in directory or ("hydra.run.dir",))
         with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
-            cfg.hydra.runtime.output_dir = output_dir
+            cfg.hydra.runtime.output_dir = os.path.abspath(os.path.join(*parts))
         for key in (
             "output_subdir",
             "job.name",
@@ -77,10 +71,7 @@ def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
     return plain(users)
 
 
-def set_hydra_config(cfg: DictConfig) -> None:
-    """Let ``${hydra:…}`` resolve to Hydra's section of `cfg`; unlike `HydraConfig.set_config`, without a copy of it."""
-    OmegaConf.set_readonly(cfg.hydra, True)
-    HydraConfig.instance().cfg = cast(Any, cfg)
+JOB_DIRECTORY = ("hydra.sweep.dir", "hydra.sweep.subdir")
 
 
 def users_part(cfg: DictConfig) -> DictConfig:
@@ -91,17 +82,8 @@ def users_part(cfg: DictConfig) -> DictConfig:
     return users
 
 
-def unused_run_dir(cfg: DictConfig, where: str) -> Path:
-    """The directory of a run or job, after `plain_run` or `plain_job` has set it in `cfg`.
-
-    Raises SpecError if the directory holds a run already: Hydra would overwrite the `.hydra` of that run.
-    """
-    run_dir = Path(cfg.hydra.runtime.output_dir)
-    _refuse_run_in(run_dir, where)
-    return run_dir
-
-
-def _refuse_run_in(run_dir: Path, where: str) -> None:
+def refuse_used(run_dir: Path, where: str) -> None:
+    """Raise SpecError if the directory holds a run already: Hydra would overwrite the `.hydra` of that run."""
     if (run_dir / STATUS).exists():
         raise SpecError([Problem(where, f"{run_dir} already holds a run", "give another directory")])
 
@@ -123,7 +105,7 @@ def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]
         except StoreError as error:
             raise SpecError([Problem(where, str(error), "give another directory")]) from error
         if not go_on:
-            _refuse_run_in(run_dir, where)  # another process may have finished there just now
+            refuse_used(run_dir, where)  # another process may have finished there just now
         yield
 
 

@@ -1,36 +1,64 @@
-"""Exceptions of Hydra and OmegaConf as problems; problems that name the interpolation of a wrong value."""
+"""What is wrong with a command line or a config file that does not compose, with the nearest existing names.
+
+The overrides are checked only after Hydra has refused them, so that a correct command line loses no time. What is not a
+common mistake is shown with Hydra's own message.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.core.override_parser.types import Override
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
     GrammarParseError,
     MissingMandatoryValue,
     OmegaConfBaseException,
 )
 
-from hookrun.compose.check import (
-    Composition,
-    is_config_name,
-    no_such_config,
-    without_header,
-    wrong_overrides,
-)
-from hookrun.compose.overrides import INTERPOLATION
+from hookrun.compose.hydra import Composition, options, parse_override
+from hookrun.compose.overrides import INTERPOLATION, quoted, several_values, split_at_spaces, unreadable
 from hookrun.config.interpolations import guarded
+from hookrun.config.root_keys import ROOT_KEYS
 from hookrun.config.yaml_files import load
-from hookrun.errors import HookrunError, Problem, Refusal, SpecError, nearest
+from hookrun.errors import HookrunError, Problem, Refusal, SpecError, listed, nearest
 
 MOST_SHOWN = 100
 """Characters of an interpolation that are shown."""
+# Sections in which users may add keys of their own.
+_OPEN = (
+    "hooks.",
+    "vars.",
+    "needs.",
+    "model.args",
+    "data.args",
+    "data.transforms",
+    "data.train_transforms",
+    "train.optimizer.",
+    "train.scheduler.",
+    "train.loss.",
+)
+_ONE_SECTION_GROUPS = {"model", "data", "train", "compute", "hooks"}
+"""The groups whose choice affects the keys of one section only."""
+# Launchers and sweepers of other packages, and the extra of hookrun that installs each.
+_EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "optuna": "optuna"}
+_NO_KEY = "there is no such key"
 _TWICE = re.compile(
     r"Multiple values for (\S+)\. To override|(\S+) appears more than once in the final defaults list"
 )
@@ -40,8 +68,7 @@ _TWICE = re.compile(
 def explained(asked: Composition | None = None) -> Iterator[None]:
     """Convert any exception while Hydra composes or resolves a configuration to SpecError.
 
-    No user code runs in the block: every exception is a mistake in the command line or in a file. The overrides are
-    checked only after Hydra has refused them, so that a correct command line loses no time.
+    No user code runs in the block: every exception is a mistake in the command line or in a file.
     """
     try:
         with guarded():
@@ -49,50 +76,288 @@ def explained(asked: Composition | None = None) -> Iterator[None]:
     except (HookrunError, BrokenPipeError):
         raise
     except Exception as error:
-        raise SpecError(_mistakes(error, asked)) from error
+        problems, reason = list[Problem](), error
+        if asked is not None and isinstance(error, HydraException | ValueError | TypeError):
+            try:
+                problems = wrong_overrides(asked)
+            except HookrunError:
+                raise
+            except Exception as of_files:  # the files do not compose, even without the overrides
+                reason = of_files
+        raise SpecError(problems or [_problem(reason, asked)]) from error
 
 
-def _mistakes(error: Exception, asked: Composition | None) -> list[Problem]:
-    if asked is None or not isinstance(error, HydraException | ValueError | TypeError):
-        return [_problem(error, asked)]
+# ---- overrides -----------------------------------------------------------------------------------------------------
+
+
+def wrong_overrides(asked: Composition) -> list[Problem]:
+    """The problems of the overrides: syntax errors, or if there are none, wrong choices and keys.
+
+    Empty where every override is correct. Raises what Hydra raises where the config files do not compose.
+    """
+    parsed, problems = _parsed(asked)
+    if problems:
+        return problems
+    keys, others, wrong_groups = list[Override](), list[Override](), set[str]()
+    for override in parsed:
+        if override.is_sweep_override() or override.key_or_group == "hydra.searchpath":
+            others.append(override)
+        elif not _is_choice(override, asked):
+            keys.append(override)
+        elif wrong := _wrong_choices(override, asked):
+            problems += wrong
+            wrong_groups.add(override.key_or_group)
+        else:
+            others.append(override)
+    if not wrong_groups <= _ONE_SECTION_GROUPS:  # the keys cannot be checked without the right choice
+        return problems
+    others = [each for each in others if each.key_or_group.partition(".")[0] not in wrong_groups]
+    cfg = asked.app.compose_config(
+        asked.config_name,
+        [str(each.input_line) for each in others],
+        asked.mode,
+        validate_sweep_overrides=False,
+    )
+    if lost := lost_keys(cfg):  # an experiment without its header: all its keys are in the wrong place
+        return lost
+    is_swept = any(each.is_sweep_override() and _is_choice(each, asked) for each in others)
+    for override in keys:
+        if override.key_or_group.partition(".")[0] in wrong_groups:
+            continue
+        problem = _wrong_key(override, cfg, asked)
+        if problem is not None and problem.what == _NO_KEY and is_swept and not override.is_delete():
+            hint = f"{problem.hint}; where only a swept experiment has it: ++{override.input_line}"
+            problem = replace(problem, hint=hint)
+        problems += [] if problem is None else [problem]
+    return problems
+
+
+def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
+    parsed, problems = list[Override](), list[Problem]()
+    words = list(asked.overrides)
+    while words:
+        if problem := split_at_spaces(words, asked.app):
+            problems.append(problem)
+            del words[: 1 + problem.where.count(" ")]
+            continue
+        text = words.pop(0)
+        try:
+            override = parse_override(text)
+        except OverrideParseException as error:
+            problems.append(unreadable(error, asked.app))
+            continue
+        parsed.append(override)
+        if not override.key_or_group:
+            problems.append(Problem(text, "has no key before the `=`", "for one: experiment=clip_fc"))
+        elif override.is_sweep_override() and asked.mode is RunMode.RUN:
+            problems.append(several_values(override))
+    return parsed, problems
+
+
+def _is_choice(override: Override, asked: Composition) -> bool:
+    """Whether Hydra reads the override as a choice from a config group; it merges a mapping into the keys instead."""
+    return asked.repository.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
+
+
+def _wrong_choices(override: Override, asked: Composition) -> list[Problem]:
+    group, value = override.key_or_group, override.value()
+    if override.is_delete():
+        return []
+    if override.is_add() and override.package is None:
+        cfg = asked.app.compose_config(asked.config_name, [], asked.mode)
+        if group in cfg.hydra.runtime.choices:
+            what = "`+` adds a config group, and this one is there already"
+            return [Problem(group, what, "leave the `+` out")]
+    names = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) for name in names):
+        return [_not_a_name(override, options(asked.repository, group))]
+    paths = [f"{group}/{name}" for name in names]
+    return [no_such_config(path, asked) for path in paths if not asked.repository.config_exists(path)]
+
+
+def _not_a_name(override: Override, names: list[str]) -> Problem:
+    """The problem of a choice such as ``3`` or ``nan``, which Hydra reads as a number."""
+    group, typed = override.key_or_group, override.get_value_string()
+    hint = nearest(typed, names)
+    if override.value() is None and "none" in names:
+        hint = f"for none write {group}=none"
+    elif typed in names and (fixed := quoted(f"{group}={typed}")):
+        hint = f"put the name in quotes of its own: {fixed}"
+    return Problem(group, f"found {typed!r}, expected a name", hint)
+
+
+def no_such_config(path: str, asked: Composition) -> Problem:
+    """The problem of a config that is not in the config folders, such as ``model/resnet19``."""
+    if (asked.config_name or "").startswith("/") and path == asked.config_name.lstrip("/"):
+        hint = "give the name of a file in a config folder; --config-dir adds a folder"
+        return Problem("--config-name", f"found the path {asked.config_name!r}, expected a name", hint)
+    top, _, below = path.partition("/")
+    if top == "hydra":
+        group, _, name = path.rpartition("/")
+        hint = f"a {group.removeprefix('hydra/')} of another package must be installed first"
+        if name in _EXTRAS:
+            hint = f"pip install 'hookrun[{_EXTRAS[name]}]'"
+        return Problem(
+            group, f"there is no {name!r}; there are: {', '.join(options(asked.repository, group))}", hint
+        )
+    folders = asked.app.folders()
+    misnamed = next((file for folder in folders if (file := folder / f"{path}.yml").is_file()), None)
+    if misnamed is not None:
+        hint = f"rename it to {misnamed.stem}.yaml"
+        return Problem(str(misnamed), "configuration files end in .yaml", hint)
+    group, name = (top, below) if below else ("", path)
+    names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    if group:  # a folder inside the group may be the wrong part
+        names = options(asked.repository, group)
+    near = nearest(name, names)
+    alike = [option for option in names if "/" in name or "/" not in option]
+    there_are = f"there are: {listed(alike, 40)}; " if near.startswith("did you mean") else ""
+    hint = f"{there_are}looked in {', '.join(str(folder / group) for folder in folders)}"
+    return Problem(group or "--config-name", f"there is no {name!r}; {near}", hint)
+
+
+def _wrong_key(override: Override, cfg: DictConfig, asked: Composition) -> Problem | None:
+    """The problem of the override of a key. A correct override is applied to `cfg`, as Hydra would, and gives None."""
+    key, value = override.key_or_group, override.value()
+    if override.package is not None:  # its config group does not exist: Hydra reports that
+        return None
+    if "/" in key:
+        hint = nearest(key, asked.app.list_all_config_groups())
+        return Problem(key, "there is no such config group", hint)
     try:
-        problems = wrong_overrides(asked)
-    except HookrunError:
-        raise
-    except Exception as of_files:  # the files do not compose, even without the overrides
-        return [_problem(of_files, asked)]
-    return problems or [_problem(error, asked)]
+        is_there = OmegaConf.select(cfg, key) is not None
+        if override.is_delete():
+            return None if is_there else Problem(f"~{key}", _NO_KEY, _near(key, cfg))
+        if override.is_add() and is_there and not isinstance(value, dict | list):
+            return Problem(key, "`+` adds a key, and this one is there already", "leave the `+` out")
+        adds = override.is_add() or override.is_force_add()
+        if not adds and (leaf := _leaf_above(key, cfg)) is not None:
+            return Problem(key, _NO_KEY, _below_a_leaf(override, leaf, OmegaConf.select(cfg, leaf)))
+        OmegaConf.update(cfg, key, value, merge=True, force_add=adds)
+    except (ConfigKeyError, ConfigAttributeError) as error:
+        if asked.repository.group_exists(key) and key not in cfg:
+            return _not_a_name(override, options(asked.repository, key))
+        inside = str(error.full_key or "")  # `key={…}` with an unknown key in the braces
+        key = inside if inside.startswith(f"{key}.") else key
+        to_add = f"; to add it: +{override.input_line}" if key.startswith(_OPEN) else ""
+        return Problem(key, _NO_KEY, _near(key, cfg) + to_add)
+    except OmegaConfBaseException as error:
+        if isinstance(value, list) and OmegaConf.is_dict(OmegaConf.select(cfg, key)):
+            hint = "a sweep has one: objective=val/accuracy"
+            hint = hint if key == "objective" else "name its keys one by one"
+            return Problem(key, "found a list, expected a mapping", hint)
+        return Problem(str(error.full_key or key), str(error.msg or error).splitlines()[0])
+    return None
+
+
+def _leaf_above(key: str, cfg: DictConfig) -> str | None:
+    """The part of `key` that exists and holds a value instead of keys, such as `train.ema` of ``train.ema.decay``."""
+    node, above = cfg, ""
+    for part in key.split(".")[:-1]:
+        if not OmegaConf.is_dict(node) or part not in node:
+            return None
+        node, above = node[part], f"{above}.{part}" if above else part
+        if not OmegaConf.is_config(node):
+            return above
+    return None
+
+
+def _below_a_leaf(override: Override, leaf: str, value: Any) -> str:
+    """The hint for an override below a key that holds a value."""
+    below = override.key_or_group.removeprefix(f"{leaf}.")
+    if leaf == "train.loss" and isinstance(value, str):
+        return f"a loss with arguments is a mapping: train.loss={{name: {value}, ...}}"
+    if value is None and override.key_or_group.startswith(_OPEN):
+        return f"{leaf} is null; to add it: +{override.input_line}"
+    if value is None and "." not in below:
+        whole = shlex.quote(f"{leaf}={{{below}: {override.get_value_string()}}}")
+        return f"{leaf} is null; set it with all the keys that it needs: {whole}"
+    return f"{leaf} is {'null' if value is None else repr(value)}"
+
+
+def _near(key: str, cfg: DictConfig) -> str:
+    """A hint with the nearest keys: those that end in `key`, else those like it in its first wrong part."""
+    paths = [group for group in cfg.hydra.runtime.choices if "/" not in group] + key_paths(cfg)
+    above, part, rest = "", *key.partition(".")[::2]
+    near = [path for path in paths if path.endswith(f".{key}") and not path.startswith("hydra.")]
+    siblings = dict[str, None]()
+    if not near:
+        while rest and f"{above}{part}" in paths:
+            above, part, rest = f"{above}{part}.", *rest.partition(".")[::2]
+        below = (path.removeprefix(above) for path in paths if path.startswith(above))
+        siblings = dict.fromkeys([path.partition(".")[0] for path in below] + ([] if above else [*ROOT_KEYS]))
+        whole = [f"{above}{name}.{rest}".rstrip(".") for name in get_close_matches(part, siblings)]
+        near = [path for path in whole if path in paths] or whole
+    if not near and above:  # train.lr for train.optimizer.lr
+        section, leaf = key.partition(".")[0], key.rpartition(".")[2]
+        near = [path for path in paths if path.startswith(f"{section}.") and path.endswith(f".{leaf}")]
+    if near:
+        return f"did you mean {' or '.join(map(repr, near[:3]))}?"
+    return f"{above.rstrip('.') or 'the root'} holds {', '.join(siblings) or 'no keys'}"
+
+
+def key_paths(cfg: DictConfig) -> list[str]:
+    """Every key path of the configuration."""
+    paths, pending = list[str](), [("", OmegaConf.to_container(cfg))]
+    while pending:
+        prefix, node = pending.pop(0)
+        if isinstance(node, dict):
+            paths += [f"{prefix}{key}" for key in node]
+            pending += [(f"{prefix}{key}.", value) for key, value in node.items()]
+    return paths
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def without_header(file: str) -> Problem:
+    """The problem of an experiment file without the header ``# @package _global_``."""
+    path = Path(file)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else ["unknown"]
+    if all(not line.strip() or line.lstrip().startswith("#") for line in lines):
+        hint = "a small one: `# @package _global_`, then `hooks: {NAME: {select: fc, hook: forward, action: print}}`"
+        return Problem(file, "has no keys, and its first line is not `# @package _global_`", hint)
+    what = "its keys land under `experiment`, where nothing reads them"
+    return Problem(file, what, "make `# @package _global_` its first line")
+
+
+def lost_keys(cfg: DictConfig) -> list[Problem]:
+    """The problem of the chosen experiment if its keys landed under `experiment`."""
+    landed = cfg.hydra.runtime.choices.get("experiment") is not None and "experiment" in cfg
+    return [without_header(experiment_file(cfg))] if landed else []
+
+
+def experiment_file(cfg: DictConfig) -> str:
+    """The file of the chosen experiment."""
+    name = f"experiment/{cfg.hydra.runtime.choices.experiment}.yaml"
+    folders = [Path(source.path) for source in cfg.hydra.runtime.config_sources if source.schema == "file"]
+    return next((str(folder / name) for folder in folders if (folder / name).is_file()), name)
 
 
 def _problem(error: Exception, asked: Composition | None) -> Problem:
     match error:
         case MissingConfigException(missing_cfg_file=str(path)) if asked:
-            if is_config_name(path, asked):
-                return no_such_config(path, asked)
-            if error.options is None:
+            if error.options is None and path != (asked.config_name or "").lstrip("/"):
                 hint = "a defaults list holds items like `- override /model: resnet18`"
                 return Problem(_named_file(error, asked), f"Could not load {path!r}", hint)
             return no_such_config(path, asked)
         case OmegaConfBaseException():
-            return _value(error)
+            return _of_value(error)
         case RecursionError():
             what = "something contains itself, through an alias, an interpolation or a defaults list"
             return Problem("", what, "break the cycle")
         case OSError(filename=str(file)):
             return Problem(file, error.strerror or str(error))
-        case HydraException() | ValueError() | OSError() | UserWarning():
+        case HydraException() | ValueError() | OSError():
             return _of_hydra(error, asked)
     return Problem("", f"{type(error).__name__}: {error}", "HYDRA_FULL_ERROR=1 shows the traceback")
 
 
-def _value(error: OmegaConfBaseException) -> Problem:
+def _of_value(error: OmegaConfBaseException) -> Problem:
     key, what = str(error.full_key or ""), str(error.msg or error).splitlines()[0]
-    hint = ""
     if isinstance(error, MissingMandatoryValue):
         return Problem(key, "has no value yet (???)", f"give it one: {key}=VALUE")
-    if isinstance(error, GrammarParseError):
-        hint = INTERPOLATION
-    return Problem(key, what, hint)
+    return Problem(key, what, INTERPOLATION if isinstance(error, GrammarParseError) else "")
 
 
 def _of_hydra(error: Exception, asked: Composition | None) -> Problem:
@@ -100,10 +365,10 @@ def _of_hydra(error: Exception, asked: Composition | None) -> Problem:
     file = _named_file(error, asked)
     below = error.__cause__ or error.__context__
     if isinstance(below, OmegaConfBaseException):
-        problem = _value(below)
+        problem = _of_value(below)
         if file and not problem.where:  # a section that is a list: OmegaConf names no key
-            return _list_for_mapping(file) or Problem(file, problem.what, problem.hint)
-        return Problem(file, f"{problem.what} (at {problem.where})", problem.hint) if file else problem
+            return _list_for_mapping(file) or replace(problem, where=file)
+        return replace(problem, where=file, what=f"{problem.what} (at {problem.where})") if file else problem
     message = " ".join(str(error).split()) or type(error).__name__
     if twice := _TWICE.match(message):
         group = twice[1] or twice[2]
@@ -111,7 +376,8 @@ def _of_hydra(error: Exception, asked: Composition | None) -> Problem:
         return Problem(group, "is chosen twice, by hookrun's configuration and by a defaults list", hint)
     if asked is None or not file or not isinstance(error, ConfigCompositionException):
         return Problem(file, message)
-    if "experiment" in Path(file).parts and not _has_header(file):
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    if "experiment" in Path(file).parts and not any(line.startswith("# @package") for line in lines):
         return without_header(file)
     return Problem(file, message, _near_groups(file, asked))
 
@@ -119,16 +385,12 @@ def _of_hydra(error: Exception, asked: Composition | None) -> Problem:
 def _list_for_mapping(file: str) -> Problem | None:
     """The problem of the first section of the file that is a list; every section of a configuration is a mapping."""
     content = load(Path(file))
-    keys = content if OmegaConf.is_dict(content) else {}
-    found = next((str(key) for key in keys if key != "defaults" and OmegaConf.is_list(keys[key])), None)
-    if found is None:
-        return None
-    hint = (
-        "each hook has a name: NAME: {select: …, hook: …, action: …}"
-        if found == "hooks"
-        else "write key: value"
-    )
-    return Problem(f"{file}: {found}", "found a list, expected a mapping", hint)
+    for key in content if OmegaConf.is_dict(content) else ():
+        if key != "defaults" and OmegaConf.is_list(content[key]):
+            named = "each hook has a name: NAME: {select: …, hook: …, action: …}"
+            hint = named if key == "hooks" else "write key: value"
+            return Problem(f"{file}: {key}", "found a list, expected a mapping", hint)
+    return None
 
 
 def _named_file(error: Exception, asked: Composition | None) -> str:
@@ -137,10 +399,6 @@ def _named_file(error: Exception, asked: Composition | None) -> str:
     folders = asked.app.folders() if asked else []
     files = (folder / f"{word}.yaml" for word in words if "/" in word for folder in folders)
     return next((str(file) for file in files if file.is_file()), "")
-
-
-def _has_header(file: str) -> bool:
-    return any(line.startswith("# @package") for line in Path(file).read_text(encoding="utf-8").splitlines())
 
 
 def _near_groups(file: str, asked: Composition) -> str:
@@ -154,14 +412,16 @@ def _near_groups(file: str, asked: Composition) -> str:
     return "; ".join(nearest(group, groups) for group in absolute if group.partition("/")[0] not in groups)
 
 
+# ---- interpolations ------------------------------------------------------------------------------------------------
+
+
 @contextmanager
 def origins_told(cfg: DictConfig) -> Iterator[None]:
     """Add to each problem raised in the block the interpolation of `cfg` from which the wrong value came."""
     try:
         yield
     except Refusal as error:
-        written: Any = OmegaConf.to_container(cfg, resolve=False)
-        origins = dict(_interpolations(written, ""))
+        origins = dict(_interpolations(OmegaConf.to_container(cfg, resolve=False), ""))
         if not origins:
             raise
         raise type(error)([_told(each, origins) for each in error.errors], error.notes) from error
@@ -185,10 +445,6 @@ def _told(problem: Problem, origins: Mapping[str, str]) -> Problem:
         return problem
     if place != problem.where:
         return replace(problem, what=f"{problem.what} ({place} is {origins[place]})")
-    found, colon, expected = problem.what.partition(": ")
-    if colon and found.startswith("found "):
-        return replace(problem, what=f"{found} (from {origins[place]}): {expected}")
-    found, comma, expected = problem.what.partition(", ")
-    if comma and found.startswith("found "):
-        return replace(problem, what=f"{found} (from {origins[place]}), {expected}")
-    return replace(problem, what=f"{problem.what} (from {origins[place]})")
+    found = re.match("found .*?(?=: )|found .*?(?=, )", problem.what)
+    end = found.end() if found else len(problem.what)
+    return replace(problem, what=f"{problem.what[:end]} (from {origins[place]}){problem.what[end:]}")

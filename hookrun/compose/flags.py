@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 from hydra.types import RunMode
 
-from hookrun.compose.check import nearest_key
+from hookrun.compose.errors import key_paths
 from hookrun.compose.hydra import App, argument_parser, conf_dir, opened
 from hookrun.compose.overrides import GROUPS, meant
 from hookrun.config.root_keys import ROOT_KEYS
-from hookrun.errors import Problem, SpecError, nearest
+from hookrun.errors import Problem, SpecError
 
 _WRITTEN = "settings are written key=value, without dashes"
 
@@ -22,73 +22,41 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the flags and the overrides. Raises SpecError, and SystemExit after ``--version``."""
     parser = argument_parser()
     known = {flag: action for action in parser._actions for flag in action.option_strings}
-    if problems := [*_wrong_values(arguments, known), *_unknown(arguments, known)]:
-        raise SpecError(problems)
+    if unknown := [position for position in _flags(arguments) if _is_unknown(arguments[position], known)]:
+        with opened(conf_dir()) as app:
+            raise SpecError([_not_a_flag(arguments[position:], known, app) for position in unknown])
     try:
-        args, others = parser.parse_known_intermixed_args(list(arguments))
+        return parser.parse_intermixed_args(list(arguments))
     except argparse.ArgumentError as error:
-        raise SpecError(
-            [Problem(error.argument_name or "", error.message, "--help shows some uses")]
-        ) from None
-    if others:
-        raise SpecError([Problem(text, "is not a flag", _WRITTEN) for text in others])
-    return args
+        flag = (error.argument_name or "").partition("/")[0]
+        joined = next((word for word in arguments if word.startswith(f"{flag}=")), "")
+        hint = "--help shows some uses"
+        if flag in known and known[flag].choices:
+            hint = f"it takes {', '.join(known[flag].choices or ())}"
+        elif flag in known and known[flag].nargs == 0 and joined:
+            hint = f"put a space there: {joined.replace('=', ' ', 1)}"
+        raise SpecError([Problem(flag, error.message, hint)]) from None
 
 
-def _flags(arguments: Sequence[str]) -> Iterator[tuple[int, str, str | None]]:
-    """The position, the name and the value of each word that begins with a dash."""
-    for position, word in enumerate(arguments):
-        if word == "--":
-            return
-        if word.startswith("-") and word != "-":
-            name, equals, value = word.partition("=")
-            yield position, name, value if equals else None
+def _flags(arguments: Sequence[str]) -> list[int]:
+    """The positions of the words that begin with a dash, up to the word ``--``."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return [position for position, word in enumerate(arguments[:end]) if word[:1] == "-" and word != "-"]
 
 
-def _wrong_values(arguments: Sequence[str], known: Mapping[str, argparse.Action]) -> Iterator[Problem]:
-    for position, name, value in _flags(arguments):
-        action = known.get(name)
-        if action is None:
-            continue
-        takes = ", ".join(action.choices or ()) or ("a folder" if name in _FOLDERS else "a name")
-        if action.nargs == 0 and value is not None:
-            hint = f"put a space there: {name} {value}" if "=" in value else f"for one: {name} seed=1,2"
-            yield Problem(name, f"takes no value, and was given {value!r}", hint if name in _SWEEP else "")
-        elif action.nargs != 0:
-            following = arguments[position + 1 : position + 2]
-            given = (
-                value if value is not None else next((each for each in following if each[:1] != "-"), None)
-            )
-            if given is None and action.nargs != "?":
-                yield Problem(name, "needs a value", f"it takes {takes}")
-            elif given is not None and action.choices and given not in action.choices:
-                near = nearest(given, action.choices)
-                hint = near if near.startswith("did you mean") else f"for one: {name} {takes.split(',')[0]}"
-                yield Problem(name, f"found {given!r}, expected one of {takes}", hint)
+def _is_unknown(word: str, known: Mapping[str, argparse.Action]) -> bool:
+    if word.partition("=")[0] in known:
+        return False
+    with_choice = known.get(word[:2])  # a short flag with its choice attached: -cjob
+    return with_choice is None or word[2:] not in (with_choice.choices or ())
 
 
-_FOLDERS = ("--config-dir", "-cd", "--config-path", "-cp")
-_SWEEP = ("--multirun", "-m")
-
-
-def _unknown(arguments: Sequence[str], known: Mapping[str, argparse.Action]) -> Iterator[Problem]:
-    unknown = [each for each in _flags(arguments) if each[1] not in known and not _is_short(each[1], known)]
-    if not unknown:
-        return
-    with opened(conf_dir()) as app:
-        for position, name, value in unknown:
-            following = arguments[position + 1 : position + 2]
-            if value is None and following and "=" not in following[0] and following[0][:1] != "-":
-                value = following[0]
-                yield Problem(f"{name} {value}", "is not a flag", _hint(name, value, known, app))
-            else:
-                yield Problem(arguments[position], "is not a flag", _hint(name, value, known, app))
-
-
-def _is_short(word: str, known: Mapping[str, argparse.Action]) -> bool:
-    """Whether the word is a short flag with its choice attached: ``-cjob``."""
-    action = known.get(word[:2])
-    return action is not None and word[2:] in (action.choices or ())
+def _not_a_flag(words: Sequence[str], known: Mapping[str, argparse.Action], app: App) -> Problem:
+    """The problem of the first word, of which the second may be the value: ``--experiment clip_fc``."""
+    name, equals, value = words[0].partition("=")
+    if not equals and len(words) > 1 and "=" not in words[1] and words[1][:1] != "-":
+        return Problem(f"{name} {words[1]}", "is not a flag", _hint(name, words[1], known, app))
+    return Problem(words[0], "is not a flag", _hint(name, value if equals else None, known, app))
 
 
 def _hint(name: str, value: str | None, known: Mapping[str, argparse.Action], app: App) -> str:
@@ -100,9 +68,9 @@ def _hint(name: str, value: str | None, known: Mapping[str, argparse.Action], ap
     if f"--{key}" in known:
         return f"did you mean --{key}?"
     key = key.replace("-", "_")
-    found = nearest_key(key, app.compose_config("config", [], RunMode.RUN))
-    if found and found.rpartition(".")[2] == key:
-        return f"{_WRITTEN}: {found}={value or 'VALUE'}"
+    paths = key_paths(app.compose_config("config", [], RunMode.RUN))
+    if path := next((path for path in paths if path.endswith(f".{key}")), None):
+        return f"{_WRITTEN}: {path}={value or 'VALUE'}"
     if close := get_close_matches(f"--{name.lstrip('-').replace('_', '-')}", known, n=1, cutoff=0.75):
         return f"did you mean {close[0]}?"
     return f"{_WRITTEN}; --help shows some uses"

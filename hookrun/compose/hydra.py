@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -65,7 +66,7 @@ class App(Hydra):
     def compose_config(self, *args: Any, **options: Any) -> DictConfig:
         """The configuration that `run_checked` or `sweep_checked` is running, else a new composition."""
         if self._checked is None:
-            with _warnings_are_errors(), guarded():
+            with guarded():
                 return super().compose_config(*args, **options)
         if options.get("with_log_configuration"):
             configure_log(self._checked.hydra.hydra_logging, self._checked.hydra.verbose)
@@ -93,7 +94,7 @@ class App(Hydra):
 
         over: wraps the launcher that `cfg` names; the sweeper gets the result
         """
-        with self._checking(cfg, cfg.hydra.sweep.dir), _launchers(over), _composed_before():
+        with self._checking(cfg, cfg.hydra.sweep.dir), _in_sweepers(over):
             return self.multirun(cfg.hydra.job.config_name, task, [])
 
     @contextmanager
@@ -117,11 +118,19 @@ class App(Hydra):
             self._checked = None
 
     def jobs(self, cfg: DictConfig) -> list[list[str]] | None:
-        """The overrides of each job of a sweep; None where the sweeper chooses its jobs while it runs."""
+        """The overrides of each job of a sweep; None where the sweeper chooses its jobs while it runs.
+
+        Raises SpecError for more than MAX_JOBS jobs; counting stops there, even in a range of a billion.
+        """
         if cfg.hydra.sweeper.get("_target_") != BASIC_SWEEPER:
             return None
-        overrides = self.swept(cfg)
-        _refuse_too_many(overrides)
+        overrides, number = self.swept(cfg), 1
+        for override in overrides:
+            if override.is_sweep_override() and override.is_discrete_sweep():
+                number *= max(1, sum(1 for _ in islice(override.sweep_iterator(), MAX_JOBS + 1)))
+            if number > MAX_JOBS:
+                what = f"the sweep has more than {MAX_JOBS:,} jobs"
+                raise SpecError([Problem(override.key_or_group, what, "sweep over fewer values")])
         return [
             job for batch in BasicSweeper.split_arguments(overrides, max_batch_size=None) for job in batch
         ]
@@ -134,7 +143,7 @@ class App(Hydra):
 
     def job_config(self, cfg: DictConfig, overrides: Sequence[str], number: int) -> DictConfig:
         """The configuration of one job of the sweep `cfg`, as the launcher will compose it."""
-        with _warnings_are_errors(), guarded():
+        with guarded():
             return numbered(self.config_loader.load_sweep_config(cfg, list(overrides)), number)
 
     def list_all_config_groups(self, parent: str = "") -> Sequence[str]:
@@ -145,12 +154,6 @@ class App(Hydra):
         """The names in a config group, including those of its subgroups."""
         return options(self.config_loader, group)
 
-    def repository(self, config_name: str, overrides: list[str]) -> IConfigRepository:
-        """The config folders that a composition with these overrides searches: `hydra.searchpath` may add some."""
-        with _warnings_are_errors(), guarded():
-            loader = cast(ConfigLoaderImpl, self.config_loader)
-            return loader._parse_overrides_and_create_caching_repo(config_name, overrides)[1]
-
     def get_shell_to_plugin_map(self, config_loader: ConfigLoader) -> Any:  # type: ignore[override]  # static there
         """The completion plugin of each shell, which completes whole groups."""
         return super().get_shell_to_plugin_map(cast(ConfigLoader, _WholeGroups(self)))
@@ -160,23 +163,30 @@ class App(Hydra):
         return [Path(source.path) for source in self.config_loader.get_sources() if source.scheme() == "file"]
 
 
+@dataclass(frozen=True)
+class Composition:
+    """The arguments of one composition by Hydra: those of a command line, or of one job of a sweep."""
+
+    app: App
+    config_name: str
+    overrides: list[str]
+    mode: RunMode = RunMode.RUN
+
+    @cached_property
+    def repository(self) -> IConfigRepository:
+        """The config folders that Hydra searches, including those of `hydra.searchpath`."""
+        search = [text for text in self.overrides if text.lstrip("+").startswith("hydra.searchpath=")]
+        with guarded():
+            loader = cast(ConfigLoaderImpl, self.app.config_loader)
+            return loader._parse_overrides_and_create_caching_repo(self.config_name, search)[1]
+
+
 def options(source: ConfigLoader | IConfigRepository, group: str) -> list[str]:
     """The names in a config group, including those of its subgroups."""
     names = list(source.get_group_options(group, ObjectType.CONFIG))
     for folder in source.get_group_options(group, ObjectType.GROUP):
         names += [f"{folder}/{name}" for name in options(source, f"{group}/{folder}")]
     return names
-
-
-def _refuse_too_many(overrides: list[Override]) -> None:
-    """Raise SpecError for a sweep of more than MAX_JOBS jobs; counting stops there, even in a range of a billion."""
-    jobs = 1
-    for override in overrides:
-        if override.is_sweep_override() and override.is_discrete_sweep():
-            jobs *= max(1, sum(1 for _ in islice(override.sweep_iterator(), MAX_JOBS + 1)))
-        if jobs > MAX_JOBS:
-            what = f"the sweep has more than {MAX_JOBS:,} jobs"
-            raise SpecError([Problem(override.key_or_group, what, "sweep over fewer values")])
 
 
 class _WholeGroups:
@@ -212,48 +222,28 @@ def numbered(cfg: DictConfig, number: int) -> DictConfig:
 
 
 @contextmanager
-def _launchers(over: Callable[[Launcher], Launcher]) -> Iterator[None]:
-    """In the block, Hydra's plugin registry returns ``over(launcher)`` for a launcher: sweepers have no hook for it.
+def _in_sweepers(over: Callable[[Launcher], Launcher]) -> Iterator[None]:
+    """In the block, sweepers get ``over(launcher)`` for their launcher, and Hydra's own does not compose every job.
 
-    The method is replaced on the class, since launchers pickle the instance.
+    Sweepers have no hook for either. The methods are replaced on the classes, since launchers pickle the instances.
+    Other sweepers, which choose their jobs while they run, keep their check of each job.
     """
-    made = Plugins.instantiate_launcher
+    instantiate, validate = Plugins.instantiate_launcher, Sweeper.validate_batch_is_legal
 
     def instantiate_launcher(self: Plugins, *args: Any, **options: Any) -> Launcher:
-        return over(made(self, *args, **options))
-
-    Plugins.instantiate_launcher = instantiate_launcher  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Plugins.instantiate_launcher = made  # type: ignore[method-assign]
-
-
-@contextmanager
-def _composed_before() -> Iterator[None]:
-    """In the block, Hydra's basic sweeper does not compose every job as a check: hookrun has done so already.
-
-    The method belongs to the base class; other sweepers, which choose their jobs while they run, keep the check.
-    """
-    theirs = Sweeper.validate_batch_is_legal
+        return over(instantiate(self, *args, **options))
 
     def validate_batch_is_legal(self: Sweeper, batch: Sequence[Sequence[str]]) -> None:
         if f"{type(self).__module__}.{type(self).__name__}" != BASIC_SWEEPER:
-            theirs(self, batch)
+            validate(self, batch)
 
+    Plugins.instantiate_launcher = instantiate_launcher  # type: ignore[method-assign]
     Sweeper.validate_batch_is_legal = validate_batch_is_legal  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Sweeper.validate_batch_is_legal = theirs  # type: ignore[method-assign]
-
-
-@contextmanager
-def _warnings_are_errors() -> Iterator[None]:
-    """Turn the warnings of Hydra's loader into errors, such as that of a missing package in `hydra.searchpath`."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", category=UserWarning, module=ConfigLoaderImpl.__module__)
-        yield
+        Plugins.instantiate_launcher = instantiate  # type: ignore[method-assign]
+        Sweeper.validate_batch_is_legal = validate  # type: ignore[method-assign]
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -277,8 +267,13 @@ def parse_override(text: str) -> Override:
 def opened(main: Path, *extra: Path) -> Iterator[App]:
     """Hydra for the config folder `main`; the folders `extra` are searched before it.
 
-    An application's own Hydra state is restored afterwards.
+    An application's own Hydra state is restored afterwards. Raises SpecError where HOOKRUN_OUTPUT names a folder that a
+    configuration cannot hold.
     """
+    output = os.environ.get(OUTPUT) or None
+    if output is not None and ("${" in output or "\\" in output):
+        what = f"found {output!r}: a folder with a backslash or `${{` in its name cannot be written in a configuration"
+        raise SpecError([Problem(OUTPUT, what, "name another folder")])
     path = create_config_search_path(str(main))
     for folder in extra:
         path.prepend("command-line", f"file://{folder}", anchor=SearchPathQuery(provider="main"))
@@ -292,7 +287,7 @@ def opened(main: Path, *extra: Path) -> Iterator[App]:
             version.setbase("1.3")
         for source in SOURCES:
             sources[source.scheme()] = source
-        app = App(task_name="hookrun", config_loader=Loader(path, _output()))
+        app = App(task_name="hookrun", config_loader=Loader(path, output and os.path.expanduser(output)))
         state[0].initialize(app)
         yield app
     finally:
@@ -301,12 +296,3 @@ def opened(main: Path, *extra: Path) -> Iterator[App]:
         base.version_base = outer_base
         for source in HYDRAS_SOURCES:
             sources[source.scheme()] = source
-
-
-def _output() -> str | None:
-    """The folder that HOOKRUN_OUTPUT names. Raises SpecError for a name that a configuration cannot hold."""
-    folder = os.environ.get(OUTPUT) or None
-    if folder is not None and ("${" in folder or "\\" in folder):
-        what = f"found {folder!r}: a folder with a backslash or `${{` in its name cannot be written in a configuration"
-        raise SpecError([Problem(OUTPUT, what, "name another folder")])
-    return folder if folder is None else os.path.expanduser(folder)

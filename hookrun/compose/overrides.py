@@ -35,23 +35,15 @@ def take_trust(overrides: Iterable[str]) -> tuple[frozenset[str], list[str]]:
             continue
         try:
             override = parse_override(text)
+            value = None if override.is_sweep_override() else override.value()
         except HydraException:
-            raise _no_packages(text) from None
-        trusted |= _packages(override, text)
+            value = None
+        names = value if isinstance(value, list) else [value]
+        if not all(isinstance(name, str) and _PACKAGE.fullmatch(name) for name in names):
+            what = f"{text.partition('=')[2]!r} is not a list of package names"
+            raise SpecError([Problem("trust", what, "write +trust=[mypkg,other]")])
+        trusted |= set(names)
     return frozenset(trusted), others
-
-
-def _packages(override: Override, text: str) -> set[str]:
-    value = None if override.is_sweep_override() else override.value()
-    names = value if isinstance(value, list) else [value]
-    if not all(isinstance(name, str) and _PACKAGE.fullmatch(name) for name in names):
-        raise _no_packages(text)
-    return set(names)
-
-
-def _no_packages(text: str) -> SpecError:
-    what = f"{text.partition('=')[2]!r} is not a list of package names"
-    return SpecError([Problem("trust", what, "write +trust=[mypkg,other]")])
 
 
 def unreadable(error: OverrideParseException, app: App) -> Problem:
@@ -173,35 +165,29 @@ def _for_shell(override: str) -> str:
     return shlex.quote(override) if special else f'"{override}"'
 
 
-def take(key: str, overrides: Sequence[str]) -> tuple[Any, list[str]]:
+def take(key: str, overrides: Sequence[str], *, is_flag: bool = False) -> tuple[Any, list[str]]:
     """The typed value of the root key, with or without `+`, or None; and the other overrides.
 
-    Raises SpecError where the key is given twice, or not with a single value.
+    Raises SpecError where the key is given twice, or not with a single value, which of a flag is true or false.
     """
     pattern = re.compile(rf"\+{{0,2}}{key}=")
-    found = [text for text in overrides if pattern.match(text)]
+    typed = [text.lstrip("+") for text in overrides if pattern.match(text)]
     others = [text for text in overrides if not pattern.match(text)]
-    if not found:
+    if not typed:
         return None, others
-    if len(found) > 1:
-        raise SpecError([Problem(key, f"is given {len(found)} times", "give it once")])
-    text = found[0].lstrip("+")
+    if len(typed) > 1:
+        raise SpecError([Problem(key, f"is given {len(typed)} times", "give it once")])
+    text = typed[0].partition("=")[2]
     try:
-        override = parse_override(text)
+        override = parse_override(typed[0])
         value = None if override.is_sweep_override() else override.value()
     except HydraException:
-        value = text.partition("=")[2]  # such as a path with characters that are special to Hydra
+        value = text  # such as a path with characters that are special to Hydra
+    if is_flag and not isinstance(value, bool):
+        raise SpecError([Problem(key, f"found {text!r}, expected true or false", f"write {key}=true")])
     if value is None or isinstance(value, dict | list):
-        raise SpecError([Problem(key, f"found {text.partition('=')[2]!r}, expected one value", "")])
+        raise SpecError([Problem(key, f"found {text!r}, expected one value", "")])
     return value, others
-
-
-def take_flag(key: str, overrides: Sequence[str]) -> tuple[bool, list[str]]:
-    """Whether the root key was typed as true; and the other overrides. Raises SpecError for what is not a boolean."""
-    value, others = take(key, overrides)
-    if value is not None and not isinstance(value, bool):
-        raise SpecError([Problem(key, f"found {value!r}, expected true or false", f"write {key}=true")])
-    return bool(value), others
 
 
 @dataclass(frozen=True)
@@ -219,11 +205,11 @@ class Resume:
 def take_resume(overrides: Sequence[str]) -> tuple[Resume | None, list[str]]:
     """The typed `resume`, or None, and the other overrides. Raises SpecError."""
     name, others = take(RESUME, overrides)
-    anyway, others = take_flag(ANYWAY, others)
+    anyway, others = take(ANYWAY, others, is_flag=True)
     if name is None:
         if anyway:
             raise SpecError([Problem(ANYWAY, "goes with resume=DIR", "name the directory of the run")])
         return None, others
     if isinstance(name, bool) or name == "":
         raise SpecError([Problem(RESUME, f"found {name!r}, expected a directory", "for one: resume=latest")])
-    return Resume(str(name), anyway), others
+    return Resume(str(name), bool(anyway)), others

@@ -7,7 +7,6 @@ here, while OmegaConf resolves them. How many a file may have is limited before 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
-from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import InterpolationResolutionError
 
 RESOLVERS = frozenset(
@@ -61,24 +59,16 @@ class _Budget:
         pending = [value]
         while pending and self.values <= MAX_VALUES:
             self.values += 1
-            pending += _inside(pending.pop())
+            node = pending.pop()
+            content = node._content if isinstance(node, DictConfig | ListConfig) else ()
+            pending += content.values() if isinstance(content, dict) else list(content or ())
         if self.values > MAX_VALUES or self.characters > MAX_CHARACTERS:
             raise RefusedInterpolation("the interpolations of the configuration stand for too many values")
 
 
-def _inside(value: Any) -> list[Any]:
-    if not isinstance(value, DictConfig | ListConfig):
-        return []
-    content = value._content
-    return list(
-        content.values() if isinstance(content, dict) else content if isinstance(content, list) else []
-    )
-
-
 _budget: ContextVar[_Budget | None] = ContextVar("budget", default=None)
-_lock = threading.Lock()
-_guarding = 0
 _resolve, _find = Container.resolve_parse_tree, Container._resolve_node_interpolation
+_evaluate = Container._evaluate_custom_resolver
 
 
 @contextmanager
@@ -90,12 +80,14 @@ def guarded() -> Iterator[None]:
     if _budget.get() is not None:
         yield
         return
+    # They stay there, and outside a guarded block do what OmegaConf's own do.
+    Container.resolve_parse_tree = _counted  # type: ignore[method-assign]
+    Container._resolve_node_interpolation = _weighed  # type: ignore[method-assign]
+    Container._evaluate_custom_resolver = _allowed  # type: ignore[method-assign]
     token = _budget.set(_Budget())
-    _install(1)
     try:
         yield
     finally:
-        _install(-1)
         _budget.reset(token)
 
 
@@ -118,36 +110,19 @@ def unguarded() -> Iterator[None]:
         _budget.reset(token)
 
 
-class _Table(dict[str, Any]):
-    """OmegaConf's table of resolvers; in a guarded block it has only the allowed ones."""
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in RESOLVERS and _budget.get() is not None:
-            raise RefusedInterpolation(_refusal(name))
-        return super().__getitem__(name)
-
-
-def _refusal(name: str) -> str:
+def _allowed(self: Container, **options: Any) -> Any:
+    """`Container._evaluate_custom_resolver`, which in a guarded block knows the allowed resolvers only."""
+    name = options["inter_type"]
+    if name in RESOLVERS or _budget.get() is None:
+        return _evaluate(self, **options)
     if name == "oc.env":
-        return (
+        raise RefusedInterpolation(
             "no value of the environment enters a configuration, so that none is written to disk: `oc.env` is refused; "
             "write the value, or let the shell fill it in on the command line: key=$NAME"
         )
-    return f"the resolver {name[:100]!r} is not available in a configuration; write the value itself"
-
-
-def _install(change: int) -> None:
-    global _guarding
-    with _lock:
-        before, _guarding = _guarding, _guarding + change
-        if not before:
-            BaseContainer._resolvers = _Table(BaseContainer._resolvers)
-            Container.resolve_parse_tree = _counted  # type: ignore[method-assign]
-            Container._resolve_node_interpolation = _weighed  # type: ignore[method-assign]
-        elif not _guarding:
-            BaseContainer._resolvers = dict(BaseContainer._resolvers)
-            Container.resolve_parse_tree = _resolve  # type: ignore[method-assign]
-            Container._resolve_node_interpolation = _find  # type: ignore[method-assign]
+    raise RefusedInterpolation(
+        f"the resolver {name[:100]!r} is not available in a configuration; write the value itself"
+    )
 
 
 def _counted(self: Container, *args: Any, **kwargs: Any) -> Any:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import reduce
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Tag, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -40,6 +41,10 @@ def parse(model: type[M], given: Mapping[str, Any], where: str) -> tuple[M | Non
         return None, problems_of(error, where, model)
 
 
+_TAGS = ("a name", "a run")
+"""The tags of discriminated unions, which pydantic inserts into the location of an error; no key has such a name."""
+
+
 def problems_of(error: ValidationError, where: str, model: type[BaseModel]) -> list[Problem]:
     """One problem for each key with a mistake; pydantic has one error for each member of a union.
 
@@ -47,7 +52,7 @@ def problems_of(error: ValidationError, where: str, model: type[BaseModel]) -> l
     """
     by_key: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
     for each in error.errors(include_url=False):
-        detail: ErrorDetails = {**each, "loc": _without_kinds(each["loc"], model)}
+        detail: ErrorDetails = {**each, "loc": tuple(part for part in each["loc"] if part not in _TAGS)}
         by_key.setdefault(_key(detail, model), []).append(detail)
     return [_problem(details, key, where, model) for key, details in by_key.items()]
 
@@ -193,29 +198,6 @@ def join(*parts: str) -> str:
     return ".".join(part for part in parts if part)
 
 
-def _without_kinds(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[int | str, ...]:
-    """The location without the tags that pydantic inserts for members of a discriminated union."""
-    annotation: Any = model
-    keys = list[int | str]()
-    for part in location:
-        if (kind := _kinds(annotation).get(part)) is not None:
-            annotation = kind
-        else:
-            keys.append(part)
-            annotation = _under(annotation, part)
-    return tuple(keys)
-
-
-def _kinds(annotation: Any) -> dict[Any, Any]:
-    """Tag -> member of a discriminated union."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return {each.tag: inner[0] for each in inner[1:] if isinstance(each, Tag)} or _kinds(inner[0])
-    if origin in (Union, UnionType):
-        return {kind: member for each in inner for kind, member in _kinds(each).items()}
-    return {}
-
-
 def _key(detail: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:
     """The keys and list indices that lead to the mistake, up to the first union."""
     location = detail["loc"]
@@ -264,7 +246,7 @@ def _problem(
     kind = first["type"] if len(first["loc"]) == len(key) else "in a union"
     path = join(where, *map(str, key))
     if kind == "extra_forbidden":
-        section = _section(model, key[:-1])
+        section: Any = reduce(_under, key[:-1], model)
         deeper = paths_to(str(key[-1]), section)
         return unknown_key(join(where, *map(str, key[:-1])), key[-1], list(_fields(section)), deeper)
     if kind == "missing":
@@ -273,8 +255,8 @@ def _problem(
         return Problem(path, _message(first))
     found = f"found {first['input']!r}"
     if kind in ("model_type", "dict_type"):
-        return not_a_mapping(path, first["input"], list(_fields(_section(model, key))))
-    return Problem(path, f"{found}: {_merged(details)}", _nearest_literal(first) or _unquoted(first))
+        return not_a_mapping(path, first["input"], list(_fields(reduce(_under, key, model))))
+    return Problem(path, f"{found}: {_merged(details)}", _hint(first))
 
 
 def not_a_mapping(path: str, found: object, keys: Collection[str]) -> Problem:
@@ -288,14 +270,6 @@ def not_a_mapping(path: str, found: object, keys: Collection[str]) -> Problem:
 
 
 _GROUPS = ("task", "model", "data", "train", "compute")
-
-
-def _section(model: type[BaseModel], key: Sequence[int | str]) -> Any:
-    """The type of the section at `key`."""
-    annotation: Any = model
-    for part in key:
-        annotation = _under(annotation, part)
-    return annotation
 
 
 def _merged(details: Sequence[ErrorDetails]) -> str:
@@ -315,20 +289,14 @@ def _message(detail: ErrorDetails) -> str:
     return message.replace("valid tuple", "valid list").replace("Tuple", "List")
 
 
-def _unquoted(detail: ErrorDetails) -> str:
-    """How to write a word that YAML has read as true or false where a text was expected."""
-    if detail["type"] not in ("string_type", "literal_error") or not isinstance(detail["input"], bool):
+def _hint(detail: ErrorDetails) -> str:
+    """``did you mean 'fast'?`` for a misspelled name, and how to write a word that YAML has read as true or false."""
+    if detail["type"] not in ("string_type", "literal_error"):
         return ""
-    words = "on and yes as true" if detail["input"] else "off and no as false"
-    return f"YAML reads {words}: quote the word"
-
-
-def _nearest_literal(detail: ErrorDetails) -> str:
-    """``did you mean 'fast'?`` where a misspelled name was found and only some names are allowed."""
-    if detail["type"] != "literal_error":
-        return ""
-    options = [part.strip("' ") for part in detail["ctx"]["expected"].replace(" or ", ", ").split(",")]
-    hint = nearest(str(detail["input"]), options)
     if isinstance(detail["input"], bool):
-        return ""
+        words = "on and yes as true" if detail["input"] else "off and no as false"
+        return f"YAML reads {words}: quote the word"
+    expected = detail.get("ctx", {}).get("expected", "")
+    options = [part.strip("' ") for part in expected.replace(" or ", ", ").split(",")]
+    hint = nearest(str(detail["input"]), options)
     return hint if hint.startswith("did you mean") else ""

@@ -76,19 +76,14 @@ def _problem(error: Exception, path: Path, text: str) -> Problem:
             what = f"is not UTF-8 text: byte {error.object[error.start]:#04x} at position {error.start}"
             return Problem(str(path), what)
         case OmegaConfBaseException(full_key=str(key)) if key:
+            is_of_key = isinstance(error, KeyValidationError) or "key type" in str(error)
             hint = (
-                "a key is a text: quote what YAML reads as something else, such as null"
-                if _is_of_key(error)
-                else ""
+                "a key is a text: quote what YAML reads as something else, such as null" if is_of_key else ""
             )
             return Problem(f"{path}: {key}", str(error.msg or error).splitlines()[0], hint)
         case RecursionError():
             return Problem(str(path), "its values are nested too deeply")
     return Problem(str(path), str(error))
-
-
-def _is_of_key(error: OmegaConfBaseException) -> bool:
-    return isinstance(error, KeyValidationError) or "key type" in str(error)
 
 
 def _broken(error: yaml.YAMLError, path: Path, text: str) -> Problem:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 
 import yaml
 
@@ -46,131 +47,89 @@ def check_text(text: str) -> None:
     since the two differ in details.
     """
     try:
-        _Count(text, FAST_LOADER).run()
+        _check_events(text, FAST_LOADER)
     except yaml.YAMLError:
         if FAST_LOADER is not yaml.SafeLoader:
-            _check_slowly(text)
-
-
-def _check_slowly(text: str) -> None:
-    try:
-        _Count(text, yaml.SafeLoader).run()
-    except yaml.YAMLError:
-        return  # reading the file later reports where it is broken
+            with suppress(yaml.YAMLError):  # reading the file later reports where it is broken
+                _check_events(text, yaml.SafeLoader)
 
 
 @dataclass(slots=True)
 class _Collection:
     """A mapping or a list that is being read.
 
-    values: in it so far, itself included; height: of what is in it so far
+    before:   values of the file before it
+    height:   of what is in it so far
+    children: keys and values in it so far
     """
 
     anchor: str | None
     is_mapping: bool
-    values: int = 1
+    before: int
     height: int = 1
     children: int = 0
 
 
-@dataclass
-class _Count:
-    """One pass over the events of a text."""
-
-    text: str
-    loader: type
-    open: list[_Collection] = field(default_factory=list)
-    anchors: dict[str, tuple[int, int] | None] = field(default_factory=dict)
-
-    def run(self) -> None:
-        for event in yaml.parse(self.text, Loader=self.loader):
-            match event:
-                case yaml.ScalarEvent():
-                    cost = self._scalar(event)
-                    if event.anchor is not None:
-                        self.anchors[event.anchor] = (cost, 0)
-                    self._add(event, cost, 0)
-                case yaml.AliasEvent():
-                    self._alias(event)
-                case yaml.CollectionStartEvent():
-                    if event.anchor is not None:
-                        self.anchors[event.anchor] = None
-                    self.open.append(_Collection(event.anchor, isinstance(event, yaml.MappingStartEvent)))
-                    self._check(event, sum(each.values for each in self.open), len(self.open))
-                case yaml.CollectionEndEvent():
-                    done = self.open.pop()
-                    if done.anchor is not None:
-                        self.anchors[done.anchor] = (done.values, done.height)
-                    self._add(event, done.values, done.height)
-
-    def _alias(self, event: yaml.AliasEvent) -> None:
-        known = self.anchors.get(str(event.anchor), (1, 0))
-        if known is None:
-            raise OutOfBounds(f"*{event.anchor} stands for a value that contains itself", line=_line(event))
-        self._add(event, *known)
-
-    def _add(self, event: yaml.Event, values: int, height: int) -> None:
-        """Add the count and depth of a value to the collection that contains it."""
-        if not self.open:
-            return
-        inner = self.open[-1]
-        inner.values += values
-        inner.height = max(inner.height, height + 1)
-        inner.children += 1
-        self._check(event, sum(each.values for each in self.open), len(self.open) + height)
-
-    def _check(self, event: yaml.Event, values: int, depth: int) -> None:
-        if values > MAX_VALUES:
+def _check_events(text: str, loader: type) -> None:
+    """Count values and depth, with aliases written out, in one pass over the events of a text."""
+    parents = list[_Collection]()
+    anchors = dict[str | None, tuple[int, int] | None]()  # values and height; None: it is being read
+    total = 0
+    for event in yaml.parse(text, Loader=loader):
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            anchors[event.anchor] = None
+            parents.append(_Collection(event.anchor, isinstance(event, yaml.MappingStartEvent), total))
+            total, height = total + 1, 0
+        elif isinstance(event, yaml.CollectionEndEvent):
+            done = parents.pop()
+            height = done.height
+            anchors[done.anchor] = (total - done.before, height)
+        elif isinstance(event, yaml.AliasEvent):
+            known = anchors.get(event.anchor, (1, 0))
+            if known is None:
+                raise OutOfBounds(f"*{event.anchor} stands for a value that contains itself", line=line)
+            total, height = total + known[0], known[1]
+        elif isinstance(event, yaml.ScalarEvent):
+            is_name = bool(parents) and parents[-1].is_mapping and parents[-1].children % 2 == 0
+            values = _checked_scalar(event, is_name, line)
+            anchors[event.anchor] = (values, 0)
+            total, height = total + values, 0
+        else:
+            continue
+        if total > MAX_VALUES:
             what = f"holds more than {MAX_VALUES:,} values, aliases written out and each interpolation counted as "
             hint = "keep tensors in a file of their own: {file: x.safetensors}"
-            raise OutOfBounds(f"{what}{INTERPOLATION_COST}", hint, _line(event))
-        if depth > MAX_DEPTH:
-            raise OutOfBounds(f"nests its values more than {MAX_DEPTH} deep", line=_line(event))
-
-    def _scalar(self, event: yaml.ScalarEvent) -> int:
-        """How many values the text counts. Raises OutOfBounds."""
-        text: str = event.value
-        is_name = bool(self.open) and self.open[-1].is_mapping and self.open[-1].children % 2 == 0
-        if is_name and len(text) > MAX_NAME:
-            raise OutOfBounds(
-                f"found a name of {len(text):,} characters, expected at most {MAX_NAME}", line=_line(event)
-            )
-        if len(text) > MAX_TEXT:
-            raise OutOfBounds(
-                f"found a text of {len(text):,} characters, expected at most {MAX_TEXT:,}", line=_line(event)
-            )
-        if event.tag in _NUMBER_TAGS or (event.tag is None and event.implicit[0] and _NUMBER.match(text)):
-            _check_number(text, _line(event))
-        if "${" not in text:
-            return 1
-        if len(text) > MAX_INTERPOLATED:
-            what = f"found a text with interpolations of {len(text):,} characters, expected at most "
-            raise OutOfBounds(f"{what}{MAX_INTERPOLATED:,}", line=_line(event))
-        if _nested(text) > MAX_NESTED:
-            raise OutOfBounds(
-                f"found more than {MAX_NESTED} interpolations in one another", line=_line(event)
-            )
-        return 1 + INTERPOLATION_COST * text.count("${")
+            raise OutOfBounds(f"{what}{INTERPOLATION_COST}", hint, line)
+        if len(parents) + height > MAX_DEPTH:
+            raise OutOfBounds(f"nests its values more than {MAX_DEPTH} deep", line=line)
+        if parents and not isinstance(event, yaml.CollectionStartEvent):
+            parents[-1].height = max(parents[-1].height, height + 1)
+            parents[-1].children += 1
 
 
-def _check_number(text: str, line: int) -> None:
-    if _BASE_60.fullmatch(text):
-        what = f"found {text[:MAX_DIGITS]}, which YAML 1.1 reads as a number in base 60"
-        raise OutOfBounds(what, f"quote it: '{text[:MAX_DIGITS]}'", line)
-    if len(text) > MAX_DIGITS and re.fullmatch(r"[-+.\w]+", text):
-        what = f"found a number of {len(text):,} characters, expected at most {MAX_DIGITS}"
-        raise OutOfBounds(what, "quote it if it is a text", line)
-
-
-def _nested(text: str) -> int:
-    """The largest nesting depth of interpolations in the text."""
-    deepest = depth = 0
-    for found in re.finditer(r"\$\{|\}", text):
-        depth = depth + 1 if found.group() == "${" else max(0, depth - 1)
-        deepest = max(deepest, depth)
-    return deepest
-
-
-def _line(event: yaml.Event) -> int:
-    mark = event.start_mark
-    return 1 if mark is None else mark.line + 1
+def _checked_scalar(event: yaml.ScalarEvent, is_name: bool, line: int) -> int:
+    """How many values the text counts. Raises OutOfBounds."""
+    text: str = event.value
+    most = MAX_NAME if is_name else MAX_TEXT
+    if len(text) > most:
+        noun = "name" if is_name else "text"
+        raise OutOfBounds(f"found a {noun} of {len(text):,} characters, expected at most {most:,}", line=line)
+    if event.tag in _NUMBER_TAGS or (event.tag is None and event.implicit[0] and _NUMBER.match(text)):
+        if _BASE_60.fullmatch(text):
+            what = f"found {text[:MAX_DIGITS]}, which YAML 1.1 reads as a number in base 60"
+            raise OutOfBounds(what, f"quote it: '{text[:MAX_DIGITS]}'", line)
+        if len(text) > MAX_DIGITS and re.fullmatch(r"[-+.\w]+", text):
+            what = f"found a number of {len(text):,} characters, expected at most {MAX_DIGITS}"
+            raise OutOfBounds(what, "quote it if it is a text", line)
+    if "${" not in text:
+        return 1
+    if len(text) > MAX_INTERPOLATED:
+        what = f"found a text with interpolations of {len(text):,} characters, expected at most "
+        raise OutOfBounds(f"{what}{MAX_INTERPOLATED:,}", line=line)
+    depth = 0
+    for brace in re.findall(r"\$\{|\}", text):
+        depth = depth + 1 if brace == "${" else max(0, depth - 1)
+        if depth > MAX_NESTED:
+            raise OutOfBounds(f"found more than {MAX_NESTED} interpolations in one another", line=line)
+    return 1 + INTERPOLATION_COST * text.count("${")

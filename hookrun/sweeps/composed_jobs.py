@@ -17,10 +17,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.compose.check import Composition
 from hookrun.compose.compose import plain, users_part
 from hookrun.compose.errors import explained
-from hookrun.compose.hydra import App, numbered
+from hookrun.compose.hydra import App, Composition, numbered
 from hookrun.errors import SpecError
 from hookrun.store.files import write_json
 from hookrun.store.format import JOB

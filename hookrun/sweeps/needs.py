@@ -22,10 +22,9 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from hookrun import tasks
 from hookrun.compose import hydra_section
-from hookrun.compose.check import Composition
 from hookrun.compose.compose import plain_run
 from hookrun.compose.errors import explained
-from hookrun.compose.hydra import conf_dir, opened, options, parse_override
+from hookrun.compose.hydra import Composition, conf_dir, opened, options, parse_override
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import PREVIOUS, Need, runs_of

@@ -39,53 +39,53 @@ _INSIDE = re.compile(r"(?![/.])(?:[\w=,+./-]|\$\{hydra\.job\.(?:num|id)\})+")
 
 @dataclass(frozen=True)
 class StoredSweep:
-    """The command line of a sweep, as Hydra stored it, unchecked.
+    """A sweep that is resumed.
 
-    file:   the file that it was read from
-    record: Hydra's section
+    folder:   its directory
+    is_typed: whether the sweep was typed again, so that the command line that Hydra stored there is not used
     """
 
-    file: Path
-    record: HydraRecord
+    folder: Path
+    is_typed: bool
 
-    @property
-    def config_name(self) -> str:
-        """The name of the root configuration."""
-        return self.record.job.config_name or "config"
+    def command(
+        self, name: str | None, groups: Collection[str], typed: Sequence[str], *, has_folder: bool
+    ) -> tuple[str, list[str]]:
+        """The name of the root configuration, and the overrides with which the sweep goes on in its directory.
 
-    def refuse_config_dir(self) -> None:
-        """Raise SpecError where the sweep had a `--config-dir`: only the command line chooses which folder is read."""
-        sources = self.record.runtime.config_sources
-        found = [each.path for each in sources if each.provider == "command-line" and each.path]
-        if found:
-            folder = shlex.quote(found[0][:MOST_SHOWN])
-            hint = f"type it as well: --config-dir {folder} -m {KEY}={shlex.quote(str(self.file.parent))}"
-            what = f"the stored sweep had one, {folder}, and a file does not choose which folder is read"
-            raise SpecError([Problem("--config-dir", what, hint)])
+        name:       the typed `--config-name`
+        groups:     the existing config groups
+        typed:      the typed overrides, all of Hydra's section unless `is_typed`
+        has_folder: whether a `--config-dir` was typed
 
-    def overrides(self, groups: Collection[str], typed: Sequence[str]) -> list[str]:
-        """The stored overrides: those of the experiment, then those of Hydra's section.
-
-        Overrides of the directory, and those whose keys are typed again, are left out.
-
-        groups: the existing config groups
-        typed:  the overrides of the command line, all of Hydra's section
-
-        Raises SpecError for an override that an experiment file could not set: it has to be typed again.
+        Raises SpecError for what an experiment file could not set: it has to be typed again.
         """
-        problems, kept = list[Problem](), list[str]()
-        typed_keys = set(map(_key, typed))
-        for text in self.record.overrides.task:
-            key = text.partition("=")[0]
-            problems += hydra_section.wrong_params({key: ""}, str(self.file), groups, "sweep over")
-        for text in self.record.overrides.hydra:
-            key = _key(text)
-            if key not in _SAID_BY_RESUME and key not in typed_keys:
-                kept.append(text)
-                problems += _wrong_setting(key, text, self.file, groups)
+        if any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in typed):
+            what = f"is the directory {self.folder} that {KEY} names"
+            raise SpecError([Problem("hydra.sweep.dir", what, "leave it out")])
+        folder = QuotedString(str(self.folder).replace("${", "\\${"), Quote.single).with_quotes()
+        overrides = [*typed, f"hydra.sweep.dir={folder}"]
+        if self.is_typed:
+            return name or "config", overrides
+        file, record = _stored_command(self.folder)
+        sources = record.runtime.config_sources
+        found = [each.path for each in sources if each.provider == "command-line" and each.path]
+        if found and not has_folder:  # only the command line chooses which folder is read
+            theirs = shlex.quote(found[0][:MOST_SHOWN])
+            hint = f"type it as well: --config-dir {theirs} -m {KEY}={shlex.quote(str(self.folder))}"
+            what = f"the stored sweep had one, {theirs}, and a file does not choose which folder is read"
+            raise SpecError([Problem("--config-dir", what, hint)])
+        typed_keys = {_key(text) for text in typed}.union(_SAID_BY_RESUME)
+        kept = [text for text in record.overrides.hydra if _key(text) not in typed_keys]
+        problems = list[Problem]()
+        for text in record.overrides.task:
+            key = {text.partition("=")[0]: ""}
+            problems += hydra_section.wrong_params(key, str(file), groups, "sweep over")
+        for text in kept:
+            problems += _wrong_setting(_key(text), text, file, groups)
         if problems:
             raise SpecError(problems)
-        return [*self.record.overrides.task, *kept]
+        return name or record.job.config_name or "config", [*record.overrides.task, *kept, *overrides]
 
 
 def _key(text: str) -> str:
@@ -144,29 +144,16 @@ def _no_sweep(folder: Path) -> Problem:
     return Problem(KEY, f"{folder} is not the directory of a sweep: it has no {MULTIRUN}", hint)
 
 
-def stored_sweep(folder: Path) -> StoredSweep:
-    """The sweep that is stored in the directory. Raises SpecError where it cannot be read."""
+def _stored_command(folder: Path) -> tuple[Path, HydraRecord]:
+    """The file that Hydra stored in the directory, and its section `hydra`. Raises SpecError for another file."""
     file = folder / MULTIRUN
     try:
         content = stored_config.read_yaml(file, folder)
-        return StoredSweep(
-            file, checked(content["hydra"] if isinstance(content, dict) else None, HydraRecord)
-        )
-    except (StoreError, KeyError) as error:
+        return file, checked(content["hydra"] if isinstance(content, dict) else None, HydraRecord)
+    except (StoreError, KeyError, ValueError) as error:
         _refuse_running(folder)  # a sweep that began just now may be writing the file
-        raise SpecError([Problem(str(file), f"cannot be read: {error}")]) from error
-    except ValueError as error:
-        _refuse_running(folder)
-        raise SpecError([Problem(str(file), f"is not what Hydra writes: {error}")]) from error
-
-
-def in_folder(folder: Path, overrides: Sequence[str]) -> str:
-    """The override that sets the directory of the sweep. Raises SpecError where another directory was typed."""
-    if any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in overrides):
-        what = f"is the directory {folder} that {KEY} names"
-        raise SpecError([Problem("hydra.sweep.dir", what, "leave it out")])
-    name = str(folder).replace("${", "\\${")
-    return f"hydra.sweep.dir={QuotedString(name, Quote.single).with_quotes()}"
+        wrong = "is not what Hydra writes" if isinstance(error, ValueError) else "cannot be read"
+        raise SpecError([Problem(str(file), f"{wrong}: {error}")]) from error
 
 
 def _wrong_setting(key: str, text: str, file: Path, groups: Collection[str]) -> Iterator[Problem]:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hookrun import tasks
-from hookrun.compose.compose import claimed, plain_job, planned, unused_run_dir
+from hookrun.compose.compose import JOB_DIRECTORY, claimed, plain_run, planned, refuse_used
 from hookrun.compose.errors import explained
 from hookrun.compose.hydra import App, numbered
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, counted, listed, nearest, reason
@@ -152,7 +152,7 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, n
         what = "the sweeper of this sweep chooses its jobs as it goes, and a baseline is not one that it would choose"
         raise SpecError([Problem("baseline", what, "run it beside the sweep: hooked=false, without -m")])
     trust = sweep_job.trust
-    experiment = parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))
+    experiment = parse_experiment(plain_run(numbered(copy.deepcopy(cfg), 0), *JOB_DIRECTORY))
     shows = task_of(experiment).shows
     if not shows:
         _refuse_ranks([experiment])
@@ -196,16 +196,15 @@ def _validated(
             if composed.error is not None:
                 raise composed.error
             job = composed.configuration(number)
-            experiment = parse_experiment(plain_job(job))
+            experiment = parse_experiment(plain_run(job, *JOB_DIRECTORY))
             if task_of(experiment).shows:
                 shown.add(number)
                 compose = partial(_job_config, app, cfg, number)
                 experiment = planned(experiment, composed.overrides, compose)
             else:
-                is_new = known is None
-                run_dir = (
-                    unused_run_dir(job, "hydra.sweep.dir") if is_new else Path(job.hydra.runtime.output_dir)
-                )
+                run_dir = Path(job.hydra.runtime.output_dir)
+                if known is None:
+                    refuse_used(run_dir, "hydra.sweep.dir")
                 _refuse_outside(run_dir, job)
                 _refuse_shared(run_dir, run_dirs.setdefault(run_dir, number), number)
         except SpecError as error:
@@ -303,7 +302,7 @@ def _why_no_value(override: Override, app: App) -> tuple[str, str]:
 
 def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) -> dict[str, Any]:
     with explained(command_of(app, cfg, overrides)):
-        return plain_job(app.job_config(cfg, overrides, number))
+        return plain_run(app.job_config(cfg, overrides, number), *JOB_DIRECTORY)
 
 
 def _refuse_outside(run_dir: Path, job: DictConfig) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hookrun.compose.check import Composition, wrong_overrides
-from hookrun.compose.hydra import conf_dir, opened
+from hookrun.compose.errors import wrong_overrides
+from hookrun.compose.hydra import Composition, conf_dir, opened
 
 
 def test_each_mistake_is_reported_with_the_nearest_keys() -> None:

@@ -338,7 +338,7 @@ class TestFiles:
                 "CONF/experiment/mine.yaml: Key 'swep' not in 'HydraConf'",
             ),
             ("# @package _global_\nhydra: {mode: BOTH}\n", "expected one of [RUN, MULTIRUN] (at hydra.mode)"),
-            ("# @package _global_\nhydra: {searchpath: [x]}\n", "only supported from the primary config"),
+            ("# @package _global_\nhydra: {searchpath: [x]}\n", "hydra.searchpath: cannot be set in a file"),
         ],
     )
     def test_errors_of_hydra(self, text: str, what: str, said_of) -> None:

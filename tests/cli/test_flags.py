@@ -18,7 +18,7 @@ MEANT = {
     "-config-dir x": "did you mean --config-dir?",
     "--multi-run seed=1,2": "did you mean --multirun?",
     "--multirun=seed=1,2": "put a space there: --multirun seed=1,2",
-    "--cfg jobs": "did you mean 'job'?",
+    "--cfg jobs": "it takes job, hydra, all",
     "--cfg": "it takes job, hydra, all",
     "--config-dir=missing": "there is no folder ",
     "--nonsense": "--help shows some uses",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hookrun.cli import main
-from hookrun.cli.logs import loggers_restored
+from hookrun.cli.commands import loggers_restored
 
 
 def test_a_sweep_lists_its_jobs(notes, capsys) -> None:

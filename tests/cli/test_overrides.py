@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookrun.compose.hydra import parse_override
-from hookrun.compose.overrides import Resume, quoted, take, take_flag, take_resume, take_trust
+from hookrun.compose.overrides import Resume, quoted, take, take_resume, take_trust
 from hookrun.errors import SpecError
 
 
@@ -80,11 +80,11 @@ def test_a_key_is_removed_with_or_without_plus_signs() -> None:
 
 
 def test_a_flag_is_true_or_false_and_nothing_else() -> None:
-    assert take_flag("fail_fast", ["fail_fast=true", "seed=1"]) == (True, ["seed=1"])
-    assert take_flag("fail_fast", ["fail_fast=false"]) == take_flag("fail_fast", []) == (False, [])
+    assert take("fail_fast", ["fail_fast=true", "seed=1"], is_flag=True) == (True, ["seed=1"])
+    assert take("fail_fast", ["fail_fast=false"], is_flag=True) == (False, [])
     for wrong in ("1", "maybe", "'true'"):
         with pytest.raises(SpecError, match="expected true or false"):
-            take_flag("fail_fast", [f"fail_fast={wrong}"])
+            take("fail_fast", [f"fail_fast={wrong}"], is_flag=True)
 
 
 def test_resume_needs_a_name() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hookrun.cli import main
-from hookrun.cli.running import RefusedByMain, agreed, ranks_of, refuse_needs
+from hookrun.cli.running import RefusedByMain, agreed, ranks_of
 from hookrun.compose.hydra import App
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.ranks.alone import ALONE
@@ -161,6 +161,3 @@ def test_a_failure_on_one_rank_is_raised_by_all_and_reported_once() -> None:
     ranks = Two(1, None)
     with agreed(ranks):
         pass
-    with agreed(ALONE), pytest.raises(SpecError):
-        refuse_needs(missing=True)
-    refuse_needs(missing=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hookrun.errors import SpecError
-from hookrun.sweeps.stored_sweep import in_folder, is_sweep, stored_sweep, sweep_folder
+from hookrun.sweeps.stored_sweep import StoredSweep, is_sweep, sweep_folder
 
 
 def sweep(folder: Path, text: str = "hydra: {}\n") -> Path:
@@ -35,11 +35,13 @@ def test_a_file_that_hydra_did_not_write_is_refused(cwd: Path) -> None:
     ):
         folder = sweep(cwd / str(number), text)
         with pytest.raises(SpecError, match=r"multirun\.yaml"):
-            stored_sweep(folder)
+            StoredSweep(folder, False).command(None, (), (), has_folder=False)
 
 
 def test_only_resume_sets_the_directory(cwd: Path) -> None:
     folder = cwd / "it's ${a}"
-    assert in_folder(folder, ["seed=1"]) == f"hydra.sweep.dir='{cwd}/it\\'s \\${{a}}'"
+    stored = StoredSweep(folder, is_typed=True)
+    _, overrides = stored.command(None, (), ["seed=1"], has_folder=False)
+    assert overrides == ["seed=1", f"hydra.sweep.dir='{cwd}/it\\'s \\${{a}}'"]
     with pytest.raises(SpecError, match="leave it out"):
-        in_folder(folder, ["+hydra.sweep.dir=b"])
+        stored.command(None, (), ["+hydra.sweep.dir=b"], has_folder=False)

@@ -13,7 +13,7 @@ from warm_processes import WarmProcesses
 
 import hookrun
 from hookrun.store.captures.read import StoredCapture
-from hookrun.store.states import checkpoint
+from hookrun.store.states.files import checkpoint
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 # One process forks a child for each run. A child is killed by SIGKILL at the n-th call of a
@@ -24,8 +24,8 @@ import json, os, signal, sys
 from warm_children import first_child
 
 from hookrun.cli import main
-from hookrun.sweeps import jobs
 from hookrun.store import files
+from hookrun.sweeps import jobs
 from hookrun.tasks.resume import states as resuming
 from hookrun.tasks.run import batches
 from hookrun.tasks.training import loop as training

@@ -42,6 +42,8 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override, nodes
 
+from hookrun.compose.loader import _is_ours
+
 Original = Callable[..., Any]
 _memory: dict[tuple[object, ...], bytes] = {}
 _shipped: dict[tuple[str, ...], bool] = {}
@@ -67,7 +69,7 @@ def _is_shipped(source: ConfigSource | None) -> bool:
         return False
     place = _place(source)
     if place not in _shipped:
-        _shipped[place] = bool(getattr(source, "is_ours", source.scheme() == "structured"))
+        _shipped[place] = _is_ours(source)
     return _shipped[place]
 
 
