@@ -142,7 +142,7 @@ def _checked_and_run(
         needs.find(experiment)
         if ranks.several:
             refuse_needs(missing=needs.missing)
-        known = needs.known(previous).of(experiment)
+        known = experiment.with_runs(needs.made, previous)
         try:
             prepared = tasks.prepare(known, trust=trust)
         except SpecError as error:

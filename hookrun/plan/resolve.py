@@ -15,7 +15,7 @@ from hookrun.plan.heads import HeadCount, head_count
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.texts import Tokenizer, texts_of, tokenizer_of, unknown_spans
-from hookrun.run_values import Source, UsedBy, padded_otherwise, read_value, used_runs
+from hookrun.run_values import RunReferences, Source, padded_otherwise, read_value, used_runs
 from hookrun.spec.hook import HookSpec, Spec
 from hookrun.spec.selector import Unmatched
 from hookrun.trust.load import ACTIONS, Trusted, load
@@ -28,25 +28,25 @@ _MOST_MEMBERS = 20
 
 
 def resolve(
-    spec: Spec, model: nn.Module, used_by: UsedBy | None = None
+    spec: Spec, model: nn.Module, runs: RunReferences | None = None
 ) -> tuple[ResolvedPlan, list[Problem]]:
     """Match every enabled hook against `model`, which is not changed.
 
-    used_by: the run that the plan is for, if values come from other runs
+    runs: the other runs that values may come from
 
     Returns the plan of the hooks that fit, and the problems of the others. Raises CompileError if no hook could fire on
     the model.
     """
     if (reason := unhookable(model)) is not None:
         raise CompileError([Problem("model", reason.what, reason.hint)])
-    names, used_by = ModelNames(model), used_by or UsedBy()
+    names, runs = ModelNames(model), runs or RunReferences()
     # the sort is stable: equal priorities keep declaration order
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
     planned, problems = dict[str, PlannedHook](), dict[str, list[Problem]]()
     for hook in sorted(hooks, key=_resolved_first):
-        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, used_by)
+        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, runs)
     fitting = tuple(planned[hook.name] for hook in hooks if not problems[hook.name])
-    plan = ResolvedPlan(type(model).__name__, fitting, spec.seed, runs=used_runs(spec, used_by.runs))
+    plan = ResolvedPlan(type(model).__name__, fitting, spec.seed, runs=used_runs(spec, runs))
     return plan, [problem for hook in hooks for problem in problems[hook.name]]
 
 
@@ -65,7 +65,9 @@ def _resolved_first(hook: HookSpec) -> int:
     return 0 if hook.hook_type.phase == "installation" else 1 if hook.action.adds(hook.name) else 2
 
 
-def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[PlannedHook, list[Problem]]:
+def _resolve_hook(
+    spec: HookSpec, names: ModelNames, runs: RunReferences
+) -> tuple[PlannedHook, list[Problem]]:
     problems = [*_carrying(spec), *_meaningless(spec)]
     paths, unselected = select(spec, names)
     problems += unselected
@@ -74,8 +76,8 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
     values, places = dict[str, dict[str, Source]](), {match.path: match.names for match in matches}
     for field, value in spec.action.outside_values().items():
         try:
-            values[field] = read_value(value, places, used_by)
-            problems += _padded_otherwise(spec, field, value, used_by)
+            values[field] = read_value(value, places, runs)
+            problems += _padded_otherwise(spec, field, value, runs)
         except HookrunError as error:
             problems.append(Problem(f"{spec.where}.{field}", str(error)))
     functions = dict[str, Trusted | GivenFunction]()
@@ -88,31 +90,31 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
         except SpecError as error:
             problems += error.errors
     heads, unknown = _heads(spec, matches, names)
-    tokenizer, texts, unreadable = _texts(spec, names, used_by)
-    problems += [*unknown, *unreadable, *unknown_spans(spec.keys.tokens, spec.where, used_by.data)]
+    tokenizer, texts, unreadable = _texts(spec, names, runs)
+    problems += [*unknown, *unreadable, *unknown_spans(spec.keys.tokens, spec.where, runs.data)]
     if not problems:
         names.plan_effects(spec, matches)
     return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer), problems
 
 
 def _padded_otherwise(
-    spec: HookSpec, field: str, value: OutsideValue | GivenTensor | GivenFunction, used_by: UsedBy
+    spec: HookSpec, field: str, value: OutsideValue | GivenTensor | GivenFunction, runs: RunReferences
 ) -> Iterator[Problem]:
     """Problems if the hook's tokens are at other positions in the value, because the runs pad differently."""
     if spec.keys.tokens is None or not isinstance(value, OutsideValue) or value.at is None:
         return
-    if (why := padded_otherwise(value, used_by)) is not None:
+    if (why := padded_otherwise(value, runs)) is not None:
         yield Problem(f"{spec.where}.{field}.at", why, "pad the samples of both runs on the same side")
 
 
 def _texts(
-    spec: HookSpec, names: ModelNames, used_by: UsedBy
+    spec: HookSpec, names: ModelNames, runs: RunReferences
 ) -> tuple[Tokenizer | None, dict[str, tuple[int, ...]], list[Problem]]:
     """The tokenizer of a hook with `tokens`, the token ids of its texts, and problems of texts without tokens."""
     if spec.keys.tokens is None:
         return None, {}, []
-    found = tokenizer_of(names.model, used_by.tokenizer)
-    if found.tokenizer is None and used_by.lacks_data:
+    found = tokenizer_of(names.model, runs.tokenizer)
+    if found.tokenizer is None and runs.settings is not None and runs.data is None:
         return None, {}, []  # the data may have one
     return found.tokenizer, *texts_of(spec.keys.tokens, spec.where, found)
 

@@ -40,7 +40,7 @@ from hookrun.hook_types import SAVED_TENSORS
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
-from hookrun.run_values import UsedBy, with_origins
+from hookrun.run_values import RunReferences, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.runtime.site import HookSite, Sink
@@ -91,7 +91,7 @@ def compile_plan(
     spec: Spec,
     model: nn.Module,
     *,
-    used_by: UsedBy | None = None,
+    runs: RunReferences | None = None,
     example: Example | None = None,
     training: bool | None = None,
     backward: bool | Score = True,
@@ -102,15 +102,15 @@ def compile_plan(
 
     Raises CompileError that lists the problems of both steps: hooks that do not match do not prevent checks of others.
     """
-    used_by = used_by or UsedBy()
-    plan, problems = resolve(spec, model, used_by)
+    runs = runs or RunReferences()
+    plan, problems = resolve(spec, model, runs)
     if example is not None:
         try:
             plan = prove(plan, model, example, training=training, backward=backward)
         except CompileError as error:
             problems += error.errors
     if problems:
-        raise CompileError(with_origins(problems, spec, used_by.runs))
+        raise CompileError(with_origins(problems, spec, runs))
     return Plan(**{each.name: getattr(plan, each.name) for each in fields(ResolvedPlan)})
 
 

@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from hookrun.actions.values import OutsideValue, RunValue
-from hookrun.data.info import SPLITS, DataInfo, Split
+from hookrun.data.info import SPLITS, Split
 from hookrun.data.tokens import PaddingArgs
 from hookrun.errors import HookrunError, Problem
-from hookrun.run_values.runs import FoundRuns
+from hookrun.run_values.runs import RunReferences
 from hookrun.spec import HookSpec, Settings, Spec
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.files import StoreError
 from hookrun.store.reader import Run
 
 _MOST_SHOWN = 500
-
-
-@dataclass(frozen=True)
-class UsedBy:
-    """The run that will use the values.
-
-    settings: None: a model of the user's own
-    split:    the split of its samples; None: several, or not known without settings
-    runs:     the runs that values name
-    data:     the description of its data; None: not known, or the data of a user's own loop
-    """
-
-    settings: Settings | None = None
-    split: Split | None = None
-    runs: FoundRuns = field(default_factory=FoundRuns)
-    data: DataInfo | None = None
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the data; None if it has none, or is not known."""
-        return None if self.data is None else self.data.tokenizer
-
-    @property
-    def lacks_data(self) -> bool:
-        """Whether settings name data that could not be described."""
-        return self.settings is not None and self.data is None
 
 
 def require_same_split(capture: StoredCapture, named: str, split: Split) -> None:
@@ -68,17 +42,17 @@ def require_same_model(run: Run, named: str, settings: Settings) -> None:
             raise HookrunError(f"{named} is of another model: {what}")
 
 
-def padded_otherwise(value: OutsideValue, used_by: UsedBy) -> str | None:
+def padded_otherwise(value: OutsideValue, runs: RunReferences) -> str | None:
     """Why tokens of this run are at other positions in the captures of other runs (different padding), or None."""
-    if value.minus is not None and (why := padded_otherwise(value.minus, used_by)) is not None:
+    if value.minus is not None and (why := padded_otherwise(value.minus, runs)) is not None:
         return why
-    if not isinstance(value, RunValue) or used_by.settings is None:
+    if not isinstance(value, RunValue) or runs.settings is None:
         return None
-    run = used_by.runs.open(value.run)
+    run = runs.open(value.run)
     theirs = None if run is None else _section(run, "data").get("args")
     if not isinstance(theirs, dict):
         return None
-    there, here = theirs.get("padding", _PADDED), used_by.settings.data.args.get("padding", _PADDED)
+    there, here = theirs.get("padding", _PADDED), runs.settings.data.args.get("padding", _PADDED)
     if there == here:
         return None
     return (
@@ -92,7 +66,7 @@ _PADDED = PaddingArgs.model_fields["padding"].default
 _MAY_DIFFER = {"model": ("args", "weights"), "data": ("name", "root", "args", "transforms")}
 
 
-def differences(spec: Spec, settings: Settings, runs: FoundRuns) -> tuple[str, ...]:
+def differences(spec: Spec, settings: Settings, runs: RunReferences) -> tuple[str, ...]:
     """A note on each run that values of `spec` come from, if it differs from this run in weights, data or seed."""
     notes = list[str]()
     for name in dict.fromkeys(name for hook in spec.hooks for name in _runs(hook)):
@@ -136,7 +110,7 @@ def _section(run: Run, name: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def with_origins(problems: list[Problem], spec: Spec, runs: FoundRuns) -> list[Problem]:
+def with_origins(problems: list[Problem], spec: Spec, runs: RunReferences) -> list[Problem]:
     """The problems; if the hook takes values from another run, the problem names the plan of that run."""
     origins = {
         hook.where: origin
@@ -154,7 +128,7 @@ def _runs(hook: HookSpec) -> list[str]:
     return list(dict.fromkeys(value.run for _, value in hook.run_values()))
 
 
-def _origin(name: str, runs: FoundRuns) -> str:
+def _origin(name: str, runs: RunReferences) -> str:
     try:
         run = runs.open(name)
         plan = {} if run is None else run.plan

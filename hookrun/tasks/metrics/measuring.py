@@ -12,7 +12,7 @@ from hookrun.data.info import SPLITS, Split
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, listed
 from hookrun.plan.texts import FoundTokenizer, texts_of
-from hookrun.run_values import FoundRuns
+from hookrun.run_values import RunReferences
 from hookrun.run_values.sources import RunRows
 from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, on_cpu, parameters_of
 from hookrun.runtime.tokens.choice import Rule
@@ -44,7 +44,7 @@ class Predicted:
         self._rows = dict[Split, RunRows]()
 
     @classmethod
-    def of(cls, runs: FoundRuns, name: str) -> Predicted | None:
+    def of(cls, runs: RunReferences, name: str) -> Predicted | None:
         """The predictions of the run; None if it has not been run yet. HookrunError if it has no predictions."""
         run = runs.open(name)
         return None if run is None else cls(_scores(run), str(run.path))
@@ -117,7 +117,7 @@ class Measuring:
         self.without_hooks = kl is not None and kl.against is None
         self._predicted: Predicted | None = None
         if kl is not None and kl.against is not None:
-            self._predicted = Predicted.of(FoundRuns(prepared.experiment.runs), kl.against)
+            self._predicted = Predicted.of(RunReferences.of(prepared.experiment), kl.against)
 
     def average(self) -> Average:
         """A new Average of the task's metrics, without samples."""

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
-from hookrun.run_values import FoundRuns
+from hookrun.run_values import RunReferences
 from hookrun.store.format import PREDICTED
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks import parse_experiment, prepare
@@ -85,7 +85,7 @@ def saved(tmp_path: Path) -> Saved:
             run.predictions.add(*PREDICTED, output, sample_ids=list(ids), **at)
         run.close()
         run.set_status("done")
-        return Predicted.of(FoundRuns(), str(run.path))
+        return Predicted.of(RunReferences(), str(run.path))
 
     return saved
 
@@ -122,9 +122,9 @@ def test_of_several_tensors_the_scores_are_taken(saved: Saved, output: Any) -> N
 
 
 def test_a_run_to_come_has_none_yet_and_one_without_scores_is_refused(saved: Saved, tmp_path: Path) -> None:
-    assert Predicted.of(FoundRuns({"later": None}), "later") is None
+    assert Predicted.of(RunReferences({"later": None}), "later") is None
     with pytest.raises(HookrunError, match="has no predictions: name a run of task=predict"):
         saved(None)
     other = SimpleNamespace(open=lambda name: SimpleNamespace(path="there", predictions={"hidden": SCORES}))
     with pytest.raises(HookrunError, match="the predictions of the run there hold no scores, but hidden"):
-        Predicted.of(cast(FoundRuns, other), "there")
+        Predicted.of(cast(RunReferences, other), "there")
