@@ -166,7 +166,7 @@ def _checked_and_run(
             is_new = needs.missing
             needs.make()
             if is_new:  # again, now that the runs exist from which its values come
-                prepared = tasks.prepare(needs.known(previous).of(experiment), trust=trust)
+                prepared = tasks.prepare(experiment.with_runs(needs.made, previous), trust=trust)
         with explained(asked):
             returned = asked.app.run_checked(cfg, SingleRun(prepared, resume=resume, ranks=ranks))
     return int(returned.return_value)
