@@ -44,7 +44,7 @@ def _reasons(spec: HookSpec) -> Iterator[tuple[str, str, str]]:
         yield spec.where, why, hint
     elif not graph.inside:
         return
-    elif spec.action.own_code:
+    elif spec.action.own_functions():
         yield (
             spec.where,
             "runs your own Python, which may not work inside a graph",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
+from hookrun.actions.fields import Meaning
 from hookrun.actions.given import GivenFunction, GivenTensor
 from hookrun.actions.own_code import wrong_function
 from hookrun.actions.values import OutsideValue
@@ -86,7 +87,9 @@ def _resolve_hook(
             functions[field] = (
                 load(named, ACTIONS, f"{spec.where}.{field}") if isinstance(named, str) else named
             )
-            problems += wrong_function(functions[field], spec.action.arguments, spec.where)
+            problems += wrong_function(
+                functions[field], spec.action.given(Meaning.ARGUMENTS) or {}, spec.where
+            )
         except SpecError as error:
             problems += error.errors
     heads, unknown = _heads(spec, matches, names)

@@ -7,6 +7,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from hookrun.actions.fields import Meaning
 from hookrun.actions.given import GivenFunction
 from hookrun.errors import listed
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
@@ -134,7 +137,23 @@ def _parameters(spec: HookSpec) -> str:
         for key in ("target", "tokens", "heads", "index")
         if (value := getattr(keys, key)) is not None
     ]
-    return " ".join([*parts, spec.action.summary()]).strip()
+    for field, info in type(spec.action).model_fields.items():
+        if (value := getattr(spec.action, field)) != info.default:
+            parts.append(f"{field}={argument(value)}")
+    return " ".join(parts)
+
+
+def argument(value: object) -> str:
+    """A parameter of an action as the plan shows it: ``0.01``, ``[1, 2]``, ``tensor[3]``."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple | list):
+        text = "[" + ", ".join(map(argument, value)) + "]"
+        return text if len(text) <= 32 else text[:29] + "..."
+    if isinstance(value, dict):
+        text = "{" + ", ".join(f"{key}: {argument(item)}" for key, item in value.items()) + "}"
+        return text if len(text) <= 60 else text[:57] + "..."
+    return f"tensor{list(value.shape)}" if isinstance(value, Tensor) else str(value)
 
 
 def _short(value: object) -> str:
@@ -157,7 +176,7 @@ def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
         each = sum(match.bytes or 0 for match in sizes)
         unit = "sample" if all(match.per_sample for match in sizes) else "firing"
         line = f"{hook.spec.name}: captures {size(each)} per {unit}"
-        if (kept := hook.spec.action.part_of_samples()) is not None:
+        if (kept := hook.spec.action.given(Meaning.SAMPLES)) is not None:
             line += f" of the kept ones ({kept})"
         elif samples is not None and unit == "sample":
             line += f", {size(each * samples)} per run of {samples} samples"

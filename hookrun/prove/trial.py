@@ -156,7 +156,7 @@ def prove(
 def _may_use_data(plan: ResolvedPlan) -> bool:
     """Whether no hook calls a user's own code or stores tensors that autograd saves."""
     return not any(
-        hook.spec.action.own_code
+        hook.spec.action.own_functions()
         or hook.spec.hook_type is SAVED_TENSORS
         or any(
             isinstance(value, GivenFunction) for values in hook.values.values() for value in values.values()

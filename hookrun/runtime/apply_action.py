@@ -68,7 +68,7 @@ def function_of(site: HookSite) -> Op:
     action, part = site.spec.action, site.part
     function = action.build(site)
     checked = not action.observes and action.scope == "tensor"
-    if checked and (action.computes_anew or part is not None):
+    if checked and (action.own_functions() or "args" in action.uses or part is not None):
         function = _of_the_same_form(function)
     return function if part is None else _on_part(site, function, part)
 

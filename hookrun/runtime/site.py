@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hookrun.actions.base import Keeper, add_parameter, was_added
+from hookrun.actions.fields import Meaning
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import on_tensor
 from hookrun.actions.site import HookContext, TokenRows
@@ -105,7 +106,7 @@ class HookSite:
         self._idle_at = 0
         self.changed: Tensor | int = 0
         self.total = 0
-        own_seed = hook.spec.action.random_seed()
+        own_seed = hook.spec.action.given(Meaning.SEED)
         seed = seed if own_seed is None else own_seed
         self.seed = derived_seed(seed, self.hook_name, path)
         self._hook_seed = derived_seed(seed, self.hook_name)
