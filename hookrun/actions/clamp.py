@@ -37,7 +37,7 @@ class Clamp(Action):
 
     def build(self, site: HookSite) -> Edit:
         """A function x -> clamped x."""
-        bounds = (self.min, self.max)
+        bounds: tuple[Any, Any] = (self.min, self.max)
         if all(bound is None or (isinstance(bound, float) and not _may_overflow(bound)) for bound in bounds):
             # A whole number as an int: 1.9 instead of 2.3 µs on small CPU tensors.
             low, high = (

@@ -42,9 +42,10 @@ def require_same_model(run: Run, named: str, settings: Settings) -> None:
             raise HookrunError(f"{named} is of another model: {what}")
 
 
-def padded_otherwise(value: OutsideValue, runs: RunReferences) -> str | None:
+def padded_otherwise(value: object, runs: RunReferences) -> str | None:
     """Why tokens of this run are at other positions in the captures of other runs (different padding), or None."""
-    if value.minus is not None and (why := padded_otherwise(value.minus, runs)) is not None:
+    minus = value.minus if isinstance(value, OutsideValue) else None
+    if minus is not None and (why := padded_otherwise(minus, runs)) is not None:
         return why
     if not isinstance(value, RunValue) or runs.settings is None:
         return None

@@ -86,7 +86,7 @@ def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[P
     """The parameters of the model that a run with these hooks trains, and all mistakes in the settings for them."""
     choosing = _Choosing(hooks, names_under(hooks, model))
     names = choosing.names
-    every = names.parameters()
+    every = names.select_parameters()
     trained, left_out = list(filter(names.trains, every)), frozenset[str]()
     problems = choosing.problems
     if train.parameters is not None:
