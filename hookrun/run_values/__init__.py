@@ -1,7 +1,7 @@
 """The tensors of an action that come from a file or from what another run captured.
 
-`sources` defines the kinds of value, `read_value` reads one from a file or a run, `runs` finds the named runs, and
-`other_run` says how they differ from the run that uses them.
+`sources` defines the kinds of value, `read_value` reads one from a file or a run, and `runs` finds the named runs and
+says how they differ from the run that uses them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from hookrun.actions.given import GivenFunction, GivenTensor
 from hookrun.actions.values import FileValue, OutsideValue, RunValue
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, listed, nearest
-from hookrun.run_values.other_run import (
+from hookrun.run_values.runs import (
+    RunReferences,
     differences,
+    other_runs,
     padded_otherwise,
     require_same_model,
     require_same_split,
+    used_runs,
+    with_found_weights,
     with_origins,
 )
-from hookrun.run_values.runs import RunReferences, other_runs, used_runs, with_found_weights
 from hookrun.run_values.sources import (
     BY_TOKEN,
     Found,

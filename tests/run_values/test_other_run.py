@@ -8,8 +8,7 @@ from typing import Any
 
 from hookrun.actions.values import RunValue
 from hookrun.errors import Problem
-from hookrun.run_values.other_run import differences, padded_otherwise, with_origins
-from hookrun.run_values.runs import RunReferences
+from hookrun.run_values.runs import RunReferences, differences, padded_otherwise, with_origins
 from hookrun.spec import Settings, Spec, parse_spec
 
 
