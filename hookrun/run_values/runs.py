@@ -245,10 +245,12 @@ def with_origins(problems: list[Problem], spec: Spec, runs: RunReferences) -> li
         for hook in spec.hooks
         if (origin := "; ".join(filter(None, (_origin(name, runs) for name in _runs(hook)))))
     }
-    return [
-        replace(each, hint="; ".join(filter(None, [each.hint, origins.get(_hook_of(each.where), "")])))
-        for each in problems
-    ]
+    told = list[Problem]()
+    for problem in problems:
+        hook = ".".join(problem.where.split(".")[:2])
+        hint = "; ".join(filter(None, [problem.hint, origins.get(hook, "")]))
+        told.append(replace(problem, hint=hint))
+    return told
 
 
 def _runs(hook: HookSpec) -> list[str]:
@@ -268,7 +270,3 @@ def _origin(name: str, runs: RunReferences) -> str:
     matches = [match for each in plan.get("hooks", []) for match in each.get("targets", [])]
     shapes = ", ".join(f"{match['path']} {match.get('shape')}" for match in matches[:6])
     return f"the run {name} has the plan {model}: {shapes}"
-
-
-def _hook_of(where: str) -> str:
-    return ".".join(where.split(".")[:2])
