@@ -5,7 +5,7 @@ A hook type is one `HookType` here and one installer in `runtime/hooks/`. All ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -199,11 +199,9 @@ APPLY = HookType(
 )
 
 
-def _by_name(types: Iterable[object]) -> Mapping[str, HookType]:
-    return MappingProxyType({each.name: each for each in types if isinstance(each, HookType)})
-
-
-HOOK_TYPES = _by_name(list(vars().values()))
+HOOK_TYPES: Mapping[str, HookType] = MappingProxyType(
+    {value.name: value for value in list(vars().values()) if isinstance(value, HookType)}
+)
 """Every hook type of this file by name, in the order of the reference table."""
 
 ON_VALUES = frozenset(each for each in HOOK_TYPES.values() if each.phase != "installation")

@@ -29,8 +29,7 @@ from hookrun.actions.values import RunValue
 from hookrun.cli import main as hookrun_main
 from hookrun.errors import HookrunError
 from hookrun.report import write_report
-from hookrun.run_values import read_value
-from hookrun.run_values.other_run import UsedBy
+from hookrun.run_values import RunReferences, read_value
 from hookrun.store.captures.read import Leaf, StoredCapture
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir
@@ -224,7 +223,7 @@ _ATTRIBUTES = ("status", "plan", "config", "env", "model", "hooks", "metrics", "
 
 def _read_mean(run: Run) -> object:
     value = RunValue(run=str(run.path), capture="seen", module="fc", sample="mean")
-    return read_value(value, {"fc": ("fc",)}, UsedBy())
+    return read_value(value, {"fc": ("fc",)}, RunReferences())
 
 
 def _attribute(name: str) -> Callable[[Run], object]:

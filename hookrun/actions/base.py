@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from hookrun.actions.fields import Keep, Meaning
+from hookrun.actions.fields import Meaning
 from hookrun.actions.given import GivenFunction, GivenTensor
 from hookrun.actions.site import HookSite as HookSite
 from hookrun.actions.site import Keeper as Keeper
 from hookrun.actions.values import FileValue, RunValue
 from hookrun.hook_types import FORWARD, FORWARD_PRE, ON_VALUES, HookType
-from hookrun.trust.callables import is_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,59 +131,21 @@ class Action(BaseModel):
         return "drawn" in self.uses or "generator" in self.uses
 
     @property
-    def draws_by_row(self) -> bool:
-        """Whether a row gets the same random numbers with several ranks as with one."""
-        return "generator" not in self.uses
-
-    @property
-    def own_code(self) -> bool:
-        """Whether it runs the user's own Python, which may not work in a compiled graph or on tensors without data."""
-        return bool(self._named(Meaning.OWN_FUNCTION))
-
-    @property
-    def computes_anew(self) -> bool:
-        """Whether shape and dtype of the result are checked at each firing, not only at the first of each site."""
-        return self.own_code or "args" in self.uses
-
-    @property
     def trains(self) -> bool:
         """Whether its operand is a parameter that is trained."""
-        return bool(self._given(Meaning.TRAINABLE))
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """The arguments of the user's own function."""
-        return self._given(Meaning.ARGUMENTS) or {}
+        return bool(self.given(Meaning.TRAINABLE))
 
     def carried_by(self, hook_type: HookType) -> str | None:
         """Why the given parameters of the action cannot be used with the hook type, or None."""
         if self.trains and hook_type not in {FORWARD, FORWARD_PRE}:
             return "`trainable: true` goes with forward and forward_pre only: elsewhere no gradient reaches the bias"
-        if self.part_of_samples() is not None and not hook_type.batch:
+        if self.given(Meaning.SAMPLES) is not None and not hook_type.batch:
             return f"keep chooses samples, and {hook_type} sees none; for some steps use when: {{step: {{every: 10}}}}"
         return None
 
-    def random_seed(self) -> int | None:
-        """The seed of its random numbers; None: derived from the seed of the experiment."""
-        seed: int | None = self._given(Meaning.SEED)
-        return seed
-
-    def budget(self) -> int | None:
-        """The maximum number of bytes that it keeps, over all its modules; None: no limit."""
-        limit: int | None = self._given(Meaning.BYTE_LIMIT)
-        return limit
-
-    def part_of_samples(self) -> str | None:
-        """Text for the plan that says which samples it keeps; None: all."""
-        return next((str(value) for _, value in self if isinstance(value, Keep)), None)
-
-    def may_stop(self) -> bool:
-        """Whether one of its records may end the run."""
-        return bool(self._given(Meaning.POLICY) == "stop")
-
     def adds(self, hook_name: str) -> str | None:
         """The name of the parameter that the action adds to each module, or None."""
-        return f"{hook_name}_bias" if self.trains else self._given(Meaning.ADDED_NAME)
+        return f"{hook_name}_bias" if self.trains else self.given(Meaning.ADDED_NAME)
 
     def outside_values(self) -> dict[str, FileValue | RunValue | GivenTensor | GivenFunction]:
         """The fields whose tensors come from files or other runs, or were passed as Python objects."""
@@ -192,33 +153,13 @@ class Action(BaseModel):
         return {field: value for field, value in self if isinstance(value, kinds) and field not in functions}
 
     def own_functions(self) -> dict[str, str | GivenFunction]:
-        """The fields that name the user's own functions."""
-        return {field: getattr(self, field) for field in self._named(Meaning.OWN_FUNCTION)}
+        """The fields that name the user's own functions, which may not work in a compiled graph or without data."""
+        return self._fields_of(Meaning.OWN_FUNCTION)
 
-    @classmethod
-    def _named(cls, meaning: Meaning) -> list[str]:
-        return [name for name, field in cls.model_fields.items() if meaning in field.metadata]
-
-    def _given(self, meaning: Meaning) -> Any:
+    def given(self, meaning: Meaning) -> Any:
         """The value of the field with this meaning; None if the action has none."""
-        return next((getattr(self, name) for name in self._named(meaning)), None)
+        return next(iter(self._fields_of(meaning).values()), None)
 
-    def summary(self) -> str:
-        """The parameters that were set, as the plan shows them: ``min=-0.01 max=0.01``."""
-        shown = ((field, getattr(self, field)) for field in type(self).model_fields)
-        default = {field: info.default for field, info in type(self).model_fields.items()}
-        return " ".join(f"{field}={_short(value)}" for field, value in shown if value != default[field])
-
-
-def _short(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, tuple | list):
-        text = "[" + ", ".join(_short(item) for item in value) + "]"
-        return text if len(text) <= 32 else text[:29] + "..."
-    if isinstance(value, dict):
-        text = "{" + ", ".join(f"{key}: {_short(item)}" for key, item in value.items()) + "}"
-        return text if len(text) <= 60 else text[:57] + "..."
-    if is_tensor(value):
-        return f"tensor{list(value.shape)}"  # type: ignore[attr-defined]
-    return str(value)
+    def _fields_of(self, meaning: Meaning) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {name: getattr(self, name) for name, field in fields.items() if meaning in field.metadata}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from hookrun.actions.base import Action, Edit, HookSite
-from hookrun.actions.fields import ByteLimit, Count, Keep, OneOf
+from hookrun.actions.fields import ByteLimit, Count, KeptSamples, OneOf
 from hookrun.errors import HookrunError
 from hookrun.values.tensors import holds_data
 
@@ -64,7 +64,7 @@ class Capture(Action):
     dtype: Literal["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"] | None = None
     device: Literal["cpu"] | None = None
     reduce: Annotated[Reduction, BeforeValidator(_named)] | None = None
-    keep: Keep | None = None
+    keep: KeptSamples = None
     max_bytes: ByteLimit = None
 
     def build(self, site: HookSite) -> Edit:

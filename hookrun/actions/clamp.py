@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, model_validator
+from pydantic import model_validator
 
 from hookrun.actions.base import Action, Edit, HookSite
-from hookrun.actions.fields import check_order
-from hookrun.actions.values import Value, numbers
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-def _not_nan(bound: Any) -> Any:
-    if any(map(math.isnan, numbers(bound))):
-        raise ValueError("found nan, which is neither above nor below any number")
-    return bound
-
-
-Bound = Annotated[Value, AfterValidator(_not_nan)]
-"""A number, or values that broadcast to the tensor's shape; an infinite value means no bound."""
+from hookrun.actions.fields import Bound, check_order
+from hookrun.actions.values import numbers
 
 HALF_MAX = 65504  # the largest finite float16; every other dtype that can be clamped reaches further
 
@@ -51,37 +37,33 @@ class Clamp(Action):
 
     def build(self, site: HookSite) -> Edit:
         """A function x -> clamped x."""
-        if all(_fits_every_dtype(bound) for bound in (self.min, self.max)):
-            low, high = map(_whole_as_int, (self.min, self.max))
+        bounds: tuple[Any, Any] = (self.min, self.max)
+        if all(bound is None or (isinstance(bound, float) and not _may_overflow(bound)) for bound in bounds):
+            # A whole number as an int: 1.9 instead of 2.3 µs on small CPU tensors.
+            low, high = (
+                int(bound) if bound is not None and bound.is_integer() else bound for bound in bounds
+            )
             if high is None:
                 return lambda x: x.clamp_min(low)
             return (lambda x: x.clamp_max(high)) if low is None else lambda x: x.clamp(low, high)
         lows, highs = self._bound("min", site), self._bound("max", site)
         return lambda x: x.clamp(lows(x), highs(x))
 
-    def _bound(self, field: str, site: HookSite) -> Callable[[Tensor], Tensor | None]:
+    def _bound(self, field: str, site: HookSite) -> Edit:
         bound = getattr(self, field)
-        if bound is None:
-            return lambda x: None
-        constant = site.constant(field)
-        if max((abs(number) for number in numbers(bound) if math.isfinite(number)), default=0) <= HALF_MAX:
+        constant: Edit = (lambda x: None) if bound is None else site.constant(field)
+        if not _may_overflow(bound):
             return constant
         import torch
 
         endless = torch.tensor(bound, device="cpu", dtype=torch.float64).isinf()
 
-        def within_dtype(x: Tensor) -> Tensor:
+        def within_dtype(x: Any) -> Any:
             value, top = constant(x), torch.finfo(x.dtype).max
             return torch.where(endless.to(x.device), value, value.clamp(-top, top))
 
         return within_dtype
 
 
-def _fits_every_dtype(bound: Any) -> bool:
-    """Whether it is None or a number that torch takes as a bound for tensors of every dtype."""
-    return bound is None or (isinstance(bound, float) and (abs(bound) <= HALF_MAX or math.isinf(bound)))
-
-
-def _whole_as_int(bound: Any) -> Any:
-    """A whole number as an int: 1.9 instead of 2.3 µs on small CPU tensors."""
-    return int(bound) if bound is not None and bound.is_integer() else bound
+def _may_overflow(bound: Any) -> bool:
+    return any(HALF_MAX < abs(number) < math.inf for number in numbers(bound))

@@ -8,11 +8,14 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from hookrun.actions.values import Value, numbers
+
 T = TypeVar("T")
 
 
-def _not_nan(value: float) -> float:
-    if math.isnan(value):
+def not_nan(value: Any) -> Any:
+    """The value; ValueError if one of its numbers is NaN."""
+    if any(map(math.isnan, numbers(value))):
         raise ValueError("found nan, which is neither above nor below any number")
     return value
 
@@ -35,8 +38,11 @@ def _not_empty(names: tuple[T, ...]) -> tuple[T, ...]:
     return names
 
 
-Number = Annotated[float, Field(strict=True), AfterValidator(_not_nan)]
+Number = Annotated[float, Field(strict=True), AfterValidator(not_nan)]
 """A number, possibly infinite; texts and booleans are refused."""
+
+Bound = Annotated[Value, AfterValidator(not_nan)]
+"""A number, or values that broadcast to the tensor's shape; an infinite value means no bound."""
 
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A finite number."""
@@ -46,10 +52,11 @@ OwnName = Annotated[str, AfterValidator(_own_name)]
 
 
 class Meaning(Enum):
-    """What a field means to the rest of the program, written into its type; `Action` has a method for each."""
+    """What a field means to the rest of the program, written into its type; `Action.given` has its value."""
 
     SEED = auto()
     BYTE_LIMIT = auto()
+    SAMPLES = auto()
     POLICY = auto()
     ADDED_NAME = auto()
     TRAINABLE = auto()
@@ -95,6 +102,9 @@ class Keep(OneOf):
     every: Count | None = None
     reservoir: Count | None = None
 
+
+KeptSamples = Annotated[Keep | None, Meaning.SAMPLES]
+"""Which samples the hook keeps; None: all."""
 
 OneOrMore = Annotated[tuple[T, ...], BeforeValidator(_listed), AfterValidator(_not_empty)]
 """One name, or a list of at least one."""

@@ -119,7 +119,7 @@ def _checked_and_run(
             what = "runs that it needs are not there, and each of several processes would make them"
             hint = "run the same command once without torchrun and compute.strategy"
             raise SpecError([Problem("needs", what, hint)])
-        known = needs.known(previous).of(experiment)
+        known = experiment.with_runs(needs.made, previous)
         try:
             prepared = tasks.prepare(known, trust=trust)
         except SpecError as error:
@@ -143,7 +143,7 @@ def _checked_and_run(
             is_new = needs.missing
             needs.make()
             if is_new:  # again, now that the runs exist from which its values come
-                prepared = tasks.prepare(needs.known(previous).of(experiment), trust=trust)
+                prepared = tasks.prepare(experiment.with_runs(needs.made, previous), trust=trust)
         with explained(asked):
             returned = asked.app.run_checked(cfg, SingleRun(prepared, resume=resume, ranks=ranks))
     return int(returned.return_value)

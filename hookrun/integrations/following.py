@@ -12,6 +12,7 @@ from weakref import ReferenceType, ref
 
 from torch import Tensor, distributed, nn
 
+from hookrun.actions.fields import Meaning
 from hookrun.errors import HookrunError
 from hookrun.integrations.recording import Recording, batch_size, run_folder
 from hookrun.prove.trial import compile_plan
@@ -60,7 +61,7 @@ class LoopFollower:
         self._samples = samples
         self._effects = effects
         self._strict = strict
-        self._may_stop = any(hook.action.may_stop() for hook in self.spec.hooks)
+        self._may_stop = any(hook.action.given(Meaning.POLICY) == "stop" for hook in self.spec.hooks)
         self._open = False
         self._applied: tuple[ReferenceType[nn.Module], list[str]] | None = None
 

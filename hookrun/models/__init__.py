@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -103,13 +104,20 @@ def _own(config: Model, data: DataDefaults) -> ModelCall:
     if config.name == DECODER:
         asked = {key: value for key, value in asked.items() if value is not None}
         if "path" in asked:
-            raise SpecError([_no_folder(asked["path"])])
+            path = asked["path"]
+            what = f"found {shown(path)}: the decoder does not read GPT-2 from a folder"
+            hint = f"use model=transformers model.args.path={path} model.args.attention=points"
+            hint += ", with the module names of GPT-2"
+            raise SpecError([Problem("model.args.path", what, hint)])
     args = data.values() | asked
     problems = unknown_arguments(asked, found, "model.args", config.name)
     problems += missing_arguments(args, found, "model.args", config.name, why=data.lack)
     args, wrong = checked(cls, {name: args[name] for name in found if name in args})
     if config.name == DECODER and not problems and not wrong:
-        wrong = _oversize(cls, args)
+        with suppress(ValueError):  # of sizes that do not go together, which building it says
+            # Sizes multiply: each of them may be right, and the model larger than any memory.
+            if why := too_large(lambda: cls(**args)):
+                wrong = [Problem("model.args", why, "give smaller sizes")]
     return ModelCall(cls, args, (*problems, *wrong))
 
 
@@ -127,18 +135,3 @@ def _from_factory(config: Model, trust: frozenset[str]) -> ModelCall:
     return ModelCall(
         call, config.args, tuple(wrong_call(factory.target, config.args, "model.args", factory.text))
     )
-
-
-def _no_folder(path: object) -> Problem:
-    what = f"found {shown(path)}: the decoder does not read GPT-2 from a folder"
-    hint = f"use model=transformers model.args.path={path} model.args.attention=points, with the module names of GPT-2"
-    return Problem("model.args.path", what, hint)
-
-
-def _oversize(cls: type[nn.Module], args: Mapping[str, Any]) -> list[Problem]:
-    """A decoder's sizes multiply: each of them may be right, and the model larger than any memory."""
-    try:
-        why = too_large(lambda: cls(**args))
-    except ValueError:  # of sizes that do not go together, which building it says
-        return []
-    return [] if why is None else [Problem("model.args", why, "give smaller sizes")]

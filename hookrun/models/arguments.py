@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -48,22 +48,18 @@ class DataDefaults:
 
     def values(self) -> dict[str, Any]:
         """The arguments that the data set supplies, by name; all of them are in `FROM_DATA`."""
-        found: dict[str, Any] = {}
-        if self.num_classes is not None:
-            found["num_classes"] = self.num_classes
-        if self.vocab_size is not None:
-            found["vocab_size"] = self.vocab_size
-        if self.length is not None:
-            found["length"] = self.length
+        supplied: dict[str, Any] = {
+            "num_classes": self.num_classes,
+            "vocab_size": self.vocab_size,
+            "length": self.length,
+        }
         if self.shape is not None and -1 not in self.shape:
-            found["in_features"] = math.prod(self.shape)
+            supplied["in_features"] = math.prod(self.shape)
         if self.shape is not None and len(self.shape) == 3:
             channels, *size = self.shape
-            if channels != -1:
-                found["in_channels"] = channels
-            if -1 not in size:
-                found["image_size"] = tuple(size)
-        return found
+            supplied["in_channels"] = None if channels == -1 else channels
+            supplied["image_size"] = None if -1 in size else tuple(size)
+        return {name: value for name, value in supplied.items() if value is not None}
 
     def lack(self, name: str) -> str:
         """Why the data set does not supply the argument `name`; empty if no data set supplies it."""
@@ -103,8 +99,7 @@ def too_large(build: Callable[[], nn.Module]) -> str | None:
 
     with torch.device("meta"):
         model = build()
-        tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
-        bytes_ = sum(each.numel() * each.element_size() for each in tensors.values())
+    bytes_ = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     free = _free_memory()
     if free is None or bytes_ <= free:
         return None
@@ -141,14 +136,23 @@ def construct(call: ModelCall, model: str) -> nn.Module:
     return built
 
 
-# The last part of the path of embeddings of positions, in our decoder and in transformers.
-_POSITIONS = ("pos_embed", "wpe", "position_embeddings", "embed_positions")
+def _position_embeddings(model: nn.Module) -> Iterator[tuple[int, str]]:
+    """(number of positions, path) of each embedding of positions, in our decoder and in transformers."""
+    from torch import nn
+
+    for path, module in model.named_modules():
+        last = path.rpartition(".")[2]
+        if isinstance(module, nn.Embedding) and last in (
+            "pos_embed",
+            "wpe",
+            "position_embeddings",
+            "embed_positions",
+        ):
+            yield module.num_embeddings, path
 
 
 def unfit_tokens(model: nn.Module, vocab_size: int | None, length: int | None) -> list[Problem]:
     """Problems of a model with too few embeddings for `vocab_size` tokens or `length` positions; None: no tokens."""
-    from torch import nn
-
     if vocab_size is None or length is None:
         return []
     problems = list[Problem]()
@@ -157,10 +161,9 @@ def unfit_tokens(model: nn.Module, vocab_size: int | None, length: int | None) -
         what = f"the model has {tokens} tokens, and the data has {vocab_size}"
         hint = "take the tokenizer of the model (data.args.tokenizer), or a model for as many tokens"
         problems.append(Problem("model.args", what, hint))
-    for path, module in model.named_modules():
-        last = path.rpartition(".")[2]
-        if isinstance(module, nn.Embedding) and last in _POSITIONS and module.num_embeddings < length:
-            what = f"the model has {module.num_embeddings} positions ({path}), and samples of the data {length} tokens"
+    for positions, path in _position_embeddings(model):
+        if positions < length:
+            what = f"the model has {positions} positions ({path}), and samples of the data {length} tokens"
             problems.append(
                 Problem("model.args", what, "shorten the samples, or take a model of more positions")
             )
@@ -169,14 +172,8 @@ def unfit_tokens(model: nn.Module, vocab_size: int | None, length: int | None) -
 
 def positions_of(model: nn.Module) -> tuple[int, str] | None:
     """The largest number of positions, and the module or key that says so; None if it is not known."""
-    from torch import nn
-
-    found = [
-        (module.num_embeddings, path)
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and path.rpartition(".")[2] in _POSITIONS
-    ]
-    told = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if isinstance(told, int) and told > 0:
-        found.append((told, "max_position_embeddings"))
-    return min(found, key=lambda each: each[0], default=None)
+    limits = list(_position_embeddings(model))
+    configured = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if isinstance(configured, int) and configured > 0:
+        limits.append((configured, "max_position_embeddings"))
+    return min(limits, key=lambda limit: limit[0], default=None)

@@ -98,7 +98,8 @@ def attention(
     [batch, head, query, key]. The scores are the input of the softmax: scaled, with bias and mask added.
     """
     query, key, value = (
-        _by_position(module, name, x) for name, x in zip("qkv", (query, key, value), strict=True)
+        _at(module, name, x.transpose(1, 2)).transpose(1, 2)
+        for name, x in zip("qkv", (query, key, value), strict=True)
     )
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
@@ -135,11 +136,6 @@ def _at(module: nn.Module, name: str, value: Tensor) -> Tensor:
         return value
     passed: Tensor = point(value)
     return passed
-
-
-def _by_position(module: nn.Module, name: str, value: Tensor) -> Tensor:
-    """Pass the value through the point as [batch, position, head, width]."""
-    return _at(module, name, value.transpose(1, 2)).transpose(1, 2)
 
 
 def add_points(model: nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Annotated, Literal
 
 import torch
@@ -20,17 +20,6 @@ _ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
     "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
 }
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """The sizes of a decoder, under the names that configurations of transformers have for them."""
-
-    vocab_size: int
-    max_position_embeddings: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
 
 
 class Decoder(nn.Module):
@@ -70,7 +59,13 @@ class Decoder(nn.Module):
             raise ValueError(f"width {width} is not a multiple of heads {heads}")
         if positions == "rotary" and (width // heads) % 2:
             raise ValueError(f"rotary positions need an even width of each head, found {width // heads}")
-        self.config = DecoderConfig(vocab_size, length, width, layers, heads)
+        self.config = SimpleNamespace(  # the names that configurations of transformers have
+            vocab_size=vocab_size,
+            max_position_embeddings=length,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+        )
         learned = positions == "learned"
         self.embed = nn.Embedding(vocab_size, width)
         self.pos_embed = nn.Embedding(length, width) if learned else None
@@ -90,9 +85,8 @@ class Decoder(nn.Module):
         attention_mask: [batch, length], 1 for a real token and 0 for padding, on either side; None: all are real
         position_ids:   [batch, length], counted from 0; None: from each sequence's first real token
         """
-        length = input_ids.shape[1]
-        if length > self.config.max_position_embeddings:
-            most = self.config.max_position_embeddings
+        length, most = input_ids.shape[1], self.config.max_position_embeddings
+        if length > most:
             raise ValueError(f"the sequences have {length} tokens, and the decoder has {most} positions")
         if position_ids is None:
             position_ids = _positions(input_ids, attention_mask)

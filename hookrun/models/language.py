@@ -152,7 +152,10 @@ def _random(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mo
     except SpecError:
         raise
     except Exception as error:  # a model's constructor may raise anything for sizes that do not go together
-        raise _refused_attention(args, error, CONFIG) from error
+        problem = Problem(
+            CONFIG, f"transformers cannot build the model: {_message(error)}", "correct the values"
+        )
+        raise _failure(args, error, problem) from error
 
 
 def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs) -> Any:
@@ -182,7 +185,7 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
     try:
         return AutoConfig.for_model(kind, **filled)
     except Exception as error:  # its own checks of the values
-        what = f"{kind} refuses the configuration: {_said(error)}"
+        what = f"{kind} refuses the configuration: {_message(error)}"
         raise SpecError([Problem(CONFIG, what, "correct its values")]) from error
 
 
@@ -263,39 +266,38 @@ def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mod
     except SpecError:
         raise
     except Exception as error:  # no network, no such model, a damaged file, a model with code of its own
-        raise _unread(args, place, local, error) from error
+        raise _failure(args, error, _unread(place, local, _message(error))) from error
     _check_loaded(model, found, place)
     made: nn.Module = model
     return made
 
 
-def _unread(args: TransformersArgs, place: str, local: bool, error: Exception) -> SpecError:
-    from hookrun.models.attention_points import NAME
-
-    said = _said(error)
-    if args.attention != "eager" and any(each in said for each in ("attn_implementation", "attention", NAME)):
-        return _refused_attention(args, error, PATH)
+def _unread(place: str, local: bool, message: str) -> Problem:
+    """The problem of a model that could not be read. local: it is a folder, not a name on the hub"""
     if local:
-        what = f"{place} has no model that transformers can load from safetensors: {said}"
-        return SpecError([Problem(PATH, what, "save one there with save_pretrained")])
-    what = f"there is no folder {Path(place).absolute()}, and '{place}' could not be fetched from the hub: {said}"
+        what = f"{place} has no model that transformers can load from safetensors: {message}"
+        return Problem(PATH, what, "save one there with save_pretrained")
+    what = f"there is no folder {Path(place).absolute()}, and '{place}' could not be fetched from the hub: {message}"
     hint = (
         f"where there is no network, fetch it elsewhere with `hf download {place} --local-dir DIR`, "
         f"bring DIR here and set {PATH}=DIR"
     )
-    return SpecError([Problem(PATH, what, hint)])
+    return Problem(PATH, what, hint)
 
 
-def _refused_attention(args: TransformersArgs, error: Exception, where: str) -> SpecError:
+def _failure(args: TransformersArgs, error: Exception, problem: Problem) -> SpecError:
+    """The problem, or if the exception of transformers is about the kind of attention, that."""
     from hookrun.models.attention_points import NAME
 
-    said = _said(error)
-    if NAME in said:
-        said = "the model does not let another function compute its attention"
-    if args.attention != "eager" and any(each in said for each in ("attn_implementation", "attention")):
-        hint = "use model.args.attention=eager"
-        return SpecError([Problem("model.args.attention", f"{args.attention}: {said}", hint)])
-    return SpecError([Problem(where, f"transformers cannot build the model: {said}", "correct the values")])
+    message = _message(error)
+    if args.attention != "eager" and any(
+        word in message for word in ("attn_implementation", "attention", NAME)
+    ):
+        if NAME in message:
+            message = "the model does not let another function compute its attention"
+        what, hint = f"{args.attention}: {message}", "use model.args.attention=eager"
+        problem = Problem("model.args.attention", what, hint)
+    return SpecError([problem])
 
 
 def _check_loaded(model: nn.Module, found: Mapping[str, Any], place: str) -> None:
@@ -326,7 +328,7 @@ def _hub_answers() -> bool:
     return True
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 

@@ -20,6 +20,7 @@ RANDOM = "random"
 """The origin of weights that the model's constructor initializes."""
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
+_EITHER = ".safetensors, .pt or .pth"
 _WRAPPERS = ("state_dict", "model")  # keys under which a training script's file holds the state dict
 _PREFIX = "module."  # left by DataParallel and DistributedDataParallel
 _SHOWN = 10  # names in an error, before "and 3 more"
@@ -59,10 +60,10 @@ def misplaced(config: Model, *, published: bool) -> list[Problem]:
         if published:
             return []
         what = f"'{config.own_weights}' is not a path, and no weights are published under a name for '{config.name}'"
-        return [Problem(_WHERE, what, f"give the path of a {_either()} file, or null")]
+        return [Problem(_WHERE, what, f"give the path of a {_EITHER} file, or null")]
     path = _absolute(config.own_weights)
     if path.suffix not in SUFFIXES:
-        what = f"{path} is not a {_either()} file"
+        what = f"{path} is not a {_EITHER} file"
         return [Problem(_WHERE, what, "save the state dict in one of these formats")]
     if not path.is_file():
         if path.parent.is_dir():
@@ -119,10 +120,6 @@ def applied_hooks(config: Model) -> frozenset[str]:
 
 def _absolute(weights: str) -> Path:
     return Path(weights).expanduser().absolute()
-
-
-def _either() -> str:
-    return f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 
 
 def _state_dict(path: Path) -> dict[str, Tensor]:

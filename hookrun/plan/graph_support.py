@@ -12,12 +12,7 @@ from hookrun.spec.hook import HookSpec
 
 def uncompilable(plan: ResolvedPlan) -> list[Problem]:
     """Every hook that cannot be part of a compiled graph, with the reason."""
-    specs = [hook.spec for hook in plan.hooks]
-    return [
-        Problem(where, f"{spec.action.action_name} on {spec.hook_type.name!r} {why}", hint)
-        for spec in specs
-        for where, why, hint in _reasons(spec)
-    ]
+    return [problem for hook in plan.hooks for problem in _problems(hook.spec)]
 
 
 def unexportable(plan: ResolvedPlan) -> list[Problem]:
@@ -35,40 +30,33 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
     return problems
 
 
-def _reasons(spec: HookSpec) -> Iterator[tuple[str, str, str]]:
-    """(key path, reason, next step) for each part of the hook that a graph cannot contain."""
-    graph = spec.hook_type.graph
+def _problems(spec: HookSpec) -> Iterator[Problem]:
+    """A problem for each part of the hook that a graph cannot contain."""
+    action, graph, when = spec.action, spec.hook_type.graph, spec.keys.when
     plainly = f"run it without compiling, or leave it out: ~{spec.where}"
+
+    def problem(key: str, why: str, hint: str = plainly) -> Problem:
+        return Problem(spec.where + key, f"{action.action_name} on {spec.hook_type.name!r} {why}", hint)
+
     if graph.refused is not None:
-        why, hint = graph.refused
-        yield spec.where, why, hint
+        yield problem("", *graph.refused)
     elif not graph.inside:
         return
-    elif spec.action.own_code:
-        yield (
-            spec.where,
-            "runs your own Python, which may not work inside a graph",
-            plainly,
-        )
-    elif spec.action.observes:
-        yield spec.where, "passes values to Python at each firing, which breaks the graph", plainly
-    elif spec.action.draws:
-        yield spec.where, "draws from a generator of its own, which a graph cannot contain", plainly
-    for field, value in spec.action.outside_values().items():
+    elif action.own_functions():
+        yield problem("", "runs your own Python, which may not work inside a graph")
+    elif action.observes:
+        yield problem("", "passes values to Python at each firing, which breaks the graph")
+    elif action.draws:
+        yield problem("", "draws from a generator of its own, which a graph cannot contain")
+    for field, value in action.outside_values().items():
         if value.per_sample:
-            why = "takes rows of another run at each call, which a graph cannot do"
-            yield f"{spec.where}.{field}", why, plainly
+            yield problem(f".{field}", "takes rows of another run at each call, which a graph cannot do")
         elif isinstance(value, GivenFunction):
-            yield (
-                f"{spec.where}.{field}",
-                "calls a function of yours at each call, which a graph cannot do",
-                plainly,
-            )
+            yield problem(f".{field}", "calls a function of yours at each call, which a graph cannot do")
     if spec.keys.tokens is not None:
-        yield f"{spec.where}.tokens", "are determined for each call, which a graph cannot do", plainly
-    when = spec.keys.when
+        yield problem(".tokens", "are determined for each call, which a graph cannot do")
     if when.rank is not None:
-        yield f"{spec.where}.when.rank", "is not read inside a graph", plainly
-    for key, given in (("call", when.call is not None), ("probability", when.probability < 1)):
-        if given:
-            yield f"{spec.where}.when.{key}", "is evaluated at each call, but in a graph only once", plainly
+        yield problem(".when.rank", "is not read inside a graph")
+    for key, is_set in (("call", when.call is not None), ("probability", when.probability < 1)):
+        if is_set:
+            yield problem(f".when.{key}", "is evaluated at each call, but in a graph only once")

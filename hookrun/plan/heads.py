@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,35 +34,23 @@ def head_count(model: nn.Module, path: str, heads: Heads) -> HeadCount | None:
     """
     if heads.count is not None:
         return HeadCount((heads.count,))
-    for module in _upwards(model, path):
-        for said in (module, getattr(module, "config", None)):
-            if said is not None and (count := _number(said, _COUNTS)) is not None:
-                return _counted(said, count)
+    parents = [path.rsplit(".", up)[0] for up in range(path.count(".") + 1)] if path else []
+    for module in [*map(model.get_submodule, parents), model]:
+        for owner in (module, getattr(module, "config", None)):
+            if (count := _number(owner, _COUNTS)) is not None:
+                width, hidden = _number(owner, _WIDTHS), _number(owner, _HIDDEN)
+                if width is None and hidden is not None and hidden % count == 0:
+                    width = hidden // count
+                # An attention module has its configuration in an attribute.
+                keys = _number(owner, _KEY_COUNTS) or _number(getattr(owner, "config", None), _KEY_COUNTS)
+                return HeadCount(tuple(dict.fromkeys([count, keys or count])), width)
     return None
 
 
-def _upwards(model: nn.Module, path: str) -> Iterator[nn.Module]:
-    """The module at the path, then each of its parents."""
-    while path:
-        yield model.get_submodule(path)
-        path = path.rpartition(".")[0]
-    yield model
-
-
-def _counted(said: Any, count: int) -> HeadCount:
-    width = _number(said, _WIDTHS)
-    hidden = _number(said, _HIDDEN)
-    if width is None and hidden is not None and hidden % count == 0:
-        width = hidden // count
-    keys = _number(said, _KEY_COUNTS)
-    if keys is None:  # an attention module has its configuration in an attribute
-        keys = _number(getattr(said, "config", None), _KEY_COUNTS)
-    return HeadCount(tuple(dict.fromkeys([count, keys or count])), width)
-
-
-def _number(said: Any, names: tuple[str, ...]) -> int | None:
+def _number(owner: Any, names: tuple[str, ...]) -> int | None:
+    """The first attribute of these names that is a positive whole number."""
     for name in names:
-        found = getattr(said, name, None)
-        if isinstance(found, int) and not isinstance(found, bool) and found > 0:
-            return found
+        value = getattr(owner, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
     return None

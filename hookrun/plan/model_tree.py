@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from hookrun.plan.plan import Match
 from hookrun.spec.hook import HookSpec
-from hookrun.spec.selector import Names, Node, Selector, Tree, Unmatched
+from hookrun.spec.selector import Names, Node, Selector, Tree
 
 
 class Unhookable(NamedTuple):
@@ -49,132 +49,91 @@ def unhookable(module: nn.Module) -> Unhookable | None:
 
 
 class ModelNames:
-    """The names that selectors are matched against, and what the hooks planned so far will add and freeze."""
+    """The names that selectors are matched against, and what the hooks planned so far will add and freeze.
+
+    modules, parameters: by each of their names
+    added:  first path of a module -> names of parameters that hooks will add
+    frozen: names of the parameters that hooks will freeze
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.modules = dict(model.named_modules(remove_duplicate=False))
-        self._aliases = defaultdict[int, list[str]](list)
-        for path, module in self.modules.items():
-            self._aliases[id(module)].append(path)
-        self.added = defaultdict[str, list[str]](
-            list
-        )  # first module path -> names of parameters that hooks will add
+        self.parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._names = _names_by_object(self.modules) | _names_by_object(self.parameters)
+        self.added = defaultdict[str, list[str]](list)
         self.frozen = set[str]()
         self._parameter_tree: Tree | None = None  # reset when a planned hook adds parameters
 
     @cached_property
     def tree(self) -> Tree:
         """The modules, with all of their names."""
-        sizes = {id(module): sum(map(_numel, module.parameters())) for module in self.model.modules()}
-        types = {type(module): _type_names(type(module)) for module in self.model.modules()}
-        nodes = {
-            path: Node(path, types[type(module)], not module._modules, sizes[id(module)])
-            for path, module in self.modules.items()
-        }
-        numbered = {
-            path: [name for name in module._modules.keys() if name.isdecimal()]  # noqa: SIM118 (a scripted one)
-            for path, module in self.modules.items()
-        }
-        first = {path: self.first_name(path) for path in self.modules}
-        return Tree(nodes, {path: names for path, names in numbered.items() if names}, _others(first))
-
-    @cached_property
-    def _parameters(self) -> Mapping[str, nn.Parameter]:
-        return dict(self.model.named_parameters(remove_duplicate=False))
-
-    @cached_property
-    def _parameter_aliases(self) -> Mapping[int, list[str]]:
-        aliases = defaultdict[int, list[str]](list)
-        for name, parameter in self._parameters.items():
-            aliases[id(parameter)].append(name)
-        return aliases
+        types = {cls: _type_names(cls) for cls in set(map(type, self.modules.values()))}
+        nodes, numbered = dict[str, Node](), dict[str, list[str]]()
+        for path, module in self.modules.items():
+            size = sum(map(_numel, module.parameters()))
+            nodes[path] = Node(path, types[type(module)], not module._modules, size)
+            children = [name for name in module._modules.keys() if name.isdecimal()]  # noqa: SIM118 (a scripted one)
+            if children:
+                numbered[path] = children
+        return Tree(nodes, numbered, self._first_names(self.modules))
 
     def parameter_tree(self) -> Tree:
         """The parameters, with all of their names, including those that planned hooks will add."""
         if self._parameter_tree is None:
-            self._parameter_tree = self._build_parameter_tree()
+            added = [f"{path}.{name}".lstrip(".") for path, names in self.added.items() for name in names]
+            nodes = dict[str, Node]()
+            numbered = {path: [*children] for path, children in self.tree.numbered.items()}
+            for name in dict.fromkeys([*self.parameters, *added]):
+                container, _, last = name.rpartition(".")
+                owner = self.tree.nodes[container]
+                size = _numel(self.parameters[name]) if name in self.parameters else 0
+                nodes[name] = Node(name, owner.types, owner.leaf, size)
+                if last.isdecimal():
+                    numbered.setdefault(container, []).append(last)
+            self._parameter_tree = Tree(nodes, numbered, self._first_names(self.parameters))
         return self._parameter_tree
 
-    def _build_parameter_tree(self) -> Tree:
-        names = dict.fromkeys(self._parameters) | dict.fromkeys(self._added_names())
-        nodes = {}
-        numbered = defaultdict[str, list[str]](
-            list, {path: [*own] for path, own in self.tree.numbered.items()}
-        )
-        for name in names:
-            container, _, last = name.rpartition(".")
-            owner = self.tree.nodes[container]
-            size = _numel(self._parameters[name]) if name in self._parameters else 0
-            nodes[name] = Node(name, owner.types, owner.leaf, size)
-            if last.isdecimal():
-                numbered[container].append(last)
-        first = {name: self._first_parameter_name(name) for name in names}
-        return Tree(nodes, numbered, _others(first))
-
-    def _added_names(self) -> list[str]:
-        return [f"{path}.{name}" if path else name for path, names in self.added.items() for name in names]
+    def _first_names(self, objects: Mapping[str, object]) -> Mapping[str, str]:
+        """Each name that is not the first of its object -> the first one."""
+        first = {name: self._names[id(named)][0] for name, named in objects.items()}
+        return {name: main for name, main in first.items() if name != main}
 
     def select(self, spec: HookSpec) -> list[str]:
         """The modules or parameters that the hook's selector matches: first names, once per object, in order."""
         selector = spec.keys.select
-        if not spec.on_parameters:
-            return list(dict.fromkeys(map(self.first_name, selector.select(self.tree))))
-        return self.select_parameters(selector)
+        if spec.on_parameters:
+            return self.select_parameters(selector)
+        return list(dict.fromkeys(map(self.first_name, selector.select(self.tree))))
 
-    def select_parameters(self, selector: Selector) -> list[str]:
-        """The parameters that a selector matches: first names, once per object, in order."""
-        parameters = self.parameter_tree()
-        found = selector.select_parameters(self.tree, parameters)
-        return self._once(name for name in parameters.nodes if name in found)
-
-    def parameters(self) -> list[str]:
-        """Every parameter: first names, once per object, in order."""
-        return self._once(self.parameter_tree().nodes)
-
-    def _once(self, names: Iterable[str]) -> list[str]:
-        return list(dict.fromkeys(map(self._first_parameter_name, names)))
-
-    def unmatched(self, spec: HookSpec) -> list[Unmatched]:
-        """The members of the selector's lists that match no module, or no parameter of a parameter hook."""
-        parameters = self.parameter_tree() if spec.on_parameters else None
-        return list(spec.keys.select.unmatched(self.tree, parameters))
-
-    def _first_parameter_name(self, name: str) -> str:
-        parameter = self._parameters.get(name)
-        return name if parameter is None else self._parameter_aliases[id(parameter)][0]
+    def select_parameters(self, selector: Selector | None = None) -> list[str]:
+        """The parameters that a selector matches, by default all: first names, once per object, in order."""
+        tree = self.parameter_tree()
+        matching = tree.nodes if selector is None else selector.select_parameters(self.tree, tree)
+        return list(dict.fromkeys(tree.first.get(name, name) for name in tree.nodes if name in matching))
 
     def first_name(self, path: str) -> str:
         """The first name of a module."""
-        return self._aliases[id(self.modules[path])][0]
+        return self.tree.first.get(path, path)
 
     def match(self, path: str, on_parameters: bool) -> Match:
         """The Match of the module or parameter with this first name."""
         if not on_parameters:
             module = self.modules[path]
-            names = tuple(self._aliases[id(module)])
-            return Match(path, names, type(module).__name__, self.tree.nodes[path].parameters)
+            return Match(
+                path, tuple(self._names[id(module)]), type(module).__name__, self.tree.nodes[path].parameters
+            )
         owner = type(self.modules[path.rpartition(".")[0]]).__name__
-        parameter = self._parameters.get(path)
+        parameter = self.parameters.get(path)
         if parameter is None:
             return Match(path, (path,), owner, 0)
         shape = None if is_lazy(parameter) else str(list(parameter.shape))
-        return Match(path, tuple(self._parameter_aliases[id(parameter)]), owner, _numel(parameter), shape)
+        return Match(path, tuple(self._names[id(parameter)]), owner, _numel(parameter), shape)
 
     def trains(self, name: str) -> bool:
         """Whether the parameter will require a gradient when the hooks planned so far are installed."""
-        parameter = self._parameters.get(name)
+        parameter = self.parameters.get(name)
         return name not in self.frozen and (parameter is None or parameter.requires_grad)
-
-    def lazy(self, name: str) -> bool:
-        """Whether the parameter gets its shape at the first call of its module."""
-        parameter = self._parameters.get(name)
-        return parameter is not None and is_lazy(parameter)
-
-    def parameter_names(self, path: str) -> list[str]:
-        """Names of the module's own parameters, including those that planned hooks will add."""
-        own = [name for name, parameter in self.modules[path]._parameters.items() if parameter is not None]
-        return own + self.added.get(path, [])
 
     def plan_effects(self, spec: HookSpec, matches: tuple[Match, ...]) -> None:
         """Record what a planned hook will add to its modules and freeze in them."""
@@ -186,7 +145,7 @@ class ModelNames:
             if spec.action.freezes:
                 frozen = {id(parameter) for parameter in self.modules[match.path].parameters()}
                 self.frozen |= {
-                    name for name, parameter in self._parameters.items() if id(parameter) in frozen
+                    name for name, parameter in self.parameters.items() if id(parameter) in frozen
                 }
 
     @cached_property
@@ -205,12 +164,16 @@ class ModelNames:
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
         """A hint with the names closest to a selector that matches nothing."""
         classes = {type(module).__name__ for module in self.model.modules()}
-        parameters = tuple(self._parameters) if on_parameters else ()
+        parameters = tuple(self.parameters) if on_parameters else ()
         return selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))
 
 
-def _others(first: Mapping[str, str]) -> Mapping[str, str]:
-    return {name: main for name, main in first.items() if name != main}
+def _names_by_object(objects: Mapping[str, object]) -> dict[int, list[str]]:
+    """id of an object -> all of its names."""
+    names = dict[int, list[str]]()
+    for name, named in objects.items():
+        names.setdefault(id(named), []).append(name)
+    return names
 
 
 def _type_names(cls: type) -> frozenset[str]:

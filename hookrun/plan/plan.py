@@ -11,9 +11,10 @@ from typing import Any
 
 from hookrun.actions.given import GivenFunction
 from hookrun.plan.heads import HeadCount
-from hookrun.run_values import Source, UsedRun
+from hookrun.run_values import Source
 from hookrun.run_values.sources import digest_of
 from hookrun.spec.hook import HookSpec
+from hookrun.store.records import UsedRunRecord
 from hookrun.trust.callables import Code
 from hookrun.trust.load import Trusted
 
@@ -114,7 +115,7 @@ class ResolvedPlan:
     unchecked: str | None = None
     samples: int | None = None
     code: Mapping[str, Code] = field(default_factory=dict, hash=False)
-    runs: tuple[UsedRun, ...] = ()
+    runs: tuple[UsedRunRecord, ...] = ()
 
     @cached_property
     def hash(self) -> str:
@@ -153,7 +154,7 @@ class ResolvedPlan:
                 }
                 for hook in self.hooks
             ],
-            "runs": [run.to_dict() for run in self.runs],
+            "runs": [run.model_dump() for run in self.runs],
             **self._code(),
         }
 

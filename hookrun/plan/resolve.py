@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from hookrun.actions.given import GivenFunction, GivenTensor
+from hookrun.actions.fields import Meaning
+from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import wrong_function
 from hookrun.actions.values import OutsideValue
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
 from hookrun.plan.heads import HeadCount, head_count
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
-from hookrun.plan.texts import Tokenizer, texts_of, tokenizer_of, unknown_spans
-from hookrun.run_values import Source, UsedBy, padded_otherwise, read_value, used_runs
+from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
+from hookrun.run_values import RunReferences, Source, padded_otherwise, read_value, used_runs
 from hookrun.spec.hook import HookSpec, Spec
-from hookrun.spec.selector import Unmatched
 from hookrun.trust.load import ACTIONS, Trusted, load
 
 _SHOWN = 4
@@ -28,25 +30,25 @@ _MOST_MEMBERS = 20
 
 
 def resolve(
-    spec: Spec, model: nn.Module, used_by: UsedBy | None = None
+    spec: Spec, model: nn.Module, runs: RunReferences | None = None
 ) -> tuple[ResolvedPlan, list[Problem]]:
     """Match every enabled hook against `model`, which is not changed.
 
-    used_by: the run that the plan is for, if values come from other runs
+    runs: the other runs that values may come from
 
     Returns the plan of the hooks that fit, and the problems of the others. Raises CompileError if no hook could fire on
     the model.
     """
     if (reason := unhookable(model)) is not None:
         raise CompileError([Problem("model", reason.what, reason.hint)])
-    names, used_by = ModelNames(model), used_by or UsedBy()
+    names, runs = ModelNames(model), runs or RunReferences()
     # the sort is stable: equal priorities keep declaration order
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
     planned, problems = dict[str, PlannedHook](), dict[str, list[Problem]]()
     for hook in sorted(hooks, key=_resolved_first):
-        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, used_by)
+        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, runs)
     fitting = tuple(planned[hook.name] for hook in hooks if not problems[hook.name])
-    plan = ResolvedPlan(type(model).__name__, fitting, spec.seed, runs=used_runs(spec, used_by.runs))
+    plan = ResolvedPlan(type(model).__name__, fitting, spec.seed, runs=used_runs(spec, runs))
     return plan, [problem for hook in hooks for problem in problems[hook.name]]
 
 
@@ -65,7 +67,9 @@ def _resolved_first(hook: HookSpec) -> int:
     return 0 if hook.hook_type.phase == "installation" else 1 if hook.action.adds(hook.name) else 2
 
 
-def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[PlannedHook, list[Problem]]:
+def _resolve_hook(
+    spec: HookSpec, names: ModelNames, runs: RunReferences
+) -> tuple[PlannedHook, list[Problem]]:
     problems = [*_carrying(spec), *_meaningless(spec)]
     paths, unselected = select(spec, names)
     problems += unselected
@@ -74,8 +78,11 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
     values, places = dict[str, dict[str, Source]](), {match.path: match.names for match in matches}
     for field, value in spec.action.outside_values().items():
         try:
-            values[field] = read_value(value, places, used_by)
-            problems += _padded_otherwise(spec, field, value, used_by)
+            values[field] = read_value(value, places, runs)
+            at_tokens = spec.keys.tokens is not None and getattr(value, "at", None) is not None
+            if at_tokens and (why := padded_otherwise(value, runs)) is not None:
+                hint = "pad the samples of both runs on the same side"
+                problems.append(Problem(f"{spec.where}.{field}.at", why, hint))
         except HookrunError as error:
             problems.append(Problem(f"{spec.where}.{field}", str(error)))
     functions = dict[str, Trusted | GivenFunction]()
@@ -84,37 +91,24 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
             functions[field] = (
                 load(named, ACTIONS, f"{spec.where}.{field}") if isinstance(named, str) else named
             )
-            problems += wrong_function(functions[field], spec.action.arguments, spec.where)
+            problems += wrong_function(
+                functions[field], spec.action.given(Meaning.ARGUMENTS) or {}, spec.where
+            )
         except SpecError as error:
             problems += error.errors
     heads, unknown = _heads(spec, matches, names)
-    tokenizer, texts, unreadable = _texts(spec, names, used_by)
-    problems += [*unknown, *unreadable, *unknown_spans(spec.keys.tokens, spec.where, used_by.data)]
+    problems += [*unknown, *unknown_spans(spec.keys.tokens, spec.where, runs.data)]
+    tokenizer, texts = None, dict[str, tuple[int, ...]]()
+    if spec.keys.tokens is not None:
+        found = tokenizer_of(names.model, runs.tokenizer)
+        # Data that could not be described may have a tokenizer.
+        if found.tokenizer is not None or runs.settings is None or runs.data is not None:
+            tokenizer = found.tokenizer
+            texts, unreadable = texts_of(spec.keys.tokens, spec.where, found)
+            problems += unreadable
     if not problems:
         names.plan_effects(spec, matches)
     return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer), problems
-
-
-def _padded_otherwise(
-    spec: HookSpec, field: str, value: OutsideValue | GivenTensor | GivenFunction, used_by: UsedBy
-) -> Iterator[Problem]:
-    """Problems if the hook's tokens are at other positions in the value, because the runs pad differently."""
-    if spec.keys.tokens is None or not isinstance(value, OutsideValue) or value.at is None:
-        return
-    if (why := padded_otherwise(value, used_by)) is not None:
-        yield Problem(f"{spec.where}.{field}.at", why, "pad the samples of both runs on the same side")
-
-
-def _texts(
-    spec: HookSpec, names: ModelNames, used_by: UsedBy
-) -> tuple[Tokenizer | None, dict[str, tuple[int, ...]], list[Problem]]:
-    """The tokenizer of a hook with `tokens`, the token ids of its texts, and problems of texts without tokens."""
-    if spec.keys.tokens is None:
-        return None, {}, []
-    found = tokenizer_of(names.model, used_by.tokenizer)
-    if found.tokenizer is None and used_by.lacks_data:
-        return None, {}, []  # the data may have one
-    return found.tokenizer, *texts_of(spec.keys.tokens, spec.where, found)
 
 
 def _heads(
@@ -145,11 +139,25 @@ def _heads(
 
 def select(hook: HookSpec, names: ModelNames) -> tuple[list[str], list[Problem]]:
     """The paths that the hook's selector matches, and problems with them or their number."""
-    paths = names.select(hook)
-    unmatched = [] if 0 in hook.keys.expect else names.unmatched(hook)
-    problems = [_unmatched_problem(hook, each, names) for each in unmatched[:_MOST_MEMBERS]]
-    if len(paths) not in hook.keys.expect and (paths or not unmatched):
-        problems.append(_count_problem(hook, paths, names))
+    selector, kind = hook.keys.select, "parameter" if hook.on_parameters else "module"
+    paths, problems = names.select(hook), list[Problem]()
+    if 0 not in hook.keys.expect:
+        parameters = names.parameter_tree() if hook.on_parameters else None
+        for member in islice(selector.unmatched(names.tree, parameters), _MOST_MEMBERS):
+            text = f"{str(member.selector)!r} ({member.place}) matches no {kind}"
+            hint = names.nearest(member.selector, hook.on_parameters)
+            hint += '; `expect: ">=0"` lets members match nothing'
+            problems.append(Problem(f"{hook.where}.select", text, hint))
+    if len(paths) not in hook.keys.expect and paths:
+        shown = listed([path or "(root)" for path in paths], 8)
+        text = f"expected {hook.keys.expect} {kind}s, {str(selector)!r} matches {len(paths)}: {shown}"
+        problems.append(Problem(f"{hook.where}.expect", text, "narrow `select`, or change `expect`"))
+    elif len(paths) not in hook.keys.expect and not problems:
+        text = f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}"
+        bare = selector.select(names.tree) if hook.on_parameters else ()
+        near = names.nearest(selector, hook.on_parameters)
+        hint = f"it matches modules that have none: {listed(bare, _SHOWN)}" if bare else near
+        problems.append(Problem(f"{hook.where}.select", text, f"{hint}; `task=modules` lists every path"))
     return paths, problems
 
 
@@ -203,28 +211,6 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         yield Problem(f"{spec.where}.when.rank", text, hint)
 
 
-def _count_problem(spec: HookSpec, paths: list[str], names: ModelNames) -> Problem:
-    kind = "parameter" if spec.on_parameters else "module"
-    if not paths:
-        where = f"{spec.where}.select"
-        text = f"{str(spec.keys.select)!r} matches no {kind} of {type(names.model).__name__}"
-        bare = spec.keys.select.select(names.tree) if spec.on_parameters else ()
-        near = names.nearest(spec.keys.select, spec.on_parameters)
-        hint = f"it matches modules that have none: {listed(bare, _SHOWN)}" if bare else near
-        hint += "; `task=modules` lists every path"
-        return Problem(where, text, hint)
-    shown = listed([path or "(root)" for path in paths], 8)
-    text = f"expected {spec.keys.expect} {kind}s, {str(spec.keys.select)!r} matches {len(paths)}: {shown}"
-    return Problem(f"{spec.where}.expect", text, "narrow `select`, or change `expect`")
-
-
-def _unmatched_problem(spec: HookSpec, member: Unmatched, names: ModelNames) -> Problem:
-    kind = "parameter" if spec.on_parameters else "module"
-    text = f"{str(member.selector)!r} ({member.place}) matches no {kind}"
-    hint = names.nearest(member.selector, spec.on_parameters)
-    return Problem(f"{spec.where}.select", text, f'{hint}; `expect: ">=0"` lets members match nothing')
-
-
 def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Iterator[Problem]:
     """Problems of matches that the hook does not fit."""
     reasons = defaultdict[str, list[str]](list)
@@ -234,15 +220,15 @@ def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Ite
             if spec.hook_type.phase == "backward":
                 if not names.trains(match.path):
                     reasons["carries no gradient: it does not require one"].append(match.path)
-                elif names.lazy(match.path):
+                elif match.path in names.parameters and is_lazy(names.parameters[match.path]):
                     reasons[_LAZY].append(match.path)
             continue
         module = names.modules[match.path]
         if id(module) in names.unhookable and spec.hook_type.phase != "installation":
             never_fired[names.unhookable[id(module)]].append(match.path)
-        if (
-            reason := spec.action.unfit(spec.hook_type, module, names.parameter_names(match.path))
-        ) is not None:
+        own = [name for name, parameter in module._parameters.items() if parameter is not None]
+        parameters = own + names.added.get(match.path, [])
+        if (reason := spec.action.unfit(spec.hook_type, module, parameters)) is not None:
             reasons[reason].append(match.path or "(root)")
     for reason, paths in reasons.items():
         yield Problem(spec.where, f"{spec.action.action_name} on {listed(paths, _SHOWN)}: {reason}")

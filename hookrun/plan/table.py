@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hookrun.actions.given import GivenFunction
+from torch import Tensor
+
+from hookrun.actions.fields import Meaning
 from hookrun.errors import listed
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.run_values import Source
@@ -41,8 +43,19 @@ def table(plan: ResolvedPlan, limit: int | None = None, more: Column | None = No
     for name in names if more is None else [*names, more[0]]:
         drawn.add_column(name, justify="right" if name == "#" else "left", no_wrap=True)
     for order, hook in enumerate(plan.hooks):
-        cells = [str(order), *_cells(hook, limit)]
-        drawn.add_row(*cells if more is None else [*cells, more[1].get(hook.spec.name, "")])
+        spec, matches = hook.spec, hook.matches
+        drawn.add_row(
+            str(order),
+            spec.name,
+            "\n".join(_limited([shown_name(match) for match in matches], limit)),
+            "\n".join(_limited([match.type for match in matches], limit)),
+            spec.hook_type.name,
+            spec.action.action_name,
+            _parameters(spec),
+            str(spec.keys.when),
+            "\n".join(_limited([match.shape or "-" for match in matches], limit)),
+            *([] if more is None else [more[1].get(spec.name, "")]),
+        )
     return drawn
 
 
@@ -88,37 +101,16 @@ def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
 def notes(plan: ResolvedPlan) -> list[str]:
     """Lines below the table: sizes of captures, modules that were not called, what was not checked, the hash."""
     lines = [line for hook in plan.hooks for line in _hook_notes(hook, plan.samples)]
-    lines += [f"own Python: {where} {code.name} ({code.sha256[:12]})" for where, code in _own_code(plan)]
+    codes = dict[str, Code]()
+    for hook in plan.hooks:
+        codes |= {f"{hook.spec.where}.{field}": function.code for field, function in hook.functions.items()}
+    codes |= plan.code
+    lines += [f"own Python: {where} {code.name} ({code.sha256[:12]})" for where, code in codes.items()]
     if plan.unchecked:
         lines.append(f"shapes unchecked: {plan.unchecked}")
     if not plan.hooks:
         lines.append("no hooks")
     return [*lines, f"plan {plan.hash[:12]}"]
-
-
-def _own_code(plan: ResolvedPlan) -> Iterator[tuple[str, Code]]:
-    """(key path, code) of all of the user's own Python."""
-    for hook in plan.hooks:
-        for field, function in hook.functions.items():
-            yield f"{hook.spec.where}.{field}", function.code
-        for field, value in hook.values.items():
-            if isinstance(value, GivenFunction):
-                yield f"{hook.spec.where}.{field}", value.code
-    yield from plan.code.items()
-
-
-def _cells(hook: PlannedHook, limit: int | None) -> Sequence[str]:
-    spec, matches = hook.spec, hook.matches
-    return (
-        spec.name,
-        "\n".join(_limited([shown_name(match) for match in matches], limit)),
-        "\n".join(_limited([match.type for match in matches], limit)),
-        spec.hook_type.name,
-        spec.action.action_name,
-        _parameters(spec),
-        str(spec.keys.when),
-        "\n".join(_limited([match.shape or "-" for match in matches], limit)),
-    )
 
 
 def shown_name(match: Match) -> str:
@@ -129,18 +121,28 @@ def shown_name(match: Match) -> str:
 
 def _parameters(spec: HookSpec) -> str:
     keys = spec.keys
-    parts = [
-        f"{key}={_short(value)}"
-        for key in ("target", "tokens", "heads", "index")
-        if (value := getattr(keys, key)) is not None
-    ]
-    return " ".join([*parts, spec.action.summary()]).strip()
+    parts = list[str]()
+    for key in ("target", "tokens", "heads", "index"):
+        if (value := getattr(keys, key)) is not None:
+            text = str(value)
+            parts.append(f"{key}={text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + '…'}")
+    for field, info in type(spec.action).model_fields.items():
+        if (value := getattr(spec.action, field)) != info.default:
+            parts.append(f"{field}={argument(value)}")
+    return " ".join(parts)
 
 
-def _short(value: object) -> str:
-    """The text of a value, truncated if it is long."""
-    text = str(value)
-    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+def argument(value: object) -> str:
+    """A parameter of an action as the plan shows it: ``0.01``, ``[1, 2]``, ``tensor[3]``."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple | list):
+        text = "[" + ", ".join(map(argument, value)) + "]"
+        return text if len(text) <= 32 else text[:29] + "..."
+    if isinstance(value, dict):
+        text = "{" + ", ".join(f"{key}: {argument(item)}" for key, item in value.items()) + "}"
+        return text if len(text) <= 60 else text[:57] + "..."
+    return f"tensor{list(value.shape)}" if isinstance(value, Tensor) else str(value)
 
 
 def _limited(items: Sequence[str], limit: int | None) -> list[str]:
@@ -157,7 +159,7 @@ def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
         each = sum(match.bytes or 0 for match in sizes)
         unit = "sample" if all(match.per_sample for match in sizes) else "firing"
         line = f"{hook.spec.name}: captures {size(each)} per {unit}"
-        if (kept := hook.spec.action.part_of_samples()) is not None:
+        if (kept := hook.spec.action.given(Meaning.SAMPLES)) is not None:
             line += f" of the kept ones ({kept})"
         elif samples is not None and unit == "sample":
             line += f", {size(each * samples)} per run of {samples} samples"

@@ -84,9 +84,14 @@ def texts_of(
     if tokenizer is None:
         what = f"`text` needs a tokenizer, and {found_tokenizer.why}"
         return found, [Problem(where, what, "name the tokens by number: {id: […]}, or set model.tokenizer")]
+    takes_special = "special" in (parameters(tokenizer.encode) or {})
+    plain = (
+        {"special": False} if takes_special else {"add_special_tokens": False}
+    )  # no tokens around every sequence
     for text in texts:
         try:
-            found[text] = _encoded(tokenizer, text)
+            encoded = tokenizer.encode(text, **plain)
+            found[text] = tuple(getattr(encoded, "ids", encoded))
         except Exception as error:  # a tokenizer that is not ours may raise anything
             what = f"the tokenizer does not take {shown(text)}: {reason(error)}"
             problems.append(
@@ -112,11 +117,3 @@ def unknown_spans(clause: Tokens | None, owner: str, data: DataInfo | None) -> I
         elif name not in data.spans:
             what = f"the data '{data.name}' has no span {name!r}; {nearest(name, [each[:80] for each in data.spans])}"
             yield Problem(where, what)
-
-
-def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """The token ids of a text, without the special tokens around every sequence."""
-    names = parameters(tokenizer.encode) or {}
-    plain = {"special": False} if "special" in names else {"add_special_tokens": False}
-    found = tokenizer.encode(text, **plain)
-    return tuple(getattr(found, "ids", found))

@@ -1,20 +1,16 @@
 """Checks that a plan fits the model: runs a copy of it once with the hooks.
 
 torch's fake tensors have shapes but no data, and work for any model on any device; but they import torch's compiler,
-which takes as long as importing torch. Models whose modules do not depend on the device have cheaper copies: a small
-model is copied with its data; a larger model is copied to the meta device, where tensors have no data.
+which takes as long as importing torch. A small model of known modules on the CPU is therefore run with data.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import Enum
-from functools import partial
-from types import BuiltinFunctionType, FunctionType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,11 +32,11 @@ from hookrun.errors import (
     listed,
     reason,
 )
-from hookrun.hook_types import SAVED_TENSORS
+from hookrun.hook_types import SAVED_TENSORS, HookType
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
-from hookrun.run_values import UsedBy, with_origins
+from hookrun.run_values import RunReferences, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.runtime.site import HookSite, Sink
@@ -91,7 +87,7 @@ def compile_plan(
     spec: Spec,
     model: nn.Module,
     *,
-    used_by: UsedBy | None = None,
+    runs: RunReferences | None = None,
     example: Example | None = None,
     training: bool | None = None,
     backward: bool | Score = True,
@@ -102,15 +98,15 @@ def compile_plan(
 
     Raises CompileError that lists the problems of both steps: hooks that do not match do not prevent checks of others.
     """
-    used_by = used_by or UsedBy()
-    plan, problems = resolve(spec, model, used_by)
+    runs = runs or RunReferences()
+    plan, problems = resolve(spec, model, runs)
     if example is not None:
         try:
             plan = prove(plan, model, example, training=training, backward=backward)
         except CompileError as error:
             problems += error.errors
     if problems:
-        raise CompileError(with_origins(problems, spec, used_by.runs))
+        raise CompileError(with_origins(problems, spec, runs))
     return Plan(**{each.name: getattr(plan, each.name) for each in fields(ResolvedPlan)})
 
 
@@ -132,85 +128,121 @@ def prove(
     Raises CompileError that lists every hook that fails, SpecError if the output has no such score.
     """
     training = model.training if training is None else training
-    with _quiet(), _no_global_effect():
-        if (found := _proven_quickly(plan, model, example, training, backward)) is not None:
-            return found
+    positional, keywords = example
+    call = tuple(positional), dict(keywords)
+    with _quiet(), torch.random.fork_rng(devices=[]), torch.enable_grad():
+        if _may_use_data(plan) and is_small(model, call):
+            with suppress(Exception):  # the run with fake tensors, which follows, reports what is wrong
+                copied, (args, kwargs) = copy.deepcopy(model).train(training), rebuild(call, _detached)
+                copied(*args, **kwargs)
+                proven = _run_hooked(plan, copied, args, kwargs, backward)
+                if proven.unchecked is None:
+                    return proven
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
         try:
-            copied = fake_copy(model, example)
-            _run_bare(copied, training)
+            with FakeCopyMode(mode):
+                copied = copy.deepcopy(model).train(training)
+            with mode:
+                args, kwargs = rebuild(
+                    call, lambda leaf: mode.from_tensor(leaf) if torch.is_tensor(leaf) else leaf
+                )
+                copied(*args, **kwargs)
         except Exception as error:  # if the model fails without hooks, they cannot be checked
             return replace(plan, unchecked=reason(error) + at_module(error))
-        return _hooked(plan, copied, backward)
+        with mode:
+            return _run_hooked(plan, copied, args, kwargs, backward)
 
 
-def _proven_quickly(
-    plan: ResolvedPlan, model: nn.Module, example: Example, training: bool, backward: bool | Score
-) -> ResolvedPlan | None:
-    """The plan, if a copy without fake tensors is enough to check it; None: fake tensors are needed.
+def _may_use_data(plan: ResolvedPlan) -> bool:
+    """Whether no hook calls a user's own code or stores tensors that autograd saves."""
+    return not any(
+        hook.spec.action.own_functions()
+        or hook.spec.hook_type is SAVED_TENSORS
+        or any(
+            isinstance(value, GivenFunction) for values in hook.values.values() for value in values.values()
+        )
+        for hook in plan.hooks
+    )
 
-    A user's own code is not called with real tensors or on another device; nothing is saved to disk.
+
+_KNOWN = ("torch.nn.modules.", "torchvision.", "hookrun.models.")
+"""Packages whose modules change nothing but themselves when they run."""
+
+_SMALL_MODEL, _SMALL_EXAMPLE = 2**20, 2**14
+"""The most elements of all parameters and buffers, and of all arguments, for a run with data: a few milliseconds."""
+
+
+def is_small(model: nn.Module, call: Any) -> bool:
+    """Whether a copy of the model can run with data: on the CPU, small, of known modules, without hooks.
+
+    call: the arguments
     """
-    own_code = any(hook.spec.action.own_code or _given_function(hook) for hook in plan.hooks)
-    saves = any(hook.spec.hook_type is SAVED_TENSORS for hook in plan.hooks)
-    if own_code:
-        return None
-    try:
-        if (copied := quick_copy(model, example, may_compute=not saves)) is None:
-            return None
-        _run_bare(copied, training)
-        found = _hooked(plan, copied, backward)
-    except Exception:  # the run with fake tensors, which follows, reports what is wrong
-        return None
-    return found if found.unchecked is None else None
+    held, given = [*model.parameters(), *model.buffers()], list(tensors(call))
+    return (
+        sum(tensor.numel() for tensor in held) <= _SMALL_MODEL
+        and sum(tensor.numel() for tensor in given) <= _SMALL_EXAMPLE
+        and all(type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" for x in (*held, *given))
+        and not any(
+            hooks
+            for name, hooks in vars(nn_module).items()
+            if name.startswith("_global_") and "hooks" in name
+        )
+        and all(map(_is_known, model.modules()))
+    )
 
 
-def _given_function(hook: PlannedHook) -> bool:
-    return any(isinstance(each, GivenFunction) for values in hook.values.values() for each in values.values())
+def _is_known(module: nn.Module) -> bool:
+    """Whether the module has the forward of its class, which is known, and no hooks."""
+    attributes = vars(module)
+    return (
+        f"{type(module).__module__}.".startswith(_KNOWN)
+        and "forward" not in attributes
+        and not any(value for name, value in attributes.items() if name.endswith("_hooks"))
+    )
 
 
-def _run_bare(copied: TrialCopy, training: bool) -> None:
-    copied.model.train(training)
-    with copied.inside():
-        copied.model(*copied.args, **copied.kwargs)
+def _detached(leaf: Any) -> Any:
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
 
-def _hooked(plan: ResolvedPlan, copied: TrialCopy, backward: bool | Score) -> ResolvedPlan:
-    with copied.inside():
-        return _run_hooked(plan, copied, backward)
-
-
-def _run_hooked(plan: ResolvedPlan, copied: TrialCopy, backward: bool | Score) -> ResolvedPlan:
-    fake, args, kwargs = copied.model, copied.args, copied.kwargs
+def _run_hooked(
+    plan: ResolvedPlan, model: nn.Module, args: Any, kwargs: Any, backward: bool | Score
+) -> ResolvedPlan:
+    """Run the copy with its hooks. The plan with what was found, see `prove`."""
     if not isinstance(backward, bool):
         args, kwargs = rebuild((args, kwargs), differentiable)
-    findings, shapes, unchecked = TrialSink(), dict[str, str](), None
+    findings, unchecked = TrialSink(), None
     with ExitStack() as stack:
         try:
-            stack.enter_context(Installation(plan, fake, sink=findings))
+            stack.enter_context(Installation(plan, model, sink=findings))
         except HookError as error:
             return replace(plan, unchecked=_unproven(error))
-        _watch_shapes(plan, fake, shapes)
+        shapes = _shapes_of_first_calls(plan, model)
         try:
-            output = fake(*args, **kwargs)
-            types = {hook.spec.hook_type for hook in plan.hooks} if backward is True else set()
-            if any(each.needs_backward for each in types):
-                _backward(output)
-            if any(each.phase == "step" for each in types):
-                without_compiler(torch.optim.SGD)(fake.parameters(), lr=0.0).step()
+            output = model(*args, **kwargs)
             if not isinstance(backward, bool):
                 backward(output).backward()
+            elif backward:
+                _backward_and_step(output, model, {hook.spec.hook_type for hook in plan.hooks})
         except SpecError:
             raise
         except Exception as error:
             unchecked = reason(error) + at_module(error)
     if findings.problems:
-        raise CompileError(_problems(findings))
+        raise CompileError(findings.as_problems())
     if unchecked is not None:
         return replace(plan, unchecked=unchecked)
     for (hook, path), why in findings.without.items():
         unchecked = f"{hook} on {path or '(root)'} cannot run without data: {why}"
     batch = next((tensor.shape[0] for tensor in tensors((args, kwargs)) if tensor.dim()), 0)
-    hooks = tuple(_with_shapes(hook, shapes, findings, batch) for hook in plan.hooks)
+    hooks = tuple(
+        hook
+        if hook.spec.on_parameters
+        else replace(
+            hook, matches=tuple(_seen(hook, match, shapes, findings, batch) for match in hook.matches)
+        )
+        for hook in plan.hooks
+    )
     return replace(plan, hooks=hooks, unchecked=unchecked)
 
 
@@ -224,64 +256,39 @@ def _unproven(error: HookError) -> str:
     return f"{own.hook} cannot run without data: {why}"
 
 
-def _watch_shapes(plan: ResolvedPlan, fake: nn.Module, shapes: dict[str, str]) -> None:
-    """Record the output shape of every hooked module at its first call, in `shapes`."""
-    modules = dict(fake.named_modules(remove_duplicate=False))
+def _shapes_of_first_calls(plan: ResolvedPlan, model: nn.Module) -> dict[str, str]:
+    """Path of a hooked module -> the shape of its output, which is filled in at the module's first call."""
+    shapes, modules = dict[str, str](), dict(model.named_modules(remove_duplicate=False))
     paths = {match.path for hook in plan.hooks if not hook.spec.on_parameters for match in hook.matches}
     for path in paths:
         modules[path].register_forward_hook(
             lambda module, args, output, path=path: shapes.setdefault(path, describe(output)) and None
         )
+    return shapes
 
 
-def _backward(output: Any) -> None:
-    carrying = [tensor for tensor in tensors(output) if tensor.requires_grad]
-    if carrying:
-        torch.stack([tensor.abs().sum().float() for tensor in carrying]).sum().backward()
+def _backward_and_step(output: Any, model: nn.Module, types: Iterable[HookType]) -> None:
+    """The backward pass and the optimizer step that hooks of these types need."""
+    if any(hook_type.needs_backward for hook_type in types):
+        carrying = [tensor for tensor in tensors(output) if tensor.requires_grad]
+        if carrying:
+            torch.stack([tensor.abs().sum().float() for tensor in carrying]).sum().backward()
+    if any(hook_type.phase == "step" for hook_type in types):
+        without_compiler(torch.optim.SGD)(model.parameters(), lr=0.0).step()
 
 
-def _with_shapes(
-    hook: PlannedHook, shapes: Mapping[str, str], findings: TrialSink, batch: int
-) -> PlannedHook:
-    if hook.spec.on_parameters:
-        return hook
-    captured = findings.captured
-    return replace(
-        hook,
-        matches=tuple(
-            _with_shape(
-                match,
-                shapes,
-                captured.get((hook.spec.name, match.path)),
-                batch,
-                tokens=hook.spec.keys.tokens is not None,
-            )
-            for match in hook.matches
-        ),
-    )
-
-
-def _with_shape(
-    match: Match, shapes: Mapping[str, str], captured: list[Tensor] | None, batch: int, *, tokens: bool
+def _seen(
+    hook: PlannedHook, match: Match, shapes: Mapping[str, str], findings: TrialSink, batch: int
 ) -> Match:
+    """The match with the shape of its output and the bytes of its capture. batch: samples of the example."""
     match = replace(match, shape=shapes.get(match.path), called=match.path in shapes)
+    captured = findings.captured.get((hook.spec.name, match.path))
     if captured is None:
         return match
-    per_sample = batch > 0 and all(
-        tensor.dim() > 0 and (tensor.shape[0] == batch or tokens) for tensor in captured
-    )
-    total = sum(tensor.numel() * tensor.element_size() for tensor in captured)
+    by_token = hook.spec.keys.tokens is not None
+    per_sample = batch > 0 and all(x.dim() > 0 and (x.shape[0] == batch or by_token) for x in captured)
+    total = sum(x.numel() * x.element_size() for x in captured)
     return replace(match, bytes=total / batch if per_sample else total, per_sample=per_sample)
-
-
-def _problems(findings: TrialSink) -> list[Problem]:
-    problems = dict[tuple[str, str], list[str]]()
-    for hook, path, what in findings.problems:
-        problems.setdefault((hook, what), []).append(path or "(root)")
-    return [
-        Problem(f"hooks.{hook}", f"on {listed(paths, _SHOWN)}: {what}")
-        for (hook, what), paths in problems.items()
-    ]
 
 
 @contextmanager
@@ -296,17 +303,10 @@ def _quiet() -> Iterator[None]:
         logger.disabled = before
 
 
-@contextmanager
-def _no_global_effect() -> Iterator[None]:
-    """A context with gradients enabled that restores the global generator."""
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        yield
-
-
 class TrialSink(Sink):
     """The sink of a trial run: collects failures of hooks and the tensors of captures.
 
-    problems: (hook, path, what) of every hook that failed
+    problems: (hook, what failed) -> the paths where it failed
     captured: (hook, path) -> the fake tensors of its first capture
     without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
     """
@@ -314,7 +314,7 @@ class TrialSink(Sink):
     has_values = False
 
     def __init__(self) -> None:
-        self.problems = list[tuple[str, str, str]]()
+        self.problems = dict[tuple[str, str], list[str]]()
         self.captured = dict[tuple[str, str], list[Tensor]]()
         self.without = dict[tuple[str, str], str]()
 
@@ -354,8 +354,16 @@ class TrialSink(Sink):
 
     def fail(self, site: HookSite, what: str) -> None:
         """Add the failure of a hook at a site, each different failure once."""
-        if (found := (site.hook_name, site.path, what)) not in self.problems:
-            self.problems.append(found)
+        paths = self.problems.setdefault((site.hook_name, what), [])
+        if site.path not in paths:
+            paths.append(site.path)
+
+    def as_problems(self) -> list[Problem]:
+        """The failures, each with all its places."""
+        return [
+            Problem(f"hooks.{hook}", f"on {listed([path or '(root)' for path in paths], _SHOWN)}: {what}")
+            for (hook, what), paths in self.problems.items()
+        ]
 
 
 def _changed_form(old: Any, new: Any) -> str | None:
@@ -371,166 +379,3 @@ def _changed_form(old: Any, new: Any) -> str | None:
         return f"the action changes the members of the {type(old).__name__}"
     pairs = zip(before, after, strict=True)
     return next((text for (_, a), (_, b) in pairs if (text := _changed_form(a, b)) is not None), None)
-
-
-_SAME_ANYWHERE = (
-    *(
-        f"torch.nn.modules.{name}"
-        for name in (
-            "activation",
-            "batchnorm",
-            "channelshuffle",
-            "container",
-            "conv",
-            "dropout",
-            "flatten",
-            "instancenorm",
-            "linear",
-            "normalization",
-            "padding",
-            "pixelshuffle",
-            "pooling",
-            "sparse",
-            "upsampling",
-        )
-    ),
-    "torchvision.models",
-    "torchvision.ops.misc",
-    "torchvision.ops.stochastic_depth",
-    "hookrun.models",
-)
-"""Packages whose modules compute the same shapes, by the same calls, on every device."""
-
-
-_SMALL_MODEL, _SMALL_EXAMPLE = 2**20, 2**14
-"""The most elements of all parameters and buffers, and of all arguments, for a copy with data: a few milliseconds."""
-
-
-@dataclass(frozen=True)
-class TrialCopy:
-    """A copy of a model and of the arguments of one call.
-
-    inside: returns the context manager in which the copy runs
-    """
-
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    inside: Callable[[], AbstractContextManager[Any]]
-
-
-def fake_copy(model: nn.Module, example: Example) -> TrialCopy:
-    """A copy with fake tensors, for any model. The originals are not changed."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with FakeCopyMode(mode):
-        made = copy.deepcopy(model)
-    with mode:
-        args, kwargs = rebuild(_plain(example), lambda leaf: _if_tensor(leaf, mode.from_tensor))
-    return TrialCopy(made, args, kwargs, lambda: mode)
-
-
-def quick_copy(model: nn.Module, example: Example, *, may_compute: bool) -> TrialCopy | None:
-    """A copy that needs no compiler; None where it might behave differently. The originals are not changed.
-
-    may_compute: whether the copy may have tensors with data
-    """
-    held, given = [*model.parameters(), *model.buffers()], list(tensors(_plain(example)))
-    if not _computes_the_same(model) or not all(map(_is_ordinary, [*held, *given])):
-        return None
-    if may_compute and _elements(held) <= _SMALL_MODEL and _elements(given) <= _SMALL_EXAMPLE:
-        memo, change = {}, _as_it_is
-    else:
-        memo, change = {id(tensor): _on_meta(tensor) for tensor in held}, _on_meta
-    args, kwargs = rebuild(_plain(example), lambda leaf: _if_tensor(leaf, change))
-    return TrialCopy(copy.deepcopy(model, memo), args, kwargs, nullcontext)
-
-
-def _elements(found: Sequence[Tensor]) -> int:
-    return sum(tensor.numel() for tensor in found)
-
-
-def _plain(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    args, kwargs = example
-    return tuple(args), dict(kwargs)
-
-
-def _if_tensor(leaf: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    return change(leaf) if isinstance(leaf, Tensor) else leaf
-
-
-def _computes_the_same(model: nn.Module) -> bool:
-    """Whether every module is of a known class, with the forward of its class and without hooks."""
-    hooked = any(
-        getattr(nn_module, name)
-        for name in vars(nn_module)
-        if name.startswith("_global_") and "hooks" in name
-    )
-    return not hooked and all(map(_is_known, model.modules()))
-
-
-def _is_known(module: nn.Module) -> bool:
-    home = type(module).__module__
-    if not any(home == each or home.startswith(f"{each}.") for each in _SAME_ANYWHERE):
-        return False
-    if isinstance(module, nn.MultiheadAttention):  # its computation depends on the device
-        return False
-    own = vars(module)
-    return (
-        "forward" not in own
-        and not any(own.get(name) for name in own if name.endswith("_hooks"))
-        and all(_is_setting(value) for name, value in own.items() if name not in _OF_EVERY_MODULE)
-    )
-
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-"""The attributes that every module has: parameters, buffers, modules, hooks and mode."""
-
-
-def _is_setting(value: Any) -> bool:
-    """Whether the value is a setting such as a size, a mode or a name, which is cheap and safe to copy."""
-    if isinstance(value, tuple | list | set | frozenset):
-        return all(map(_is_setting, value))
-    if isinstance(value, dict):
-        return all(_is_setting(each) for item in value.items() for each in item)
-    if isinstance(value, partial):
-        return _is_setting((value.args, value.keywords))
-    if is_dataclass(value) and not isinstance(value, type):
-        return _is_setting(vars(value))
-    return value is None or isinstance(value, _SETTINGS)
-
-
-_SETTINGS = (
-    bool,
-    int,
-    float,
-    str,
-    type,
-    Enum,
-    FunctionType,
-    BuiltinFunctionType,
-    torch.dtype,
-    torch.device,
-)
-
-
-def _is_ordinary(tensor: Tensor) -> bool:
-    """Whether a meta tensor with the same shape, strides and dtype can replace the tensor."""
-    return (
-        type(tensor) in (Tensor, nn.Parameter)
-        and tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and tensor.grad_fn is None
-        and not tensor.is_quantized
-        and not tensor._is_view()
-    )
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def _on_meta(tensor: Tensor) -> Tensor:
-    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, requires_grad=tensor.requires_grad)
-    return made.requires_grad_(tensor.requires_grad)

@@ -1,7 +1,7 @@
 """The tensors of an action that come from a file or from what another run captured.
 
-`sources` defines the kinds of value, `read_value` reads one from a file or a run, `runs` finds the named runs, and
-`other_run` says how they differ from the run that uses them.
+`sources` defines the kinds of value, `read_value` reads one from a file or a run, and `runs` finds the named runs and
+says how they differ from the run that uses them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from hookrun.actions.given import GivenFunction, GivenTensor
 from hookrun.actions.values import FileValue, OutsideValue, RunValue
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, listed, nearest
-from hookrun.run_values.other_run import (
-    UsedBy,
+from hookrun.run_values.runs import (
+    RunReferences,
     differences,
+    other_runs,
     padded_otherwise,
     require_same_model,
     require_same_split,
+    used_runs,
+    with_found_weights,
     with_origins,
 )
-from hookrun.run_values.runs import FoundRuns, UsedRun, other_runs, used_run, used_runs, with_found_weights
 from hookrun.run_values.sources import (
     BY_TOKEN,
     Found,
@@ -45,17 +47,14 @@ from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
 
 __all__ = [
-    "FoundRuns",
     "NotYetRun",
     "Rows",
+    "RunReferences",
     "Source",
-    "UsedBy",
-    "UsedRun",
     "differences",
     "other_runs",
     "padded_otherwise",
     "read_value",
-    "used_run",
     "used_runs",
     "with_found_weights",
     "with_origins",
@@ -74,23 +73,23 @@ class NotCaptured(HookrunError):
 
 
 def read_value(
-    value: FileValue | RunValue | GivenTensor | GivenFunction, places: Places, used_by: UsedBy
+    value: FileValue | RunValue | GivenTensor | GivenFunction, places: Places, runs: RunReferences
 ) -> dict[str, Source]:
     """Path -> the value for that module; the same object for all paths if the value names one module.
 
-    Raises HookrunError if there is no such value, or it is of another model or another split than `used_by`.
+    Raises HookrunError if there is no such value, or it is of another model or another split than the run that uses it.
     """
     if isinstance(value, GivenFunction):
         return dict.fromkeys(places, value)
     if isinstance(value, GivenTensor):
         return dict.fromkeys(places, value.tensor)
     if not _is_by_module(value):
-        shared = _read(value, (), used_by)
+        shared = _read(value, (), runs)
         return dict.fromkeys(places, shared)
     found, lacking = dict[str, Source](), defaultdict[str, list[str]](list)
     for path, names in places.items():
         try:
-            found[path] = _read(value, names, used_by)
+            found[path] = _read(value, names, runs)
         except NotCaptured as error:
             lacking[str(error)].append(path or "(root)")
     if lacking:
@@ -104,8 +103,8 @@ def _is_by_module(value: FileValue | RunValue) -> bool:
     return own or (value.minus is not None and _is_by_module(value.minus))
 
 
-def _read(value: FileValue | RunValue, names: tuple[str, ...], used_by: UsedBy) -> Found:
-    source = _read_file(value) if isinstance(value, FileValue) else _read_run(value, names, used_by)
+def _read(value: FileValue | RunValue, names: tuple[str, ...], runs: RunReferences) -> Found:
+    source = _read_file(value) if isinstance(value, FileValue) else _read_run(value, names, runs)
     if isinstance(source, NotYetRun):
         return source
     if value.index is not None:
@@ -117,7 +116,7 @@ def _read(value: FileValue | RunValue, names: tuple[str, ...], used_by: UsedBy) 
                 f"index {value.index} of the value, which has shape {shape}: {error}"
             ) from error
     if value.minus is not None:
-        other = _read(value.minus, names, used_by)
+        other = _read(value.minus, names, runs)
         if isinstance(other, NotYetRun):
             return other
         _require_same_shape(value, source, other)
@@ -151,31 +150,31 @@ def _read_file(value: FileValue) -> Tensor:
         raise HookrunError(f"{path} is not a readable safetensors file: {error}") from error
 
 
-def _read_run(value: RunValue, names: tuple[str, ...], used_by: UsedBy) -> Found:
-    run = used_by.runs.open(value.run)
+def _read_run(value: RunValue, names: tuple[str, ...], runs: RunReferences) -> Found:
+    run = runs.open(value.run)
     if run is None:
         return NotYetRun(value.run)
     module = _module(run, value, names)
     named = f"{value.capture}/{module}{value.path or ''} of the run {run.path}"
-    if used_by.settings is not None:
-        require_same_model(run, named, used_by.settings)
+    if runs.settings is not None:
+        require_same_model(run, named, runs.settings)
     capture = _capture(run, value, module, named)
     if value.sample == "mean":
         return _mean(capture)
-    if used_by.settings is not None and used_by.split is None:
+    if runs.settings is not None and runs.split is None:
         raise HookrunError(
             f"sample: {value.sample} names samples of one split, and this run uses several splits: "
             "set task.split to train or val, or use sample: mean"
         )
-    part = _part_of(capture, used_by)
+    part = _part_of(capture, runs)
     _require_one_row_each(capture, part, value, module)
     if isinstance(value.sample, int):
         positions = part[capture.sample_ids[part] == value.sample]
         if not len(positions):
             raise HookrunError(f"{named} has no row of sample {value.sample}: {ids_text(capture)}")
         return computable(capture[int(positions[0])])
-    if value.sample == "same" and used_by.split is not None:
-        require_same_split(capture, named, used_by.split)
+    if value.sample == "same" and runs.split is not None:
+        require_same_split(capture, named, runs.split)
     return RunRows(capture, named, part, resample=value.sample == "resample")
 
 
@@ -210,12 +209,12 @@ def _mean(capture: StoredCapture) -> Tensor:
     return (total / len(capture)).float()
 
 
-def _part_of(capture: StoredCapture, used_by: UsedBy) -> Tensor:
-    """Indices of the rows to use: if the capture has several splits, those of the split of `used_by`."""
+def _part_of(capture: StoredCapture, runs: RunReferences) -> Tensor:
+    """Indices of the rows to use: if the capture has several splits, those of the split of `runs`."""
     splits = capture.splits
-    if used_by.split is None or len(splits.unique()) < 2:
+    if runs.split is None or len(splits.unique()) < 2:
         return torch.arange(len(capture))
-    return (splits == SPLITS.index(used_by.split)).nonzero().squeeze(1)
+    return (splits == SPLITS.index(runs.split)).nonzero().squeeze(1)
 
 
 def _require_one_row_each(capture: StoredCapture, part: Tensor, value: RunValue, module: str) -> None:

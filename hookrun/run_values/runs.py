@@ -1,101 +1,104 @@
-"""The runs that values and weights name: by directory, as one of the experiment's `needs`, or as `previous`."""
+"""References to other runs, which values and weights name: a directory, one of the experiment's `needs`, `previous`.
+
+What must be equal in both runs, and notes on other differences.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hookrun.actions.values import OutsideValue, RunValue
+from hookrun.data.info import SPLITS, DataInfo, Split
+from hookrun.data.tokens import PaddingArgs
 from hookrun.errors import HookrunError, Problem, SpecError, listed, nearest
-from hookrun.spec import Experiment, Spec
+from hookrun.spec import Experiment, HookSpec, Settings, Spec
 from hookrun.spec.experiment import PREVIOUS, RunWeights, runs_of
+from hookrun.store.captures.read import StoredCapture
 from hookrun.store.files import StoreError
 from hookrun.store.format import CHECKPOINTS
 from hookrun.store.outputs import newest_finished, outputs_folder
 from hookrun.store.reader import Run, open_run
+from hookrun.store.records import UsedRunRecord
 
 
-class FoundRuns:
-    """Finds each named run once, because a link such as `outputs/latest` may change at any time.
+@dataclass(frozen=True)
+class RunReferences:
+    """The other runs that an experiment names, and what of the run that uses them is compared with theirs.
 
-    known: name -> the run's directory, for names that are not paths; None: the run does not exist yet
+    A run is opened once, because a link such as `outputs/latest` may change at any time.
+
+    known:    name -> the run's directory, for names that are not paths; None: the run does not exist yet
+    settings: of the run that uses the others; None: a model of the user's own
+    split:    the split of its samples; None: several, or not known without settings
+    data:     the description of its data; None: not known, or the data of a user's own loop
     """
 
-    def __init__(self, known: Mapping[str, str | None] | None = None) -> None:
-        self._known = known or {}
-        self._opened = dict[str, Run]()
+    known: Mapping[str, str | None] = field(default_factory=dict)
+    settings: Settings | None = None
+    split: Split | None = None
+    data: DataInfo | None = None
+    _opened: dict[str, Run] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls, experiment: Experiment, split: Split | None = None, data: DataInfo | None = None
+    ) -> RunReferences:
+        """The runs that the experiment names."""
+        return cls(experiment.runs, experiment.settings, split, data)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the data; None if it has none, or is not known."""
+        return None if self.data is None else self.data.tokenizer
 
     def open(self, name: str) -> Run | None:
         """The run, or None if it does not exist yet. Raises HookrunError if there is no such run."""
-        if name in self._known and self._known[name] is None:
+        if name in self.known and self.known[name] is None:
             return None
         if name not in self._opened:
             self._opened[name] = self._open(name)
         return self._opened[name]
 
     def _open(self, name: str) -> Run:
-        if (place := self._known.get(name)) is not None:
+        if (place := self.known.get(name)) is not None:
             return open_run(place)
         if name == PREVIOUS:
             return open_run(newest_finished(outputs_folder()))
         try:
             return open_run(name)
         except StoreError as error:
-            needs = [each for each in self._known if each != PREVIOUS]
+            needs = [need for need in self.known if need != PREVIOUS]
             if not needs:
                 raise
             raise StoreError(f"{error}; among the needs: {nearest(name, needs)}") from error
 
-    def is_path(self, name: str) -> bool:
-        """Whether the name is that of a directory."""
-        return name not in self._known and name != PREVIOUS
+    def used(self, where: str, name: str) -> UsedRunRecord | None:
+        """The record of the run that the key `where` names; None if it does not exist yet."""
+        run = self.open(name)
+        if run is None:
+            return None
+        plan, manifest = run.plan.get("hash"), run.status.get("manifest")
+        need = name in self.known and name != PREVIOUS
+        return UsedRunRecord(
+            where=where, run=name, path=str(run.path), need=need, plan=plan, manifest=manifest
+        )
 
 
-@dataclass(frozen=True)
-class UsedRun:
-    """A run that values come from.
-
-    where:    the key path that names it
-    run:      the name given there
-    path:     its directory, links resolved
-    need:     it is one of the experiment's `needs`
-    plan:     the hash of its plan; None if it had none
-    manifest: the SHA-256 of its manifest; None if it did not finish
-    """
-
-    where: str
-    run: str
-    path: str
-    need: bool
-    plan: str | None
-    manifest: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-
-def used_run(where: str, name: str, runs: FoundRuns) -> UsedRun | None:
-    """The run that the key `where` names; None if it does not exist yet."""
-    run = runs.open(name)
-    if run is None:
-        return None
-    need = not runs.is_path(name) and name != PREVIOUS
-    return UsedRun(where, name, str(run.path), need, run.plan.get("hash"), run.status.get("manifest"))
-
-
-def used_runs(spec: Spec, runs: FoundRuns) -> tuple[UsedRun, ...]:
+def used_runs(spec: Spec, runs: RunReferences) -> tuple[UsedRunRecord, ...]:
     """The runs that values of the enabled hooks come from; missing runs are left out."""
-    found = list[UsedRun]()
+    records = list[UsedRunRecord]()
     for hook in spec.hooks:
         for where, value in hook.run_values() if hook.keys.enabled else ():
             with suppress(StoreError):  # that there is no such run is among the problems of its hook
-                used = used_run(f"{where}.run", value.run, runs)
-                found += [used] if used is not None else []
-    return tuple(found)
+                if (record := runs.used(f"{where}.run", value.run)) is not None:
+                    records.append(record)
+    return tuple(records)
 
 
+_MOST_SHOWN = 500
 WHERE = "model.weights"
 _SUFFIX = ".safetensors"
 
@@ -109,7 +112,7 @@ def with_found_weights(experiment: Experiment) -> Experiment:
     if not isinstance(named, RunWeights):
         return experiment
     try:
-        run = FoundRuns(experiment.runs).open(named.run)
+        run = RunReferences.of(experiment).open(named.run)
     except HookrunError as error:
         raise SpecError([Problem(f"{WHERE}.run", str(error))]) from error
     path = None if run is None else _checkpoint(run, named)
@@ -133,11 +136,137 @@ def _checkpoint(run: Run, named: RunWeights) -> str:
     raise SpecError([Problem(f"{WHERE}.checkpoint", what, "a run keeps what its train.checkpoint.save says")])
 
 
-def other_runs(experiment: Experiment) -> tuple[UsedRun, ...]:
+def other_runs(experiment: Experiment) -> tuple[UsedRunRecord, ...]:
     """The runs that the experiment uses outside the values of its hooks (`model.weights`, `task.metrics`).
 
     Raises HookrunError if a run does not exist.
     """
-    named, runs = {**experiment.takes, **runs_of(experiment.settings)}, FoundRuns(experiment.runs)
-    found = [used_run(where, name, runs) for where, name in named.items()]
-    return tuple(each for each in found if each is not None)
+    named, runs = {**experiment.takes, **runs_of(experiment.settings)}, RunReferences.of(experiment)
+    records = [runs.used(where, name) for where, name in named.items()]
+    return tuple(record for record in records if record is not None)
+
+
+def require_same_split(capture: StoredCapture, named: str, split: Split) -> None:
+    """Raises HookrunError if the capture is of another split, since sample ids match only within one split.
+
+    named: the capture, for the message
+    """
+    theirs = sorted({SPLITS[part] for part in capture.splits.unique().tolist() if part >= 0})
+    if theirs and split not in theirs:
+        what = f"its samples are of the split {' and '.join(map(repr, theirs))}, these of {split!r}"
+        raise HookrunError(f"{named} has other samples: {what}")
+
+
+def require_same_model(run: Run, named: str, settings: Settings) -> None:
+    """Raises HookrunError if the run is of another model.
+
+    named: what is taken from it, for the message
+    """
+    theirs, ours = _section(run, "model"), settings.model.model_dump(mode="json")
+    for key in ("name", "factory"):
+        if theirs and theirs.get(key) != ours[key]:
+            what = f"model.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
+            raise HookrunError(f"{named} is of another model: {what}")
+
+
+def padded_otherwise(value: object, runs: RunReferences) -> str | None:
+    """Why tokens of this run are at other positions in the captures of other runs (different padding), or None."""
+    minus = value.minus if isinstance(value, OutsideValue) else None
+    if minus is not None and (why := padded_otherwise(minus, runs)) is not None:
+        return why
+    if not isinstance(value, RunValue) or runs.settings is None:
+        return None
+    run = runs.open(value.run)
+    theirs = None if run is None else _section(run, "data").get("args")
+    if not isinstance(theirs, dict):
+        return None
+    there, here = theirs.get("padding", _PADDED), runs.settings.data.args.get("padding", _PADDED)
+    if there == here:
+        return None
+    return (
+        f"{value}: data.args.padding is {_shown(there)} there and {here!r} here, so that a token is at "
+        "another position in the captured rows"
+    )
+
+
+_PADDED = PaddingArgs.model_fields["padding"].default
+
+_MAY_DIFFER = {"model": ("args", "weights"), "data": ("name", "root", "args", "transforms")}
+
+
+def differences(spec: Spec, settings: Settings, runs: RunReferences) -> tuple[str, ...]:
+    """A note on each run that values of `spec` come from, if it differs from this run in weights, data or seed."""
+    notes = list[str]()
+    for name in dict.fromkeys(name for hook in spec.hooks for name in _runs(hook)):
+        with suppress(StoreError):  # a missing run is reported as a problem of its hook
+            run = runs.open(name)
+            if run is None:
+                text = f"{name} runs first: what it captures, and whether it fits, is not known before"
+                notes.append(text)
+            elif differing := _differences(run, settings):
+                notes.append(f"values come from {name}, where {'; '.join(differing)}")
+    return tuple(notes)
+
+
+def _differences(run: Run, settings: Settings) -> list[str]:
+    found = list[str]()
+    for section, keys in _MAY_DIFFER.items():
+        theirs, ours = _section(run, section), getattr(settings, section).model_dump(mode="json")
+        if isinstance(theirs.get("weights"), dict):  # the weights of a run, given by its file
+            theirs = {**theirs, "weights": run.model.get("weights")}
+        found += [
+            f"{section}.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
+            for key in keys
+            if theirs and theirs.get(key) != ours[key]
+        ]
+    seed = run.config.get("seed", settings.seed)
+    if seed != settings.seed and settings.model.weights is None:
+        found.append(
+            f"seed is {_shown(seed)} there and {settings.seed} here, from which the weights are drawn"
+        )
+    return found
+
+
+def _shown(value: Any) -> str:
+    """A value of another run's configuration, shortened."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+def _section(run: Run, name: str) -> dict[str, Any]:
+    section = run.config.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def with_origins(problems: list[Problem], spec: Spec, runs: RunReferences) -> list[Problem]:
+    """The problems; if the hook takes values from another run, the problem names the plan of that run."""
+    origins = {
+        hook.where: origin
+        for hook in spec.hooks
+        if (origin := "; ".join(filter(None, (_origin(name, runs) for name in _runs(hook)))))
+    }
+    told = list[Problem]()
+    for problem in problems:
+        hook = ".".join(problem.where.split(".")[:2])
+        hint = "; ".join(filter(None, [problem.hint, origins.get(hook, "")]))
+        told.append(replace(problem, hint=hint))
+    return told
+
+
+def _runs(hook: HookSpec) -> list[str]:
+    """The runs that the hook takes values from, as written in the file."""
+    return list(dict.fromkeys(value.run for _, value in hook.run_values()))
+
+
+def _origin(name: str, runs: RunReferences) -> str:
+    try:
+        run = runs.open(name)
+        plan = {} if run is None else run.plan
+    except HookrunError:  # that there is no such run is a problem of its own
+        return ""
+    if run is None:
+        return ""
+    model = f"of a {plan.get('model')}, hash {str(plan.get('hash'))[:12]}" if plan else "unknown"
+    matches = [match for each in plan.get("hooks", []) for match in each.get("targets", [])]
+    shapes = ", ".join(f"{match['path']} {match.get('shape')}" for match in matches[:6])
+    return f"the run {name} has the plan {model}: {shapes}"

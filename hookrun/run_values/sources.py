@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -127,64 +127,36 @@ def ids_text(capture: StoredCapture) -> str:
     return f"it has {len(ids)} samples from {int(ids.min())} to {int(ids.max())}"
 
 
-class Changed:
-    """Rows with a function applied to each, such as an index or a factor.
+class MappedRows:
+    """Rows that a function computes from one or two values; a tensor is the same for each sample.
 
-    change: [B, *shape of a row] -> [B, ...], for any B
-    how:    text that identifies the change, for the hash
+    change: [B, *shape of a row] of each value -> [B, ...], for any B
+    how:    text that identifies values and change, for the hash
     """
 
-    def __init__(self, rows: Rows, change: Callable[[Tensor], Tensor], how: str) -> None:
-        self._rows, self._change = rows, change
-        example = change(torch.empty((), dtype=rows.dtype).expand(1, *rows.shape))
+    def __init__(self, values: Sequence[Tensor | Rows], change: Callable[..., Tensor], how: str) -> None:
+        self._values, self._change = values, change
+        self._rows = [value for value in values if not isinstance(value, Tensor)]
+        example = self._changed(lambda rows: torch.empty((), dtype=rows.dtype).expand(1, *rows.shape))
         self.shape, self.dtype = tuple(example.shape[1:]), example.dtype
-        self.draws = rows.draws
-        self.digest = hashlib.sha256(f"{rows.digest} {how}".encode()).hexdigest()
+        self.draws = any(rows.draws for rows in self._rows)
+        self.digest = hashlib.sha256(how.encode()).hexdigest()
+
+    def _changed(self, read: Callable[[Rows], Tensor]) -> Tensor:
+        return self._change(*(value if isinstance(value, Tensor) else read(value) for value in self._values))
 
     def of(self, samples: Tensor, generator: Generator) -> Tensor:
         """The rows [B, *shape]."""
-        return self._change(self._rows.of(samples, generator))
+        return self._changed(lambda rows: rows.of(samples, generator))
 
     def missing(self, samples: Tensor) -> Tensor:
         """The samples that have no row but need one."""
-        return self._rows.missing(samples)
+        missing: Tensor = torch.cat([rows.missing(samples) for rows in self._rows]).unique()
+        return missing
 
     def lacks(self, samples: Tensor) -> str:
         """The error message for samples without a row."""
-        return self._rows.lacks(samples)
-
-
-class Difference:
-    """One value minus another, sample by sample if they have rows."""
-
-    def __init__(self, left: Tensor | Rows, right: Tensor | Rows) -> None:
-        self._sides = (left, right)
-        self.shape = tuple(left.shape)
-        self.dtype = torch.promote_types(torch.promote_types(left.dtype, right.dtype), torch.float32)
-        self.draws = any(not isinstance(side, Tensor) and side.draws for side in self._sides)
-        self.digest = hashlib.sha256("-".join(map(digest_of, self._sides)).encode()).hexdigest()
-
-    def of(self, samples: Tensor, generator: Generator) -> Tensor:
-        """The rows [B, *shape]."""
-        sides = [
-            computable(side if isinstance(side, Tensor) else side.of(samples, generator))
-            for side in self._sides
-        ]
-        return sides[0] - sides[1]
-
-    def missing(self, samples: Tensor) -> Tensor:
-        """The samples that have no row but need one."""
-        found = [side.missing(samples) for side in self._sides if not isinstance(side, Tensor)]
-        both: Tensor = torch.cat(found).unique()
-        return both
-
-    def lacks(self, samples: Tensor) -> str:
-        """The error message for samples without a row."""
-        return "; ".join(
-            side.lacks(samples)
-            for side in self._sides
-            if not isinstance(side, Tensor) and len(side.missing(samples))
-        )
+        return "; ".join(rows.lacks(samples) for rows in self._rows if len(rows.missing(samples)))
 
 
 def form(source: Source) -> tuple[str, int]:
@@ -203,21 +175,25 @@ def part(source: Tensor | Rows, items: tuple[Item, ...]) -> Tensor | Rows:
     if isinstance(source, Tensor):
         taken: Tensor = source[plain]
         return taken
-    return Changed(source, lambda rows: rows[slice(None), *plain], str(items))
+    return MappedRows([source], lambda rows: rows[slice(None), *plain], f"{source.digest} {items}")
 
 
 def difference(left: Tensor | Rows, right: Tensor | Rows) -> Tensor | Rows:
     """One value minus another of the same shape."""
-    if isinstance(left, Tensor) and isinstance(right, Tensor):
+
+    def subtract(left: Tensor, right: Tensor) -> Tensor:
         return computable(left) - computable(right)
-    return Difference(left, right)
+
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return subtract(left, right)
+    return MappedRows([left, right], subtract, f"{digest_of(left)}-{digest_of(right)}")
 
 
 def multiple(source: Tensor | Rows, factor: float) -> Tensor | Rows:
     """The value times the factor."""
     if isinstance(source, Tensor):
         return computable(source) * factor
-    return Changed(source, lambda rows: computable(rows) * factor, f"times {factor!r}")
+    return MappedRows([source], lambda rows: computable(rows) * factor, f"{source.digest} times {factor!r}")
 
 
 BY_TOKEN = (

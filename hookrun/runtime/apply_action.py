@@ -55,7 +55,8 @@ def function_of(site: HookSite) -> Op:
     action, part = site.spec.action, site.part
     function = action.build(site)
     checked = not action.observes and action.scope == "tensor"
-    if not checked or not (action.computes_anew or part is not None):
+    checks_each = action.own_functions() or "args" in action.uses or part is not None
+    if not checked or not checks_each:
         return function if part is None else _on_part(site, function, part)
 
     def edit(old: Tensor) -> Any:
@@ -73,7 +74,7 @@ def _require_same_form(old: Tensor, new: Any) -> None:
 
 def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     clock, takes = site.clock, _taken_by(site.spec.action)
-    checked = False  # shape and dtype of the first result; with `computes_anew` each result is checked
+    checked = False  # shape and dtype of the first result; what may differ from call to call is checked in `function_of`
 
     def edit(value: Any) -> Any:
         site.fired += 1

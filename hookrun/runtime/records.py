@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hookrun.actions.base import ABOUT, RECORD_KEYS, Keeper
 from hookrun.actions.check import verdict
+from hookrun.actions.fields import Meaning
 from hookrun.actions.site import TokenRows
 from hookrun.actions.stats import Measured
 from hookrun.errors import HookError, reason
@@ -68,7 +69,7 @@ class RecordSink(Sink):
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep` until the hook's `max_bytes` are used up; of the value that does not fit, the rows that still do."""
-        limit = site.spec.action.budget()
+        limit: int | None = site.spec.action.given(Meaning.BYTE_LIMIT)
         if limit is None:
             return keep
         budget = self._budgets.setdefault(site.hook_name, Budget(limit))

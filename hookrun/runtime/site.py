@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hookrun.actions.base import Keeper, add_parameter, was_added
+from hookrun.actions.fields import Meaning
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import on_tensor
 from hookrun.actions.site import HookContext, TokenRows
@@ -117,7 +118,7 @@ class HookSite:
         self.tokenizer = hook.tokenizer
         self.current = CurrentCall(path, clock, calls)
         self.part = part_of(hook, path, self.current)
-        own_seed = action.random_seed()
+        own_seed = action.given(Meaning.SEED)
         seed = seed if own_seed is None else own_seed
         self.seed = derived_seed(seed, self.hook_name, path)
         self._hook_seed = derived_seed(seed, self.hook_name)

@@ -9,7 +9,7 @@ from typing import Any
 from hookrun.config.root_keys import ROOT_KEYS
 from hookrun.config.validation import join, parse, paths_to, unknown_key
 from hookrun.errors import Problem, SpecError
-from hookrun.spec.experiment import Settings, TaskKeys
+from hookrun.spec.experiment import PREVIOUS, Need, Settings, TaskKeys
 from hookrun.spec.hook import HookSpec, Spec, parse_hooks
 from hookrun.spec.selector.base import shown
 from hookrun.spec.task import parse_task
@@ -40,6 +40,25 @@ class Experiment:
     notes: tuple[str, ...] = ()
     runs: Mapping[str, str | None] = field(default_factory=dict)
     takes: Mapping[str, str] = field(default_factory=dict)
+
+    def with_runs(self, made: Mapping[Need, str | None], previous: str | None = None) -> Experiment:
+        """The experiment with the directories of its runs.
+
+        made:     need -> the directory of its run; None: the need has not been run yet
+        previous: the directory of the run before this one; None: it is looked up when the experiment refers to it
+
+        Raises SpecError for a need that is not in `made`.
+        """
+        runs = dict[str, str | None]()
+        for name, need in self.settings.needs.items():
+            if need not in made:
+                what = "was not known when the sweep began, and a job does not run its own needs"
+                hint = "let the overrides of a need hold no key that the sweeper chooses as it goes"
+                raise SpecError([Problem(f"needs.{name}", f"{need} {what}", hint)])
+            runs[name] = made[need]
+        if previous is not None:
+            runs[PREVIOUS] = previous
+        return replace(self, runs=runs)
 
     def of_a_sweep(self) -> Experiment:
         """The experiment as a job of a sweep, which by default keeps only the best weights."""

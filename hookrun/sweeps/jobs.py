@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.compose.compose import plain
 from hookrun.config.interpolations import unguarded
@@ -21,14 +22,15 @@ from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.signals import handled, interruption_kept, pending, shielded
 from hookrun.spec import Experiment
+from hookrun.spec.experiment import Need
 from hookrun.spec.objective import Goal
-from hookrun.store.format import CHECKPOINTS, JOB, MULTIRUN, REPORT, STATUS, State
+from hookrun.store.files import replacing
+from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, MULTIRUN, REPORT, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.sweeps.composed_jobs import without_directory, write_job
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
 from hookrun.sweeps.gc_control import free_job_memory
 from hookrun.sweeps.job_directories import refuse_links
-from hookrun.sweeps.known_runs import KnownRuns, keep_found_runs
 from hookrun.trust.packages import read_once
 
 if TYPE_CHECKING:
@@ -93,7 +95,8 @@ class SweepJob:
     trust:      the packages that were trusted when the command was entered, also if the environment changes later
     optimizing: whether the sweeper needs the objective of each job, and an exception from a failed job
     goal:       the objective that every job must have; None: each job may have its own
-    runs:       the run of each need, and the run before the sweep
+    needs:      need -> the directory of its run
+    previous:   the directory of the run before the sweep; None: no experiment refers to it
     go_on:      whether the sweep is resumed, so that its directory holds jobs already
     begun:      the directories of these jobs, relative to the sweep's: runs there are resumed
     anyway:     whether they are resumed even if their state is of another model, data or version
@@ -103,7 +106,8 @@ class SweepJob:
     trust: frozenset[str]
     optimizing: bool = False
     goal: Goal | None = None
-    runs: KnownRuns = field(default_factory=KnownRuns)
+    needs: Mapping[Need, str | None] = field(default_factory=dict)
+    previous: str | None = None
     go_on: bool = False
     begun: frozenset[str] = frozenset()
     anyway: bool = False
@@ -167,7 +171,7 @@ class SweepJob:
         try:
             with interruption_kept():
                 config = found if found is not None and is_own else plain(cfg)
-                experiment = self.runs.of(tasks.parse_experiment(config)).of_a_sweep()
+                experiment = tasks.parse_experiment(config).with_runs(self.needs, self.previous).of_a_sweep()
                 if self.goal is not None:
                     require_goal(experiment, self.goal)
                 prepared = tasks.prepare(experiment, trust=self.trust)
@@ -190,6 +194,32 @@ def require_goal(experiment: Experiment, goal: Goal) -> None:
     if (own := tasks.required_goal(experiment)) != goal:
         what = f"this job is to {own}, and the sweep is to {goal}"
         raise SpecError([Problem("objective", what, "name an objective that every job has")])
+
+
+def keep_found_runs(run_dir: Path, cfg: DictConfig, prepared: Ready) -> None:
+    """Rewrite the stored configuration with the directories that names such as `outputs/latest` stood for.
+
+    cfg: the configuration of the run
+    """
+    places = {
+        run.where: run.path for run in prepared.runs if not run.need and os.path.abspath(run.run) != run.path
+    }
+    weights, source = prepared.settings.model.own_weights, getattr(prepared, "weights", "")
+    if (
+        weights is not None
+        and os.path.isabs(source)
+        and os.path.abspath(Path(weights).expanduser()) != source
+    ):
+        places["model.weights"] = source
+    stored = run_dir / CONFIG
+    if not places or not stored.is_file():
+        return
+    config = copy.deepcopy(cfg)
+    with read_write(config), open_dict(config):
+        for where, path in places.items():
+            OmegaConf.update(config, where, path, force_add=True)
+    with replacing(stored) as file:
+        file.write(OmegaConf.to_yaml(config).encode())
 
 
 def _run_dir() -> Path:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -33,7 +33,6 @@ from hookrun.store.named_files import named_files
 from hookrun.store.outputs import newest_finished, newest_unchanged, outputs_folder
 from hookrun.sweeps.gc_control import free_job_memory
 from hookrun.sweeps.jobs import SingleRun
-from hookrun.sweeps.known_runs import KnownRuns
 from hookrun.version import __version__
 
 FOLDER = "needs"
@@ -53,7 +52,7 @@ class NeedFailed(HookrunError):
 
 
 @dataclass(frozen=True)
-class Needed:
+class ComposedNeed:
     """A composed need.
 
     where:  the key path that names it first
@@ -74,12 +73,13 @@ class NeededRuns:
     asked:   the command line; only its config folders and `hydra.searchpath` are used
     trust:   packages that a user's own code may come from
     resumes: whether the command resumes a run, which does not store the folders
+    made:    need -> the directory of its run, found or made; None: it has not been run yet
     """
 
     def __init__(self, asked: Composition, trust: frozenset[str], *, resumes: bool = False) -> None:
         self._asked, self._trust, self._resumes = asked, trust, resumes
-        self._needed = dict[Need, Needed]()
-        self._found = dict[Need, str | None]()
+        self._needed = dict[Need, ComposedNeed]()
+        self.made = dict[Need, str | None]()
         self._waited = False
 
     def find(self, experiment: Experiment) -> None:
@@ -102,18 +102,14 @@ class NeededRuns:
                 _refuse_unnamed(theirs, before[:-1])
             inner = [self._needed[each].folder.name for each in theirs.values()]
             folder = outputs_folder() / FOLDER / _digest(config, needed, inner)
-            self._needed[need] = Needed(where, need, cfg, needed, folder)
+            self._needed[need] = ComposedNeed(where, need, cfg, needed, folder)
             found = newest_unchanged(folder)
-            self._found[need] = None if found is None else str(found)
-
-    def known(self, previous: str | None = None) -> KnownRuns:
-        """The runs found or made so far."""
-        return KnownRuns(dict(self._found), previous)
+            self.made[need] = None if found is None else str(found)
 
     @property
     def missing(self) -> bool:
         """Whether a need is still to be run."""
-        return None in self._found.values()
+        return None in self.made.values()
 
     def prepare(self, *, shows: bool = False) -> None:
         """Compile the needs that have not been run yet, as far as possible before they run.
@@ -125,7 +121,7 @@ class NeededRuns:
         for need, needed in self._needed.items():
             if shows:
                 print(self._line(needed))
-            if self._found[need] is None:
+            if self.made[need] is None:
                 ready = self._prepared(needed)
                 if shows and tasks.task_of(needed.experiment).has_plan:
                     ready.task.show(ready)
@@ -134,8 +130,8 @@ class NeededRuns:
     def make(self) -> None:
         """Run the needs that have not been run yet, in the order in which they are named. Raises NeedFailed."""
         for need, needed in self._needed.items():
-            if self._found[need] is None:
-                self._found[need] = self._made(needed)
+            if self.made[need] is None:
+                self.made[need] = self._made(needed)
             else:
                 print(self._line(needed), flush=True)
 
@@ -182,12 +178,11 @@ class NeededRuns:
 
     # ---- running ---------------------------------------------------------------------------------------------------
 
-    def _prepared(self, needed: Needed) -> tasks.Ready:
-        runs = {name: self._found[need] for name, need in needed.experiment.settings.needs.items()}
+    def _prepared(self, needed: ComposedNeed) -> tasks.Ready:
         with _named(needed.where, needed.need):
-            return tasks.prepare(replace(needed.experiment, runs=runs), trust=self._trust)
+            return tasks.prepare(needed.experiment.with_runs(self.made), trust=self._trust)
 
-    def _made(self, needed: Needed) -> str:
+    def _made(self, needed: ComposedNeed) -> str:
         from hookrun.store.lock import locked
 
         def waiting() -> None:
@@ -210,8 +205,8 @@ class NeededRuns:
                 raise NeedFailed(_why(needed, run_dir, code), code)
         return str(run_dir)
 
-    def _line(self, needed: Needed) -> str:
-        found = self._found[needed.need]
+    def _line(self, needed: ComposedNeed) -> str:
+        found = self.made[needed.need]
         place = os.path.relpath(found or needed.folder)
         place = place if not place.startswith("..") else found or str(needed.folder)
         how = "runs first" if found is None else "used again"
@@ -247,7 +242,7 @@ def with_made_needs(
     with opened(conf_dir(), *([] if config_dir is None else [config_dir])) as app:
         needs = NeededRuns(Composition(app, "config", list(overrides)), trust)
         needs.find(experiment)
-    return needs.known().of(experiment)
+    return experiment.with_runs(needs.made)
 
 
 def previous_run(experiments: Iterable[Experiment], folder: Path) -> str | None:
@@ -280,19 +275,14 @@ def _chosen(experiment: str) -> str:
     return text if parse_override(text).value() == experiment else f"experiment='{experiment}'"
 
 
-class _named:
-    """A context manager that prefixes every problem raised in the block with the key path of the need."""
-
-    def __init__(self, where: str, need: Need) -> None:
-        self._prefix = f"{where} ({need})"
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, SpecError | CompileError):
-            problems = [replace(each, where=f"{self._prefix}: {each.where}") for each in error.errors]
-            raise type(error)(problems) from error
+@contextmanager
+def _named(where: str, need: Need) -> Iterator[None]:
+    """Prefix every problem that is raised in the block with the key path of the need."""
+    try:
+        yield
+    except (SpecError, CompileError) as error:
+        problems = [replace(each, where=f"{where} ({need}): {each.where}") for each in error.errors]
+        raise type(error)(problems) from error
 
 
 def _place(cfg: DictConfig, run_dir: Path) -> None:
@@ -302,7 +292,7 @@ def _place(cfg: DictConfig, run_dir: Path) -> None:
         cfg.hydra.mode = RunMode.RUN
 
 
-def _why(needed: Needed, run_dir: Path, code: int) -> str:
+def _why(needed: ComposedNeed, run_dir: Path, code: int) -> str:
     reason = ""
     with suppress(OSError, ValueError):
         reason = str(json.loads((run_dir / STATUS).read_text(encoding="utf-8")).get("reason", ""))

@@ -107,8 +107,9 @@ def sweep(
         needs.find(experiment)
     needs.prepare(shows=shows)
     previous = previous_run(experiments.values(), outputs_folder())
-    runs = needs.known(previous)
-    experiments = {number: runs.of(experiment) for number, experiment in experiments.items()}
+    experiments = {
+        number: experiment.with_runs(needs.made, previous) for number, experiment in experiments.items()
+    }
     if experiments:
         import_torch()
     if experiments or refused:
@@ -121,7 +122,7 @@ def sweep(
     del experiments
     with claimed(sweep_dir, KEY if go_on else "hydra.sweep.dir"):
         needs.make()
-        return _launch(app, cfg, sweep_dir, replace(sweep_job, runs=needs.known(previous)), jobs)
+        return _launch(app, cfg, sweep_dir, replace(sweep_job, needs=needs.made, previous=previous), jobs)
 
 
 def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
@@ -161,7 +162,7 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, n
     needs.find(experiment)
     needs.prepare(shows=shows)
     previous = previous_run([experiment], outputs_folder())
-    experiment = needs.known(previous).of(experiment)
+    experiment = experiment.with_runs(needs.made, previous)
     if shows:
         return _show([experiment], [""], trust)
     goal = required_goal(experiment)
@@ -173,7 +174,7 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, n
     with claimed(sweep_dir, KEY if sweep_job.go_on else "hydra.sweep.dir"):
         needs.make()
         prepare_sweeper(cfg, sweep_dir, experiment.settings.seed)
-        job = replace(sweep_job, optimizing=True, goal=goal, runs=needs.known(previous))
+        job = replace(sweep_job, optimizing=True, goal=goal, needs=needs.made, previous=previous)
         return _launch(app, cfg, sweep_dir, job, None)
 
 

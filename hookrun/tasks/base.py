@@ -17,7 +17,7 @@ from hookrun.spec.objective import Direction
 from hookrun.spec.tokens import Tokens
 
 if TYPE_CHECKING:
-    from hookrun.run_values import UsedRun
+    from hookrun.store.records import UsedRunRecord
     from hookrun.store.run_dir import RunDir
 
 
@@ -108,7 +108,7 @@ class Ready:
     experiment: Experiment
 
     @property
-    def runs(self) -> tuple[UsedRun, ...]:
+    def runs(self) -> tuple[UsedRunRecord, ...]:
         """The other runs from which the experiment takes values."""
         return ()
 

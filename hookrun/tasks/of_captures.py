@@ -70,7 +70,7 @@ class TaskOfCaptures(Task):
         screen = Screen()
         if run_dir.resumed is not None:
             screen.say(f"resumed from {run_dir.resumed.path.name}")
-        run_dir.write(ENV, environment() | {"runs": [run.to_dict() for run in prepared.runs]})
+        run_dir.write(ENV, environment() | {"runs": [run.model_dump() for run in prepared.runs]})
         screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
         screen.note(prepared.experiment.notes)
         self.analyse(Analysing(prepared, run_dir, screen, results_of(prepared, run_dir)))

@@ -118,7 +118,7 @@ class TaskUnderHooks(Task):
 
         Raises SpecError, or CompileError where only hooks do not fit the model, with every mistake.
         """
-        from hookrun.run_values import FoundRuns, UsedBy, differences, with_found_weights
+        from hookrun.run_values import RunReferences, differences, with_found_weights
         from hookrun.tasks.run.components import Mistakes, components
         from hookrun.tasks.run.prepare import check_leftover, check_selectors, compiled, whole
 
@@ -132,7 +132,7 @@ class TaskUnderHooks(Task):
         notes = self._idle_hooks(experiment, mistakes)
         plan, differing = None, list[str]()
         if info is None or model is None:
-            check_selectors(hooks, model, UsedBy(settings, split, FoundRuns(experiment.runs)), mistakes)
+            check_selectors(hooks, model, RunReferences.of(experiment, split), mistakes)
         else:
             mistakes.add(self._compared(experiment, info))
             mistakes.add(self.model_problems(settings, info, model))
@@ -155,7 +155,7 @@ class TaskUnderHooks(Task):
         mistakes.refuse()
         notes += [
             *self.remarks(settings, hooks.hooks),
-            *differences(hooks, settings, FoundRuns(experiment.runs)),
+            *differences(hooks, settings, RunReferences.of(experiment)),
         ]
         prepared = whole(parts, experiment, plan, [*notes, *differing], trains=self.trains)
         return replace(prepared, trained=trained, lines=tuple(self.lines(settings, trained)))

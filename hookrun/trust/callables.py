@@ -76,7 +76,7 @@ def code_of_given(target: Callable[..., Any]) -> Code:
     if not isinstance(defined, FunctionType | MethodType | functools.partial | type) and _is_builtin(defined):
         return _without_source(defined, qualified_name(defined))
     package = _module_name(defined).split(".")[0]
-    described = json.dumps(_Description(package).of(target, 0), sort_keys=True)
+    described = json.dumps(_described(target, package), sort_keys=True)
     return Code(qualified_name(target), _sha(described), "its source and the values that it uses")
 
 
@@ -141,69 +141,54 @@ def _without_source(target: object, name: str) -> Code:
     return Code(name, _sha(f"{name} {release}"), f"its name and {release}: it has no Python source")
 
 
-class _Description:
-    """Describes values as plain data, for a hash that changes with their content.
+def _described(value: Any, package: str, within: tuple[int, ...] = ()) -> Any:
+    """The value as plain data, which changes with its content.
 
     package: functions of this package are described by their source, those of others by name and version
+    within:  the ids of the objects that hold it
     """
+    if isinstance(value, _PLAIN):
+        return [type(value).__name__, repr(value)]
+    if id(value) in within or len(within) > MOST_DEEP:
+        return ["again", type(value).__qualname__]
 
-    def __init__(self, package: str) -> None:
-        self._package = package
-        self._under_way = set[int]()
+    def of(part: Any) -> Any:
+        return _described(part, package, (*within, id(value)))
 
-    def of(self, value: Any, depth: int) -> Any:
-        """The description of one value."""
-        if isinstance(value, _PLAIN):
-            return [type(value).__name__, repr(value)]
-        if id(value) in self._under_way or depth > MOST_DEEP:
-            return ["again", type(value).__qualname__]
-        self._under_way.add(id(value))
-        try:
-            return self._of_object(value, depth + 1)
-        finally:
-            self._under_way.discard(id(value))
-
-    def _of_object(self, value: Any, depth: int) -> Any:
-        if is_tensor(value):
-            readable = str(value.layout) == "torch.strided" and not value.is_meta
-            return ["tensor", tensor_digest(value) if readable else f"{value.dtype}{list(value.shape)}"]
-        if isinstance(value, Mapping):
-            return ["mapping", [[self.of(key, depth), self.of(each, depth)] for key, each in value.items()]]
-        if isinstance(value, list | tuple):
-            return [type(value).__name__, [self.of(each, depth) for each in value]]
-        if isinstance(value, set | frozenset):
-            return ["set", sorted(json.dumps(self.of(each, depth)) for each in value)]
-        if isinstance(value, ModuleType):
-            return ["module", value.__name__]
-        if isinstance(value, functools.partial):
-            parts = (value.func, value.args, value.keywords)
-            return ["partial", [self.of(each, depth) for each in parts]]
-        if isinstance(value, MethodType):
-            return ["method", self.of(value.__func__, depth), self.of(value.__self__, depth)]
-        if isinstance(value, FunctionType):
-            return self._of_function(value, depth)
-        if isinstance(value, type):
-            return ["class", code_of_name(value, qualified_name(value)).sha256]
-        if _is_builtin(value):
-            return ["builtin", _without_source(value, qualified_name(value)).sha256]
-        content = vars(value) if hasattr(value, "__dict__") else {}
-        return ["object", self.of(type(value), depth), self.of(dict(content), depth)]
-
-    def _of_function(self, function: FunctionType, depth: int) -> Any:
-        name = qualified_name(function)
-        if _module_name(function).split(".")[0] != self._package:
-            return ["function", name, code_of_name(function, name).sha256]
-        used = function.__globals__
-        names = sorted(set(_names(function.__code__)) & used.keys())
-        cells = [_content_of(cell) for cell in function.__closure__ or ()]
+    if is_tensor(value):
+        readable = str(value.layout) == "torch.strided" and not value.is_meta
+        return ["tensor", tensor_digest(value) if readable else f"{value.dtype}{list(value.shape)}"]
+    if isinstance(value, Mapping):
+        return ["mapping", [[of(key), of(member)] for key, member in value.items()]]
+    if isinstance(value, list | tuple):
+        return [type(value).__name__, list(map(of, value))]
+    if isinstance(value, set | frozenset):
+        return ["set", sorted(json.dumps(of(member)) for member in value)]
+    if isinstance(value, ModuleType):
+        return ["module", value.__name__]
+    if isinstance(value, functools.partial):
+        return ["partial", list(map(of, (value.func, value.args, value.keywords)))]
+    if isinstance(value, MethodType):
+        return ["method", of(value.__func__), of(value.__self__)]
+    if isinstance(value, FunctionType):
+        name = qualified_name(value)
+        if _module_name(value).split(".")[0] != package:
+            return ["function", name, code_of_name(value, name).sha256]
+        cells = [_content_of(cell) for cell in value.__closure__ or ()]
+        used = sorted(set(_names(value.__code__)) & value.__globals__.keys())
         return [
             "function",
             name,
-            _text_of(function),
-            self.of([function.__defaults__, function.__kwdefaults__, cells], depth),
-            {each: self.of(used[each], depth) for each in names},
-            self.of(getattr(function, "__wrapped__", None), depth),
+            _text_of(value),
+            of([value.__defaults__, value.__kwdefaults__, cells]),
+            {name: of(value.__globals__[name]) for name in used},
+            of(getattr(value, "__wrapped__", None)),
         ]
+    if isinstance(value, type):
+        return ["class", code_of_name(value, qualified_name(value)).sha256]
+    if _is_builtin(value):
+        return ["builtin", _without_source(value, qualified_name(value)).sha256]
+    return ["object", of(type(value)), of(dict(getattr(value, "__dict__", {})))]
 
 
 def _content_of(cell: Any) -> Any:

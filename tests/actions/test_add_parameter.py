@@ -103,7 +103,6 @@ def test_the_key_name_is_the_parameter_s_and_action_name_the_action_s() -> None:
     assert actions()["add_parameter"] is AddParameter
     assert action.name == action.adds("h") == "gain"
     assert (hook.to_dict()["action"], hook.to_dict()["params"]["name"]) == ("add_parameter", "gain")
-    assert action.summary() == "name=gain shape=[2]"
     assert copy.deepcopy(action) == pickle.loads(pickle.dumps(action)) == action
     assert action != AddParameter(name="other", shape=[2])
 

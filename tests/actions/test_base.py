@@ -7,7 +7,6 @@ import copy
 import torch
 from torch import nn
 
-from hookrun.actions import Action
 from hookrun.actions.base import add_parameter, remove_parameter, was_added
 
 
@@ -20,18 +19,3 @@ def test_an_added_parameter_is_distinguished_from_the_module_s_own() -> None:
     remove_parameter(module, "shift")
     assert not was_added(module, "shift") and "shift" not in dict(module.named_parameters())
     assert set(vars(module)) == before
-
-
-def test_a_summary_has_the_given_parameters_shortened() -> None:
-    class Own(Action):
-        action_name = "own"
-        a: float = 1.0
-        b: tuple[float, ...] = ()
-        c: str = "x"
-
-        def build(self, site: object) -> object:  # type: ignore[override]
-            return None
-
-    assert Own().summary() == ""
-    assert Own(a=0.10, b=tuple(range(40))).summary().startswith("a=0.1 b=[0, 1, 2")
-    assert len(Own(b=tuple(range(40))).summary()) == len("b=") + 32

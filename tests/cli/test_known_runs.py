@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hookrun.errors import SpecError
-from hookrun.sweeps.known_runs import KnownRuns, keep_found_runs
+from hookrun.sweeps.jobs import SweepJob, keep_found_runs
 from hookrun.tasks import parse_experiment
 
 
@@ -19,13 +19,15 @@ def test_an_experiment_gets_the_runs_that_were_found_when_the_sweep_began() -> N
     needs = {"clean": {"experiment": "clean", "overrides": ["seed=1"]}}
     experiment = parse_experiment({"model": {"name": "mlp"}, "data": {"name": "digits"}, "needs": needs})
     need = experiment.settings.needs["clean"]
-    known = pickle.loads(pickle.dumps(KnownRuns({need: "/runs/clean"}, previous="/runs/before")))
-    assert dict(known.of(experiment).runs) == {"clean": "/runs/clean", "previous": "/runs/before"}
-    assert dict(KnownRuns({need: None}).of(experiment).runs) == {"clean": None}, "it is still to be run"
+    sent = SweepJob(frozenset(), needs={need: "/runs/clean"}, previous="/runs/before")
+    job = pickle.loads(pickle.dumps(sent))
+    runs = experiment.with_runs(job.needs, job.previous).runs
+    assert runs == {"clean": "/runs/clean", "previous": "/runs/before"}
+    assert experiment.with_runs({need: None}).runs == {"clean": None}, "it is still to be run"
     with pytest.raises(
         SpecError, match=r"needs\.clean: experiment clean seed=1 was not known when the sweep began"
     ):
-        KnownRuns().of(experiment)
+        experiment.with_runs({})
 
 
 def test_the_stored_configuration_has_the_directory_that_a_name_stood_for(tmp_path: Path) -> None:

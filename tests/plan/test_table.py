@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import nn
 
 import hookrun
-from hookrun.plan.table import notes, show, shown_name, size
+from hookrun.plan.table import argument, notes, show, shown_name, size
 
 SCALE = {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0}
 
@@ -35,6 +35,16 @@ def test_it_prints_as_a_table() -> None:
             plan(when={"mode": "eval"}).hash[:12],
         )
     )
+
+
+def test_parameters_are_shown_short() -> None:
+    assert (
+        "factor=2 " in str(plan())
+        and argument(0.10) == "0.1"
+        and argument(torch.ones(2, 3)) == "tensor[2, 3]"
+    )
+    assert argument(tuple(range(40))).startswith("[0, 1, 2") and len(argument(tuple(range(40)))) == 32
+    assert len(argument({"a": tuple(range(40)), "b": "x" * 40})) == 60
 
 
 def test_of_many_modules_some_are_shown_and_the_rest_counted() -> None:

@@ -13,8 +13,7 @@ from torch import Tensor
 from hookrun.actions.values import FileValue, RunValue
 from hookrun.errors import HookrunError
 from hookrun.run_values import read_value
-from hookrun.run_values.other_run import UsedBy
-from hookrun.run_values.runs import FoundRuns
+from hookrun.run_values.runs import RunReferences
 from hookrun.run_values.sources import NotYetRun
 from hookrun.spec import Settings
 from hookrun.store.run_dir import RunDir
@@ -26,14 +25,14 @@ def value(run: Path | str, **keys: Any) -> RunValue:
     return RunValue.model_validate({"run": str(run), "capture": "seen", **keys})
 
 
-def refused(asked: FileValue | RunValue, used_by: UsedBy | None = None, places: Any = PLACES) -> str:
+def refused(asked: FileValue | RunValue, runs: RunReferences | None = None, places: Any = PLACES) -> str:
     with pytest.raises(HookrunError) as refusal:
-        read_value(asked, places, used_by or UsedBy())
+        read_value(asked, places, runs or RunReferences())
     return str(refusal.value)
 
 
 def test_the_mean_is_over_all_rows_in_float32(run: Path) -> None:
-    found = read_value(value(run), PLACES, UsedBy())["fc"]
+    found = read_value(value(run), PLACES, RunReferences())["fc"]
     assert isinstance(found, Tensor)
     assert found.tolist() == [12.0, 12.0] and found.dtype is torch.float32
 
@@ -42,26 +41,26 @@ def test_one_sample_an_index_a_difference_and_a_factor(run: Path) -> None:
     asked = value(
         run, sample=14, index="0", factor=0.5, minus={"run": str(run), "capture": "seen", "index": "0"}
     )
-    found = read_value(asked, PLACES, UsedBy())["fc"]
+    found = read_value(asked, PLACES, RunReferences())["fc"]
     assert isinstance(found, Tensor) and float(found) == (14 - 12) * 0.5
 
 
 def test_rows_of_each_sample_are_those_of_the_split(run: Path, settings: Settings) -> None:
-    rows = read_value(value(run, sample="same"), PLACES, UsedBy(settings, "val"))["fc"]
+    rows = read_value(value(run, sample="same"), PLACES, RunReferences({}, settings, "val"))["fc"]
     assert rows.of(torch.tensor([10, 14]), torch.Generator()).tolist() == [[10, 10], [14, 14]]  # type: ignore[union-attr]
     assert "has other samples: its samples are of the split 'val', these of 'train'" in refused(
-        value(run, sample="same"), UsedBy(settings, "train")
+        value(run, sample="same"), RunReferences({}, settings, "train")
     )
-    assert "set task.split" in refused(value(run, sample="same"), UsedBy(settings))
+    assert "set task.split" in refused(value(run, sample="same"), RunReferences({}, settings))
 
 
 def test_a_module_is_found_under_any_of_its_names(run: Path) -> None:
-    assert set(read_value(value(run), {"head": ("head", "fc")}, UsedBy())) == {"head"}
+    assert set(read_value(value(run), {"head": ("head", "fc")}, RunReferences())) == {"head"}
     message = refused(value(run), places={"fc": ("fc",), "a": ("a",), "b": ("b",)})
     assert (
         message.startswith("a, b was not captured by 'seen'") and "name one for all with `module`" in message
     )
-    named = read_value(value(run, module="fc"), {"a": ("a",), "b": ("b",)}, UsedBy())
+    named = read_value(value(run, module="fc"), {"a": ("a",), "b": ("b",)}, RunReferences())
     assert named["a"] is named["b"]
 
 
@@ -70,7 +69,10 @@ def test_captures_without_one_row_for_each_sample_are_refused(run: Path) -> None
     assert "has no row of sample 11" in refused(value(run, sample=11))
     assert "holds several tensors, name one with `path`" in refused(value(run, capture="both"))
     assert "is one tensor: leave `path` out" in refused(value(run, path="[0]"))
-    assert float(read_value(value(run, capture="both", path="[1]", index="0"), PLACES, UsedBy())["fc"]) == 24  # type: ignore[arg-type]
+    assert (
+        float(read_value(value(run, capture="both", path="[1]", index="0"), PLACES, RunReferences())["fc"])
+        == 24
+    )  # type: ignore[arg-type]
     assert "index 5 of the value, which has shape [2]" in refused(value(run, index="5"))
     shape = {"run": str(run), "capture": "seen", "index": "0"}
     assert "has shape [], " in refused(value(run, minus=shape))
@@ -78,14 +80,14 @@ def test_captures_without_one_row_for_each_sample_are_refused(run: Path) -> None
 
 def test_a_run_of_another_model_is_refused(run: Path, settings: Settings) -> None:
     other = settings.model_copy(update={"model": settings.model.model_copy(update={"name": "mlp"})})
-    message = refused(value(run), UsedBy(other))
+    message = refused(value(run), RunReferences({}, other))
     assert "is of another model: model.name is 'cnn' there and 'mlp' here" in message
 
 
 def test_a_run_that_runs_first_is_not_read_yet(run: Path) -> None:
-    used_by = UsedBy(runs=FoundRuns({"base": None}))
+    runs = RunReferences({"base": None})
     for asked in (value("base"), value(run, minus={"run": "base", "capture": "seen"})):
-        assert isinstance(read_value(asked, PLACES, used_by)["fc"], NotYetRun)
+        assert isinstance(read_value(asked, PLACES, runs)["fc"], NotYetRun)
 
 
 def test_a_capture_without_rows_is_refused(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_a_tensor_of_a_file(tmp_path: Path) -> None:
 
     assert "there is no file" in refused(file())
     save_file({"one": torch.ones(2)}, path)
-    assert read_value(file(), PLACES, UsedBy())["fc"].tolist() == [1, 1]  # type: ignore[union-attr]
+    assert read_value(file(), PLACES, RunReferences())["fc"].tolist() == [1, 1]  # type: ignore[union-attr]
     save_file({"one": torch.ones(2), "two": torch.zeros(2)}, path)
     assert "holds 2 tensors: name one with `key`" in refused(file())
     assert "has no tensor 'tow': did you mean 'two'" in refused(file(key="tow"))

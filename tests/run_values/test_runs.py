@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hookrun.errors import SpecError
-from hookrun.run_values.runs import FoundRuns, other_runs, used_run, used_runs, with_found_weights
+from hookrun.run_values.runs import RunReferences, other_runs, used_runs, with_found_weights
 from hookrun.spec import Experiment, parse_spec
 from hookrun.store.files import StoreError
 from hookrun.tasks import parse_experiment
@@ -20,33 +20,32 @@ HOOK = {"select": "fc", "hook": "forward", "action": "scale"}
 def test_a_name_is_a_need_a_directory_or_the_previous_run(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = FoundRuns({"base": str(run), "later": None})
+    runs = RunReferences({"base": str(run), "later": None})
     assert runs.open("base") is runs.open("base"), "found once, since a link may change"
     assert runs.open("later") is None
     found = runs.open(str(run))
     assert found is not None and found.path == run
-    assert runs.is_path("base2") and not runs.is_path("base") and not runs.is_path("previous")
     monkeypatch.setenv("HOOKRUN_OUTPUT", str(tmp_path))
     with pytest.raises(StoreError, match="there is no finished run"):
-        FoundRuns().open("previous")
+        RunReferences().open("previous")
     (tmp_path / "outputs").mkdir()
     run.rename(tmp_path / "outputs/run")
-    before = FoundRuns().open("previous")
+    before = RunReferences().open("previous")
     assert before is not None and before.path == tmp_path / "outputs/run"
 
 
 def test_a_missing_run_is_reported_with_the_nearest_need(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="among the needs: did you mean 'base'"):
-        FoundRuns({"base": None, "previous": None}).open("bsae")
+        RunReferences({"base": None, "previous": None}).open("bsae")
     with pytest.raises(StoreError) as refusal:
-        FoundRuns().open(str(tmp_path / "x"))
+        RunReferences().open(str(tmp_path / "x"))
     assert "needs" not in str(refusal.value)
 
 
 def test_used_runs_are_listed_with_plan_and_manifest(run: Path) -> None:
-    runs = FoundRuns({"base": str(run), "later": None})
-    used = used_run("task.run", "base", runs)
-    assert used is not None and used_run("task.run", "later", runs) is None
+    runs = RunReferences({"base": str(run), "later": None})
+    used = runs.used("task.run", "base")
+    assert used is not None and runs.used("task.run", "later") is None
     assert (used.where, used.run, used.path, used.need, used.plan) == (
         "task.run",
         "base",
@@ -55,7 +54,6 @@ def test_used_runs_are_listed_with_plan_and_manifest(run: Path) -> None:
         "ab" * 32,
     )
     assert used.manifest == runs.open("base").status["manifest"]  # type: ignore[union-attr]
-    assert used.to_dict()["need"] is True
 
 
 def test_disabled_hooks_and_missing_runs_use_none(run: Path) -> None:
@@ -65,7 +63,7 @@ def test_disabled_hooks_and_missing_runs_use_none(run: Path) -> None:
         "off": HOOK | {"factor": value, "enabled": False},
         "missing": HOOK | {"factor": value | {"run": "nowhere"}},
     }
-    assert [used.where for used in used_runs(parse_spec(hooks), FoundRuns())] == ["hooks.on.factor.run"]
+    assert [used.where for used in used_runs(parse_spec(hooks), RunReferences())] == ["hooks.on.factor.run"]
 
 
 def experiment(weights: Any, **runs: str | None) -> Experiment:

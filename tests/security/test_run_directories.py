@@ -17,8 +17,7 @@ import pytest
 from hookrun.actions.values import RunValue
 from hookrun.errors import HookrunError, SpecError
 from hookrun.report import write_report
-from hookrun.run_values import read_value
-from hookrun.run_values.other_run import UsedBy
+from hookrun.run_values import RunReferences, read_value
 from hookrun.store.files import StoreError, read_json, read_lines
 from hookrun.store.inside import open_inside
 from hookrun.store.reader import open_run
@@ -134,7 +133,7 @@ def test_the_path_that_the_user_gives_may_be_a_link(folder: Path) -> None:
     assert open_run(latest).status["status"] == "done" and verify(latest).bad == []
     assert write_report(latest) == folder / "report.html"
     value = RunValue(run=str(latest), capture="seen", module="fc", sample="mean")
-    assert read_value(value, {"fc": ("fc",)}, UsedBy())["fc"].shape == (10,)
+    assert read_value(value, {"fc": ("fc",)}, RunReferences())["fc"].shape == (10,)
 
 
 def test_the_page_is_not_written_through_a_link(folder: Path, secret: Path) -> None:
@@ -355,7 +354,7 @@ def test_an_impossible_path_is_an_error(path: str) -> None:
         open_run(path)
     with pytest.raises(HookrunError):
         value = RunValue(run=path, capture="seen", module="fc", sample="mean")
-        read_value(value, {"fc": ("fc",)}, UsedBy())
+        read_value(value, {"fc": ("fc",)}, RunReferences())
 
 
 def test_a_page_is_made_of_nearly_empty_records(tmp_path: Path) -> None:

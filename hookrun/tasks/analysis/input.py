@@ -13,12 +13,13 @@ from rich.table import Table
 
 from hookrun.errors import HookrunError, Problem, SpecError, nearest, printable
 from hookrun.lookup import Lookup
-from hookrun.run_values import FoundRuns, UsedRun, used_run
+from hookrun.run_values import RunReferences
 from hookrun.run_values.sources import BY_TOKEN, is_by_token
 from hookrun.spec import Experiment
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.format import CAPTURES, INDEX
 from hookrun.store.reader import Run
+from hookrun.store.records import UsedRunRecord
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.analysis.features import SHARE, Features, Projection
 from hookrun.tasks.base import Ready
@@ -36,10 +37,10 @@ class Analysis(Ready):
 
     run: Run
     captures: Mapping[str, StoredCapture]
-    found: UsedRun
+    found: UsedRunRecord
 
     @property
-    def runs(self) -> tuple[UsedRun, ...]:
+    def runs(self) -> tuple[UsedRunRecord, ...]:
         """The run that the analysis reads."""
         return (self.found,)
 
@@ -66,8 +67,8 @@ def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis
         text = f"task={experiment.settings.task.name} reads the captures of another run, and no run is named"
         raise SpecError([Problem("task.run", text, "name its directory: task.run=outputs/latest")])
     try:
-        runs = FoundRuns(experiment.runs)
-        run, used = runs.open(path), used_run("task.run", path, runs)
+        runs = RunReferences.of(experiment)
+        run, used = runs.open(path), runs.used("task.run", path)
         if run is None or used is None:
             hint = "leave out task=plan, so that it runs first"
             raise SpecError([Problem("task.run", f"{path} has not been run yet", hint)])

@@ -13,7 +13,7 @@ from hookrun.data.info import SPLITS, Split
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, listed
 from hookrun.plan.texts import FoundTokenizer, texts_of
-from hookrun.run_values import FoundRuns
+from hookrun.run_values import RunReferences
 from hookrun.run_values.sources import RunRows
 from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, on_cpu, parameters_of
 from hookrun.runtime.tokens.choice import Rule
@@ -74,7 +74,7 @@ class Measuring:
         kl = next((metric for metric in prepared.metrics if metric.name == KL), None)
         self.without_hooks = kl is not None and kl.against is None
         against = None if kl is None else kl.against
-        self._predicted = None if against is None else FoundRuns(prepared.experiment.runs).open(against)
+        self._predicted = None if against is None else RunReferences.of(prepared.experiment).open(against)
         self._predicted_rows = dict[Split, RunRows]()
 
     def average(self) -> Average:

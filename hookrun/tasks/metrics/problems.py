@@ -9,7 +9,7 @@ import torch
 from hookrun.data import DataInfo, Split
 from hookrun.errors import HookrunError, Problem
 from hookrun.plan.texts import FoundTokenizer, texts_of, unknown_spans
-from hookrun.run_values import FoundRuns
+from hookrun.run_values import RunReferences
 from hookrun.spec import Experiment, Settings
 from hookrun.spec.metric import MetricKeys
 from hookrun.spec.tokens import Tokens
@@ -57,7 +57,7 @@ def compared_problems(
     splits: split of the task -> the number of its samples, None: not known
     info:   the data of this run
     """
-    problems, runs, shape = list[Problem](), FoundRuns(experiment.runs), _of_a_sample(experiment, info)
+    problems, runs, shape = list[Problem](), RunReferences.of(experiment), _of_a_sample(experiment, info)
     for place, keys in enumerate(metrics_of(task_of(experiment)) or ()):
         if keys.against is None:
             continue

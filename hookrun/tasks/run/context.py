@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from hookrun.actions.fields import Meaning
 from hookrun.data import Split
 from hookrun.errors import HookrunError
 from hookrun.plan.texts import decoder_of, tokenizer_of
@@ -146,7 +147,7 @@ class RunContext:
 
     @cached_property
     def _may_stop(self) -> bool:
-        return any(hook.spec.action.may_stop() for hook in self.prepared.plan.hooks)
+        return any(hook.spec.action.given(Meaning.POLICY) == "stop" for hook in self.prepared.plan.hooks)
 
     def forward(self, batch: Batch) -> Any:
         """The model's output, under automatic mixed precision if configured; None if this rank has no row."""

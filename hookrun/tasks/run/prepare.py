@@ -17,17 +17,10 @@ from hookrun.data.samples import Samples
 from hookrun.errors import CompileError, Problem, SpecError, listed
 from hookrun.plan.plan import PlannedHook
 from hookrun.prove.trial import Example, Plan, compile_plan
-from hookrun.run_values import (
-    FoundRuns,
-    NotYetRun,
-    Source,
-    UsedBy,
-    UsedRun,
-    other_runs,
-    with_found_weights,
-)
+from hookrun.run_values import NotYetRun, RunReferences, Source, other_runs, with_found_weights
 from hookrun.spec import Experiment, HookSpec, Settings, Spec
 from hookrun.spec.tokens import Tokens
+from hookrun.store.records import UsedRunRecord
 from hookrun.tasks.base import JobCache, Ready, metrics_of, model_key
 from hookrun.tasks.metrics.losses import WHERE as LOSS
 from hookrun.tasks.metrics.losses import TrainLoss, load_loss
@@ -70,7 +63,7 @@ class Prepared(Ready):
     lines: tuple[str, ...] = ()
 
     @property
-    def runs(self) -> tuple[UsedRun, ...]:
+    def runs(self) -> tuple[UsedRunRecord, ...]:
         """The other runs from which hooks take values."""
         return self.plan.runs
 
@@ -86,7 +79,7 @@ def whole(
     return Prepared(**vars(parts), experiment=experiment, plan=plan, notes=(*experiment.notes, *notes))
 
 
-def check_selectors(hooks: Spec, model: nn.Module | None, used_by: UsedBy, mistakes: Mistakes) -> None:
+def check_selectors(hooks: Spec, model: nn.Module | None, runs: RunReferences, mistakes: Mistakes) -> None:
     """Check the selectors alone where data or model are not valid; the notes say what was not checked.
 
     model: None if it is not valid
@@ -97,7 +90,7 @@ def check_selectors(hooks: Spec, model: nn.Module | None, used_by: UsedBy, mista
         mistakes.notes.append("the hooks were not checked, because the model is not valid")
         return
     mistakes.notes.append("shapes were not checked, because the data is not valid")
-    mistakes.collected(lambda: compile_plan(hooks, model, used_by=used_by))
+    mistakes.collected(lambda: compile_plan(hooks, model, runs=runs))
 
 
 def compiled(
@@ -127,13 +120,11 @@ def compiled(
     """
     settings, hooks = experiment.settings, experiment.hooks
     target = info.example_target(EXAMPLE_BATCH)
-    used_by = UsedBy(settings, split, FoundRuns(experiment.runs), info)
+    runs = RunReferences.of(experiment, split, info)
     backward = training if score is None else lambda output: score(output, target)
 
     def tried() -> Plan:
-        return compile_plan(
-            hooks, model, used_by=used_by, example=example, training=training, backward=backward
-        )
+        return compile_plan(hooks, model, runs=runs, example=example, training=training, backward=backward)
 
     if cache is None:
         return tried()
@@ -151,7 +142,7 @@ def compiled(
     if (refusal := cache.tried.get(key)) is not None:
         raise refusal
     cache.unproven += key not in cache.tried
-    return compile_plan(hooks, model, used_by=used_by, training=training, backward=training)
+    return compile_plan(hooks, model, runs=runs, training=training, backward=training)
 
 
 ARGS = "args"
@@ -193,9 +184,9 @@ def prepare_alone(
     mistakes.refuse()
     info, model = parts.data, parts.model
     assert info is not None and model is not None  # else there is a mistake
-    used_by = UsedBy(experiment.settings, split, FoundRuns(experiment.runs), info)
+    runs = RunReferences.of(experiment, split, info)
     example = as_call(info.example(EXAMPLE_BATCH), model) if tries else None
-    plan = compile_plan(hooks, model, used_by=used_by, example=example, training=True)
+    plan = compile_plan(hooks, model, runs=runs, example=example, training=True)
     return Prepared(**vars(parts), experiment=experiment, plan=plan, notes=experiment.notes)
 
 
@@ -218,7 +209,7 @@ def without_data(
         raise error from None
     leftover = models.load_weights(model, settings.model)
     nothing = DataInfo(settings.data.name, {}, None, None, {"train": 0, "val": 0})
-    plan = compile_plan(hooks, model, used_by=UsedBy(settings, split, FoundRuns(experiment.runs)))
+    plan = compile_plan(hooks, model, runs=RunReferences.of(experiment, split))
     return Prepared(
         experiment=experiment,
         data=nothing,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hookrun.actions.base import OF_RANK, Keeper
+from hookrun.actions.fields import Meaning
 from hookrun.actions.site import TokenRows
 from hookrun.data import Split
 from hookrun.plan.texts import decoder_of
@@ -91,7 +92,7 @@ class RunSink(RecordSink):
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep`, limited by the hook's `max_bytes`, which the ranks divide among themselves."""
-        limit, ranks = site.spec.action.budget(), self._run_dir.ranks
+        limit, ranks = site.spec.action.given(Meaning.BYTE_LIMIT), self._run_dir.ranks
         if limit is not None and site.hook_type.of_rows:
             part = len(share(limit, ranks.rank, ranks.size))
             self._budgets.setdefault(site.hook_name, Budget(part))

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from hookrun.actions.fields import Meaning
 from hookrun.errors import CompileError, Problem, listed
 from hookrun.plan.plan import PlannedHook, ResolvedPlan
 from hookrun.plan.table import Column
@@ -58,7 +59,7 @@ def _misfits_of(hook: PlannedHook) -> Iterator[tuple[str, str, str]]:
     """(key, reason, next step) for each problem of a hook that sees only a rank's own rows of the batch."""
     spec, action = hook.spec, hook.spec.action
     alone = "use compute.strategy=none"
-    if action.draws and not action.draws_by_row:
+    if "generator" in action.uses:
         what = f"{action.action_name} may draw random numbers for the rows of a batch, which would differ by rank"
         yield "action", what, alone
     if action.draws and spec.keys.tokens is not None:
@@ -124,9 +125,9 @@ def _differs(hook: PlannedHook) -> str | None:
     action = hook.spec.action
     if not hook.spec.hook_type.of_rows:
         return None
-    if action.own_code:
+    if action.own_functions():
         return "your own function gets only a rank's own rows"
-    if action.observes and not (action.captures or action.may_stop() or action.action_name == "check"):
+    if action.observes and not (action.captures or action.given(Meaning.POLICY) is not None):
         return f"{action.action_name} reports each rank's own rows"
     return None
 

@@ -90,7 +90,7 @@ def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[P
         if hook.keys.enabled and hook.action.adds(hook.name) is not None
     }
     members = partial(_members, names=names, adding=adding, problems=problems)
-    every = names.parameters()
+    every = names.select_parameters()
     trained, left_out = list(filter(names.trains, every)), frozenset[str]()
     if train.parameters is not None:
         selected = members(train.parameters, PARAMETERS, set(trained))
