@@ -9,6 +9,7 @@ when the call ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -154,9 +155,7 @@ class HandedOn:
         self.outputs = outputs
         self.returned: Tensor | None = None
         self._version = seen._version
-        self._followed: int | None = (
-            None  # version at the end of the forward, if the output itself was written
-        )
+        self._followed: int | None = None  # at the end of the forward, if the output itself was written
         self._counter = seen.detach()
         self._counter.data = self._counter.new_empty(0)  # shares the version, not the memory
 
@@ -305,12 +304,12 @@ class Backward(ModuleHook):
 
     def _take_over_writes(self, entered: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Give the caller's tensors the autograd history of the module's in-place writes."""
-        for number, (tensor, alias) in enumerate(entered):
+        for tensor, alias in entered:
             if not _written(alias):
                 continue
             mine = storage(alias)
-            others = [each for each in range(len(entered)) if each != number]
-            if any(mine is not None and storage(entered[each][1]) == mine for each in others):
+            others = [other for _, other in entered if other is not alias]
+            if mine is not None and any(storage(other) == mine for other in others):
                 what = "it writes an argument in place that shares its memory with another argument"
                 self.firings[0].site.fail(f"{what}; give it a clone, or use output_grad")
             _take_history(tensor, alias)
@@ -342,7 +341,7 @@ class Backward(ModuleHook):
             each = HandedOn(self.firings[0].site.where, alias, inputs[0] if inputs else len(entered), same)
             handed_on.append(each)
             if self._end is not None:
-                self._end.views(module).append((each, alias, alias.grad_fn, alias._version))
+                self._end.views(module).append(partial(each.follow, alias, alias.grad_fn, alias._version))
             for number_of_input in inputs:
                 each.watch(entered[number_of_input][0])
         call.handed_on = handed_on

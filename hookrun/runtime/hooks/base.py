@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -145,13 +146,13 @@ class ParameterHook(RegisteredHook):
     before_accumulation: ClassVar[bool] = False
     waits: Callable[[], bool] | None = None
 
+    @abstractmethod
     def register(self, parameter: nn.Parameter) -> RemovableHandle:
         """Register the hook on the parameter."""
-        raise TypeError(f"{type(self).__name__} does not define `register`")
 
+    @abstractmethod
     def reduced(self, parameter: nn.Parameter) -> None:
         """Act on `parameter.grad`, which has been summed over all ranks."""
-        raise TypeError(f"{type(self).__name__} does not define `reduced`, for gradients of several ranks")
 
 
 def in_graph(firings: Sequence[BoundHook], value: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from threading import local
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +25,8 @@ from hookrun.values.containers import functorch_level, tensors
 GradientHook = Callable[[Tensor], Tensor]
 
 
-class WriteFollower(Protocol):
-    """Is called with a tensor that a module returned, after the model may have written it in place."""
-
-    def follow(self, view: Tensor, before: Node | None, version: int) -> None:
-        """The model's forward has ended. before, version: the tensor's `grad_fn` and version when it was returned."""
-
-
-Views = list[tuple[WriteFollower, Tensor, Node | None, int]]
-"""Tensors that may still be written in place: follower, tensor, `grad_fn` of its base, version."""
+Views = list[Callable[[], None]]
+"""Functions that are called at the end of the model's forward, for tensors that may have been written in place."""
 
 preserved_version = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
@@ -131,10 +124,10 @@ class Watched(Attached):
 
         tensor.register_hook(require_followed)
         if views is not None:
-            views.append((self, view, _base(view).grad_fn, version))
+            views.append(partial(self._follow, view, _base(view).grad_fn, version))
         return view
 
-    def follow(self, view: Tensor, before: Node | None, version: int) -> None:
+    def _follow(self, view: Tensor, before: Node | None, version: int) -> None:
         """Attach the hooks to the operation that wrote the view in place, if any: its gradient bypasses the view."""
         if view._version == version:
             return
@@ -193,7 +186,7 @@ def _base(view: Tensor) -> Tensor:
 
 
 class EndOfForward:
-    """Calls the followers of views at the end of the root module's forward, after all its in-place writes."""
+    """Calls functions at the end of the root module's forward, after all its in-place writes."""
 
     def __init__(self, shared: Shared) -> None:
         self._model = shared.model
@@ -210,8 +203,8 @@ class EndOfForward:
 
     def _follow_all(self, *call: object) -> None:
         views: Views = self._pending.__dict__.pop("views", [])
-        for watched, view, before, version in reversed(views):  # the outermost module's hooks fire first
-            watched.follow(view, before, version)
+        for follow in reversed(views):  # the outermost module's hooks fire first
+            follow()
 
 
 def versions_of(arguments: Any) -> dict[int, int]:

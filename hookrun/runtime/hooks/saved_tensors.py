@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from threading import local
 from types import FrameType
 from typing import Any, cast
@@ -27,6 +28,7 @@ Outer = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 """The pack and the unpack function of the `saved_tensors_hooks` that were active before ours."""
 
 
+@dataclass(slots=True)
 class PackedTensor:
     """A saved tensor in packed form, until the backward needs it.
 
@@ -36,19 +38,10 @@ class PackedTensor:
     unpack:  the outer unpack function, or None
     """
 
-    __slots__ = ("held", "undos", "unpack", "version")
-
-    def __init__(
-        self,
-        held: Any,
-        undos: list[Undo],
-        version: int | None = None,
-        unpack: Callable[[Any], Tensor] | None = None,
-    ) -> None:
-        self.held = held
-        self.undos = undos
-        self.version = version
-        self.unpack = unpack
+    held: Any
+    undos: list[Undo]
+    version: int | None = None
+    unpack: Callable[[Any], Tensor] | None = None
 
     def restore(self) -> Tensor:
         """The tensor that autograd saved. Raises HookError if it was modified in place since, or cannot be restored."""
@@ -88,7 +81,10 @@ class Scope:
         top = _top()
         ours = parent is not None and top is not None and top[0] is parent.pack
         self.outer: Outer | None = parent.outer if ours and parent is not None else top
-        if hook.edits and self.outer is not None and _of_checkpoint(self.outer):
+        of_checkpoint = (
+            self.outer is not None and getattr(self.outer[0], "__module__", "") == checkpoint.__name__
+        )
+        if hook.edits and of_checkpoint:
             self.outer = None  # a tensor that an action has packed is restored without recomputation
         self._below = top
         self.pack: Callable[[Tensor], PackedTensor] = self._pack  # kept, so that it can be compared with `is`
@@ -151,10 +147,6 @@ class Scope:
 def _top() -> Outer | None:
     top: Outer | None = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return top
-
-
-def _of_checkpoint(hooks: Outer) -> bool:
-    return getattr(hooks[0], "__module__", None) == checkpoint.__name__
 
 
 _open = local()

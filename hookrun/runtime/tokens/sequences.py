@@ -128,11 +128,7 @@ class Sequences:
     def _find_pass(self, number: int, tokens: CallTokens | None, running: Session | None) -> Pass | None:
         here = self._here
         if tokens is None:
-            if here.given is None:
-                return None
-            return (
-                self.current if here.current is not None else self._first_pass(here.given, None, by_hand=True)
-            )
+            return self.current if here.given is not None else None
         if not tokens.has_data:
             with unset_fake_temporarily():
                 real = torch.ones(1, tokens.columns, dtype=torch.bool).expand(tokens.rows, -1)  # no padding
@@ -233,22 +229,24 @@ def _same(one: CallTokens, other: CallTokens) -> bool:
 
 def _filled(mask: Tensor | None, earlier: Tensor | None, rows: int, total: int, columns: int) -> Tensor:
     """[rows, total]: the mask of all columns. The call's mask may have all columns, only the last ones, or be None."""
-    if mask is not None and mask.shape[1] == total:
-        return mask
     before = total - columns
-    if earlier is None or earlier.shape[1] < before:
-        known = torch.ones(rows, before, dtype=torch.bool)
-    else:
-        known = earlier[:, :before]
-    if mask is not None and mask.shape[1] == columns:
-        return torch.cat([known, mask], dim=1)
     if mask is not None:
-        raise HookrunError(
-            f"the attention mask has {mask.shape[1]} columns, and there are {total} tokens so far"
-        )
-    if not before and earlier is not None:  # all columns are computed again, without a mask in this call
+        if mask.shape[1] == total:
+            return mask
+        if mask.shape[1] != columns:
+            raise HookrunError(
+                f"the attention mask has {mask.shape[1]} columns, and there are {total} tokens so far"
+            )
+    elif not before and earlier is not None:  # all columns are computed again, without a mask in this call
         return torch.cat([earlier, torch.ones(rows, total - earlier.shape[1], dtype=torch.bool)], dim=1)
-    return torch.cat([known, torch.ones(rows, columns, dtype=torch.bool)], dim=1)
+    known = None if earlier is None or earlier.shape[1] < before else earlier[:, :before]
+    return torch.cat(
+        [
+            torch.ones(rows, before, dtype=torch.bool) if known is None else known,
+            torch.ones(rows, columns, dtype=torch.bool) if mask is None else mask,
+        ],
+        dim=1,
+    )
 
 
 def _ids(earlier: Tensor | None, tokens: CallTokens, total: int) -> Tensor | None:
