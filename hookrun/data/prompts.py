@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import Field
 
-from hookrun.data.info import SPLITS, DataInfo, Split
-from hookrun.data.samples import IGNORED, Samples
-from hookrun.data.source import Source, part_of
+from hookrun.data.info import SPLITS, Split
+from hookrun.data.source import part_of
 from hookrun.data.text_files import (
+    FileSample,
+    FileTokens,
+    Parts,
     Stamp,
     checked_file,
     encode,
@@ -25,37 +25,14 @@ from hookrun.data.text_files import (
     text_field,
 )
 from hookrun.data.tokenizer import BYTES, Encoded, Tokenizer, tokenizer_named
-from hookrun.data.tokens import (
-    MOST_LENGTH,
-    PaddingArgs,
-    TokenLayout,
-    TokenSamples,
-    TokenSequence,
-    next_tokens,
-)
-from hookrun.errors import printable, spec_error
+from hookrun.data.tokens import MOST_LENGTH, TokenLayout
+from hookrun.errors import SpecError, printable, spec_error
 
 FILE = "data.args.file"
 _MOST_SPANS = 64  # names in a file
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """One line of the file.
-
-    ids:           the tokens of the prompt
-    answer, wrong: the tokens of the right and the wrong answer; empty where there is none
-    spans:         name -> first position and end
-    """
-
-    line: int
-    ids: array[int]
-    answer: list[int]
-    wrong: list[int]
-    spans: dict[str, tuple[int, int]]
-
-
-class Prompts(Source, PaddingArgs):
+class Prompts(FileTokens):
     """Which file, and what its fields are called. Each prompt is a sample, with the answer's first token as target.
 
     file:           .jsonl: one object on each line
@@ -73,64 +50,22 @@ class Prompts(Source, PaddingArgs):
     """
 
     name = "prompts"
-    file: str | None = None
     prompt: str = "prompt"
     answer: str | None = "answer"
     wrong: str | None = "wrong"
     spans: str | dict[str, Any] | None = "spans"
-    tokenizer: str = BYTES
     length: int | None = Field(default=None, ge=1, le=MOST_LENGTH)
-    special_tokens: bool = True
     val_fraction: float = Field(default=1, ge=0, le=1)
-    labels: bool = False
 
-    def inspect(self, root: Path | None, split: Split) -> DataInfo:
-        tokenizer, path, prompts = self._read(root)
-        sizes: dict[Split, int | None] = {part: len(self._part(prompts, part)) for part in SPLITS}
-        if sizes[split] == 0:
-            what = f"none of the {len(prompts)} prompts in {path} is for the split '{split}'"
-            what += f" (val_fraction {self.val_fraction})"
-            raise spec_error("data.args.val_fraction", what, "set it between 0 and 1")
-        layout, first = self._layout(tokenizer, path, prompts), prompts[0]
-        names_both = bool(first.answer and first.wrong)
-        return layout.describe(self.name, sizes, tokenizer, _span_names(prompts), wrong=names_both)
+    def none_for(self, split: Split, total: int, layout: TokenLayout) -> SpecError:
+        return spec_error(
+            "data.args.val_fraction",
+            f"none of the {total} prompts in {self.file} is for the split '{split}' "
+            f"(val_fraction {self.val_fraction})",
+            "set it between 0 and 1",
+        )
 
-    def open(self, root: Path | None, split: Split, seed: int) -> Samples:
-        self.inspect(root, split)
-        tokenizer, path, prompts = self._read(root)
-        layout, part = self._layout(tokenizer, path, prompts), self._part(prompts, split)
-        place = partial(_place, path.name, part)
-        return TokenSamples(layout, len(part), partial(self._sequence, part), _span_names(prompts), place)
-
-    def _sequence(self, part: Sequence[_Prompt], number: int) -> TokenSequence:
-        prompt = part[number]
-        ids = torch.tensor(prompt.ids, dtype=torch.int64)
-        if prompt.answer:
-            targets = torch.full((len(ids),), IGNORED)
-            targets[-1] = prompt.answer[0]
-        else:
-            targets = next_tokens(ids)
-        labels = torch.tensor(prompt.answer) if self.labels else None
-        return TokenSequence(ids, targets, labels, prompt.spans, prompt.wrong[0] if prompt.wrong else None)
-
-    def _part(self, prompts: Sequence[_Prompt], split: Split) -> list[_Prompt]:
-        return [prompts[number] for number in part_of(len(prompts), self.val_fraction, split)]
-
-    def _layout(self, tokenizer: Tokenizer, path: Path, prompts: Sequence[_Prompt]) -> TokenLayout:
-        longest = max(len(prompt.ids) for prompt in prompts)
-        length = self.length or padded_length(longest, "data.args.length")
-        if longest > length:
-            line = next(prompt.line for prompt in prompts if len(prompt.ids) > length)
-            raise spec_error(
-                "data.args.length",
-                f"{path} line {line} has a prompt of more tokens than {length}; the longest has {longest}",
-                "set it higher, or to null",
-            )
-        labels = max(len(prompt.answer) for prompt in prompts) if self.labels else None
-        return self.layout(length, tokenizer.pad_id, labels, answers=True)
-
-    def _read(self, root: Path | None) -> tuple[Tokenizer, Path, list[_Prompt]]:
-        """The tokenizer, the path of the file and its prompts. Raises SpecError for a file that cannot be used."""
+    def read(self, root: Path | None) -> tuple[Tokenizer, TokenLayout, Parts]:
         tokenizer = tokenizer_named(self.tokenizer)
         path, stamp = checked_file(self.file, root, FILE, (".jsonl",))
         prompts = _prompts(self.model_dump_json(), path, stamp, tokenizer)
@@ -142,23 +77,30 @@ class Prompts(Source, PaddingArgs):
                 f"{path} has no answers, which would be the model's labels",
                 "leave it out, or name the field of the answers",
             )
-        return tokenizer, path, prompts
-
-
-def _span_names(prompts: Sequence[_Prompt]) -> list[str]:
-    return list(dict.fromkeys(name for prompt in prompts for name in prompt.spans))
-
-
-def _place(file: str, part: Sequence[_Prompt], number: int) -> str:
-    return f"{file}:{part[number].line}"
+        longest = max(len(prompt.ids) for prompt in prompts)
+        length = self.length or padded_length(longest, "data.args.length")
+        if longest > length:
+            line = next(prompt.place for prompt in prompts if len(prompt.ids) > length).rpartition(":")[2]
+            raise spec_error(
+                "data.args.length",
+                f"{path} line {line} has a prompt of more tokens than {length}; the longest has {longest}",
+                "set it higher, or to null",
+            )
+        labels = max(len(prompt.answer) for prompt in prompts) if self.labels else None
+        layout = self.layout(length, tokenizer.pad_id, labels, answers=True)
+        parts: Parts = {
+            split: [prompts[number] for number in part_of(len(prompts), self.val_fraction, split)]
+            for split in SPLITS
+        }
+        return tokenizer, layout, parts
 
 
 @lru_cache(maxsize=2)  # a data set is described before it is loaded; the stamp changes with the file
-def _prompts(args: str, path: Path, stamp: Stamp, tokenizer: Tokenizer) -> list[_Prompt]:
+def _prompts(args: str, path: Path, stamp: Stamp, tokenizer: Tokenizer) -> list[FileSample]:
     """Every prompt of a file. args: the arguments of `Prompts` in JSON, which can be a key of the cache."""
     keys = Prompts.model_validate_json(args)
     fields = dict[str, str]()
-    prompts, names, count = list[_Prompt](), set[str](), 0
+    prompts, names, count = list[FileSample](), set[str](), 0
     for number, record in records(path, FILE):
         if not prompts:  # fields with our own names may be missing
             named = {"answer": keys.answer, "wrong": keys.wrong}
@@ -187,7 +129,7 @@ def _prompt(
     number: int,
     path: Path,
     tokenizer: Tokenizer,
-) -> _Prompt:
+) -> FileSample:
     """The prompt of one line. Raises SpecError. fields: `answer` and `wrong` -> the name of the field, if it is read"""
     at = f"{path} line {number}"
     text = text_field(record, keys.prompt, at, "data.args.prompt")
@@ -224,7 +166,9 @@ def _prompt(
             hint += "; data.args.tokenizer=bytes has a token for each byte: a common space goes to the prompt's end"
         raise spec_error("data.args.wrong", what, hint)
     places = {name: _positions(name, span, text, encoded, at) for name, span in spans.items()}
-    return _Prompt(number, array("i", list(encoded.ids)), answers["answer"], answers["wrong"], places)
+    return FileSample(
+        f"{path.name}:{number}", array("i", list(encoded.ids)), answers["answer"], answers["wrong"], places
+    )
 
 
 def _positions(name: str, span: Any, text: str, encoded: Encoded, at: str) -> tuple[int, int]:

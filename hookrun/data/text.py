@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
-import torch
 from pydantic import Field
 
-from hookrun.data.info import SPLITS, DataInfo, Split
-from hookrun.data.samples import Samples
-from hookrun.data.source import Source, part_of
+from hookrun.data.info import SPLITS, Split
+from hookrun.data.source import part_of
 from hookrun.data.text_files import (
+    FileSample,
+    FileTokens,
+    Parts,
     Stamp,
     checked_file,
     encode,
@@ -24,32 +24,17 @@ from hookrun.data.text_files import (
     require_few_tokens,
     text_field,
 )
-from hookrun.data.tokenizer import BYTES, Tokenizer, tokenizer_named
-from hookrun.data.tokens import (
-    MOST_LENGTH,
-    PaddingArgs,
-    TokenLayout,
-    TokenSamples,
-    TokenSequence,
-    next_tokens,
-)
-from hookrun.errors import spec_error
+from hookrun.data.tokenizer import Tokenizer, tokenizer_named
+from hookrun.data.tokens import MOST_LENGTH, TokenLayout
+from hookrun.errors import SpecError, spec_error
 
 SUFFIXES = (".txt", ".jsonl")
 _BLOCK = 128
 """Tokens of a sample of packed text, if no length is given."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Passage:
-    """The token ids of a document or of a block, and the place of its first line: ``corpus.txt:17``."""
-
-    ids: array[int]
-    place: str
-
-
-class Text(Source, PaddingArgs):
-    """Which text, and how it becomes samples. It is read and tokenized once, and its ids are kept in memory.
+class Text(FileTokens):
+    """Which text, and how it becomes samples.
 
     file:           .txt, or .jsonl whose field `field` holds a document on each line
     val_file:       a file for validation; null: a fixed fraction `val_fraction` of the samples
@@ -63,80 +48,53 @@ class Text(Source, PaddingArgs):
     """
 
     name = "text"
-    file: str | None = None
     val_file: str | None = None
     val_fraction: float = Field(default=0.2, ge=0, le=1)
     field: str = "text"
-    tokenizer: str = BYTES
     packed: bool = True
     length: int | None = Field(default=None, ge=2, le=MOST_LENGTH)
-    special_tokens: bool = True
-    labels: bool = False
 
-    def inspect(self, root: Path | None, split: Split) -> DataInfo:
-        tokenizer, path, parts = self._read(root)
-        sizes: dict[Split, int | None] = {part: len(parts[part]) for part in SPLITS}
-        layout = self._layout(tokenizer, parts)
-        if sizes[split] == 0:
-            total = len(parts["train"]) + len(parts["val"])
-            what = f"{path} has {total} samples, and none is for the split '{split}'"
-            hint = "change data.args.val_fraction, or give a file with more text"
-            if self.packed:
-                hint += f"; a sample is {layout.length} tokens: data.args.length=N makes it shorter, "
-                hint += "and with data.args.packed=false it is a line"
-            raise spec_error("data.args.val_fraction", what, hint)
-        return layout.describe(self.name, sizes, tokenizer)
+    def none_for(self, split: Split, total: int, layout: TokenLayout) -> SpecError:
+        hint = "change data.args.val_fraction, or give a file with more text"
+        if self.packed:
+            hint += f"; a sample is {layout.length} tokens: data.args.length=N makes it shorter, "
+            hint += "and with data.args.packed=false it is a line"
+        what = f"{self.file} has {total} samples, and none is for the split '{split}'"
+        return spec_error("data.args.val_fraction", what, hint)
 
-    def open(self, root: Path | None, split: Split, seed: int) -> Samples:
-        self.inspect(root, split)
-        tokenizer, _, parts = self._read(root)
-        layout, part = self._layout(tokenizer, parts), parts[split]
-        return TokenSamples(layout, len(part), partial(self._sequence, part), place=partial(_place, part))
-
-    def _sequence(self, part: Sequence[_Passage], number: int) -> TokenSequence:
-        ids = torch.tensor(part[number].ids, dtype=torch.int64)
-        return TokenSequence(ids, next_tokens(ids), ids if self.labels else None)
-
-    def _layout(self, tokenizer: Tokenizer, parts: dict[Split, list[_Passage]]) -> TokenLayout:
+    def read(self, root: Path | None) -> tuple[Tokenizer, TokenLayout, Parts]:
+        tokenizer, files = tokenizer_named(self.tokenizer), []
+        for key in ("file",) if self.val_file is None else ("file", "val_file"):
+            where = f"data.args.{key}"
+            path, stamp = checked_file(getattr(self, key), root, where, SUFFIXES)
+            files.append(_samples(self, path, stamp, where, tokenizer))
+        parts: dict[Split, list[FileSample]] = dict(zip(SPLITS, files, strict=False))
+        if self.val_file is None:
+            numbers = {split: part_of(len(files[0]), self.val_fraction, split) for split in SPLITS}
+            parts = {split: [files[0][number] for number in numbers[split]] for split in SPLITS}
         length = self.length or _BLOCK
         if not self.packed and self.length is None:
-            longest = max(len(passage.ids) for part in parts.values() for passage in part)
+            longest = max(len(sample.ids) for samples in files for sample in samples)
             length = padded_length(longest, "data.args.length")
-        return self.layout(length, tokenizer.pad_id, length if self.labels else None)
-
-    def _read(self, root: Path | None) -> tuple[Tokenizer, Path, dict[Split, list[_Passage]]]:
-        """The tokenizer, the path of `file` and the samples of each split. Raises SpecError for an unusable file."""
-        tokenizer = tokenizer_named(self.tokenizer)
-        path, stamp = checked_file(self.file, root, "data.args.file", SUFFIXES)
-        whole = _passages(self, path, stamp, "data.args.file", tokenizer)
-        if self.val_file is not None:
-            val_path, val_stamp = checked_file(self.val_file, root, "data.args.val_file", SUFFIXES)
-            val = _passages(self, val_path, val_stamp, "data.args.val_file", tokenizer)
-            return tokenizer, path, {"train": whole, "val": val}
-        train, val = (
-            [whole[number] for number in part_of(len(whole), self.val_fraction, split)] for split in SPLITS
-        )
-        return tokenizer, path, {"train": train, "val": val}
-
-
-def _place(part: Sequence[_Passage], number: int) -> str:
-    return part[number].place
+        return tokenizer, self.layout(length, tokenizer.pad_id, length if self.labels else None), parts
 
 
 @lru_cache(maxsize=2)  # a data set is described before it is loaded; the stamp changes with the file
-def _passages(text: Text, path: Path, stamp: Stamp, where: str, tokenizer: Tokenizer) -> list[_Passage]:
+def _samples(text: Text, path: Path, stamp: Stamp, where: str, tokenizer: Tokenizer) -> list[FileSample]:
     """The samples of a file. Raises SpecError where it has none."""
     documents = _tokenized(text, path, where, tokenizer)
     if text.packed:
-        passages = list(_blocks(documents, path, text.length or _BLOCK))
+        samples = list(_blocks(documents, path, text.length or _BLOCK))
     else:
-        passages = [_Passage(ids[: text.length], f"{path.name}:{number}") for number, ids in documents if ids]
-    if not passages:
+        samples = [
+            FileSample(f"{path.name}:{number}", ids[: text.length]) for number, ids in documents if ids
+        ]
+    if not samples:
         raise spec_error(where, f"{path} holds no text", "give a file that does")
-    return passages
+    return samples
 
 
-def _blocks(documents: Iterable[tuple[int, array[int]]], path: Path, length: int) -> Iterator[_Passage]:
+def _blocks(documents: Iterable[tuple[int, array[int]]], path: Path, length: int) -> Iterator[FileSample]:
     """The documents laid end to end and cut into blocks; the last may be shorter."""
     block, place = array("i"), ""
     for number, ids in documents:
@@ -148,10 +106,10 @@ def _blocks(documents: Iterable[tuple[int, array[int]]], path: Path, length: int
             block += ids[start:end]
             start = end
             if len(block) == length:
-                yield _Passage(block, place)
+                yield FileSample(place, block)
                 block = array("i")
     if block:
-        yield _Passage(block, place)
+        yield FileSample(place, block)
 
 
 def _tokenized(text: Text, path: Path, where: str, tokenizer: Tokenizer) -> Iterator[tuple[int, array[int]]]:

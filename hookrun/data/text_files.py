@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from abc import abstractmethod
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hookrun.data.tokenizer import WHERE, Encoded, Tokenizer
-from hookrun.errors import nearest, reason, spec_error
+import torch
+
+from hookrun.data.info import SPLITS, DataInfo, Split
+from hookrun.data.samples import IGNORED, Samples
+from hookrun.data.source import Source
+from hookrun.data.tokenizer import BYTES, WHERE, Encoded, Tokenizer
+from hookrun.data.tokens import PaddingArgs, TokenLayout, TokenSamples, TokenSequence, next_tokens
+from hookrun.errors import SpecError, nearest, reason, spec_error
 
 MOST_LINE = 2**20
 """Bytes of one line."""
@@ -155,3 +165,71 @@ def padded_length(longest: int, key: str) -> int:
             f"set {key}: the most tokens of a sample",
         )
     return max(longest, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSample:
+    """A sample of a file of text.
+
+    place:         file and line where it begins: ``corpus.txt:17``
+    ids:           its tokens
+    answer, wrong: the tokens of the right and the wrong answer; empty where there is none
+    spans:         name -> first position and end
+    """
+
+    place: str
+    ids: array[int]
+    answer: Sequence[int] = ()
+    wrong: Sequence[int] = ()
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+Parts = Mapping[Split, Sequence[FileSample]]
+
+
+class FileTokens(Source, PaddingArgs):
+    """Sequences of tokens from a file, which is read and tokenized once; the ids are kept in memory."""
+
+    file: str | None = None
+    tokenizer: str = BYTES
+    special_tokens: bool = True
+    labels: bool = False
+
+    @abstractmethod
+    def read(self, root: Path | None) -> tuple[Tokenizer, TokenLayout, Parts]:
+        """The samples of each split, at least one in all. Raises SpecError for a file that cannot be used."""
+
+    @abstractmethod
+    def none_for(self, split: Split, total: int, layout: TokenLayout) -> SpecError:
+        """The error if none of all samples is for the split."""
+
+    def inspect(self, root: Path | None, split: Split) -> DataInfo:
+        tokenizer, layout, parts = self.read(root)
+        samples = [sample for part in SPLITS for sample in parts[part]]
+        if not parts[split]:
+            raise self.none_for(split, len(samples), layout)
+        sizes = {part: len(parts[part]) for part in SPLITS}
+        spans = list(dict.fromkeys(name for sample in samples for name in sample.spans))
+        names_both = bool(samples[0].answer and samples[0].wrong)
+        return layout.describe(self.name, sizes, tokenizer, spans, wrong=names_both)
+
+    def open(self, root: Path | None, split: Split, seed: int) -> Samples:
+        spans = self.inspect(root, split).spans
+        _, layout, parts = self.read(root)
+        samples = parts[split]
+        sequence, place = partial(self._sequence, samples), partial(_place, samples)
+        return TokenSamples(layout, len(samples), sequence, spans, place)
+
+    def _sequence(self, samples: Sequence[FileSample], number: int) -> TokenSequence:
+        sample = samples[number]
+        ids = torch.tensor(sample.ids, dtype=torch.int64)
+        targets, labels = next_tokens(ids), ids
+        if sample.answer:
+            targets, labels = torch.full((len(ids),), IGNORED), torch.tensor(sample.answer)
+            targets[-1] = sample.answer[0]
+        wrong = sample.wrong[0] if sample.wrong else None
+        return TokenSequence(ids, targets, labels if self.labels else None, sample.spans, wrong)
+
+
+def _place(samples: Sequence[FileSample], number: int) -> str:
+    return samples[number].place
