@@ -74,7 +74,7 @@ def _require_same_form(old: Tensor, new: Any) -> None:
 
 def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     clock, takes = site.clock, _taken_by(site.spec.action)
-    checked = False  # shape and dtype of the first result; what may differ from call to call is checked in `function_of`
+    checked = False  # shape and dtype of the first result
 
     def edit(value: Any) -> Any:
         site.fired += 1

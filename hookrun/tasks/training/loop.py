@@ -162,19 +162,8 @@ def _after_epoch(training: Training) -> None:
             training.scheduler.step(values["loss"])
         else:
             training.scheduler.step()
-<<<<<<< HEAD
     training.epoch, training.batches, training.values = training.epoch + 1, 0, None
     training.means = context.average()
-    take_kept(context.run_dir)
-    every = settings.checkpoint.every.epochs
-=======
-    training.epoch, training.batches, training.values, training.means = (
-        training.epoch + 1,
-        0,
-        None,
-        context.average(),
-    )
     context.run_dir.take_kept()
-    every = context.settings.train.checkpoint.every.epochs
->>>>>>> store
+    every = settings.checkpoint.every.epochs
     context.resuming.point(every is not None and training.epoch % every == 0, in_background=True)
