@@ -114,7 +114,7 @@ class GenerateTask(TaskOfSplits):
 
         from hookrun.runtime.tokens.calls import DECODER_IDS
         from hookrun.tasks.generation.continuing import has_encoder
-        from hookrun.tasks.run.components import EXAMPLE_BATCH
+        from hookrun.tasks.run.prepare import EXAMPLE_BATCH
 
         args, kwargs = super().example(info, model)
         if not has_encoder(model):
@@ -142,7 +142,7 @@ class GenerateTask(TaskOfSplits):
         from hookrun.tasks.generation.generation import Generation, GenerationSettings, Sums, shown_lines
         from hookrun.tasks.run.batches import BatchesOfSplits
 
-        batches = BatchesOfSplits(context.prepared, self.parts)
+        batches = BatchesOfSplits(context.prepared, self.splits)
         names = context.sample_names(batches.parts)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")

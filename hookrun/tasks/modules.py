@@ -49,14 +49,13 @@ class ModulesTask(Task):
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
     ) -> Prepared:
         """Build the model, and run it once with a hook on every module to find the output shapes."""
-        from hookrun.run_values import with_found_weights
         from hookrun.tasks.run.prepare import prepare_alone, without_data
 
         every = parse_spec({"every": {"select": "**", "hook": "forward", "action": "capture"}})
         try:
             return prepare_alone(experiment, every, "train", trust)
         except SpecError as error:
-            return without_data(with_found_weights(experiment), every, "train", error, trust)
+            return without_data(experiment, every, "train", error, trust)
 
     def show(self, prepared: Prepared) -> None:
         """Print the tree.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hookrun import data
 from hookrun.errors import HookrunError
 from hookrun.spec import Settings
 from hookrun.spec.metric import Metrics, asked
@@ -13,7 +14,6 @@ from hookrun.spec.objective import Direction
 from hookrun.spec.tokens import TokensClause
 from hookrun.store.format import PREDICTED
 from hookrun.tasks.backward import TaskWithBackward
-from hookrun.tasks.under_hooks import data_of
 
 if TYPE_CHECKING:
     from hookrun.tasks.run.context import Resumable, RunContext
@@ -38,7 +38,7 @@ class PredictTask(TaskWithBackward):
 
         if self.metrics is None:
             return {}
-        info = data_of(settings, self.first_split())
+        info = data.describe(settings.data, self.splits[0])
         return measured(self.metrics, settings.train, info, (self.split,), with_loss=False)
 
     def perform(self, context: RunContext) -> None:
@@ -46,7 +46,7 @@ class PredictTask(TaskWithBackward):
         from hookrun.tasks.metrics.metrics import LOSS
         from hookrun.tasks.run.batches import BatchesOfSplits
 
-        batches = BatchesOfSplits(context.prepared, self.parts, context.ranks)
+        batches = BatchesOfSplits(context.prepared, self.splits, context.ranks)
         names = context.sample_names(batches.parts)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")

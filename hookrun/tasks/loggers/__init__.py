@@ -24,11 +24,11 @@ def loggers() -> Mapping[str, type[RunLogger]]:
     return discovered(sys.modules[__name__], RunLogger, "logger_name")  # type: ignore[type-abstract]
 
 
-def not_installed(names: Iterable[str]) -> list[Problem]:
-    """A problem for each of these loggers whose library is not installed."""
+def not_installed(where: str, names: Iterable[str]) -> list[Problem]:
+    """A problem for each of these loggers, named at the key path `where`, whose library is not installed."""
     packages = dict.fromkeys(loggers()[name].package for name in names)
     return [
-        Problem("task.loggers", f"{package} is not installed", f"pip install 'hookrun[{package}]'")
+        Problem(where, f"{package} is not installed", f"pip install 'hookrun[{package}]'")
         for package in packages
         if not _is_there(package)
     ]

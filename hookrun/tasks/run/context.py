@@ -29,9 +29,8 @@ from hookrun.tasks.metrics.measuring import Measuring
 from hookrun.tasks.resume.states import Resuming
 from hookrun.tasks.run.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.run.compile_check import Compiled, buffers_kept
-from hookrun.tasks.run.components import as_call
 from hookrun.tasks.run.generators import generator_states, set_generators
-from hookrun.tasks.run.prepare import Prepared
+from hookrun.tasks.run.prepare import Prepared, as_call
 from hookrun.tasks.run.progress import Screen, numbers
 from hookrun.tasks.run.sample_names import SampleNames
 from hookrun.tasks.run.session import leave_new_memory

@@ -103,7 +103,7 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
         what = f"it needs the run of {experiment.settings.needs[named.run]}, which has not been made"
         raise SpecError([Problem("model.weights.run", what, "run the experiment once on the command line")])
     task = task_of(experiment)
-    split = task.first_split() if isinstance(task, TaskUnderHooks) else "train"
+    split = task.splits[0] if isinstance(task, TaskUnderHooks) else "train"
     with read_once(trust):
         built = prepare_alone(experiment, Spec(()), split, trust, tries=False)
     if built.leftover:
