@@ -13,7 +13,7 @@ import torch
 from hookrun.cli import main
 from hookrun.spec.experiment import Compute
 from hookrun.store.files import StoreError
-from hookrun.store.states.files import checkpoint
+from hookrun.store.states import checkpoint
 from hookrun.tasks.run.endings import ending
 from hookrun.tasks.run.session import session
 

@@ -131,8 +131,9 @@ class Resuming:
         """
         signal, minutes = pending(), self._checkpoint.every.minutes
         late = minutes is not None and self.seconds >= 60 * minutes
-        due = due or late or signal is not None
-        number, saves = self._run_dir.ranks.largest([0 if signal is None else signal.signum, due])
+        number, saves = self._run_dir.ranks.largest(
+            [0 if signal is None else signal.signum, due or late or signal is not None]
+        )
         if saves:
             self.save(in_background=in_background and not number)
         if number:
@@ -250,37 +251,31 @@ def about(ready: Ready, run: Path) -> dict[str, Any]:
         found["plan"] = {key: value for key, value in written.items() if key not in ("hash", "seed")}
         added = {f"{owner}.{name}" if owner else name for owner, name in plan.added()}
         own = ((name, each) for name, each in ready.model.named_parameters() if name not in added)
-        found["parameters"] = {name: _shape(each) for name, each in own}
+        found["parameters"] = {
+            name: f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for name, each in own
+        }
     found["files"] = named_files({**settings, "hooks": found.get("hooks")}, run)
     return found
 
 
 def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
     """Raise SpecError with a line for each difference between the run of the state and the run that would resume it."""
-    changed = differences(saved.about, about(ready, run))
-    lines = [_difference(*change) for change in changed if not change[0].startswith("at.")]
+    lines = list[str]()
+    for key, before, now in differences(saved.about, about(ready, run)):
+        if key.startswith("files."):
+            lines.append(f"{key.removeprefix('files.')}: its content has changed")
+        elif not key.startswith("at."):
+            lines.append(f"{key}: {_shown(before)} then, {_shown(now)} now")
     if lines:
         more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
-        what = f"{saved.path} is of another run:\n" + "\n".join(
-            f"    {line}" for line in [*lines[:_MOST_LINES], *more]
-        )
+        shown = "\n".join(f"    {line}" for line in [*lines[:_MOST_LINES], *more])
         hint = "undo the change, or type resume_anyway=true: the results will differ from those of the original run"
-        raise SpecError([Problem("resume", what, hint)])
-
-
-def _difference(key: str, before: Any, now: Any) -> str:
-    if key.startswith("files."):
-        return f"{key.removeprefix('files.')}: its content has changed"
-    return f"{key}: {_shown(before)} then, {_shown(now)} now"
+        raise SpecError([Problem("resume", f"{saved.path} is of another run:\n{shown}", hint)])
 
 
 def _shown(value: Any) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def model_state(model: nn.Module, *, trains: bool) -> dict[str, Any]:
