@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ class Resuming:
         self.writer = BackgroundWriter(at_once=ready.settings.data.workers > 0)
         self._held = dict[str, Callable[[], Any]]()
         self._checkpoint = ready.settings.train.checkpoint
+        self._about: str | None = None  # the description of the run in each state, as JSON; see `about`
         self._saved = time.monotonic()
         saved = run_dir.resumed
         self._sums = dict[str, Callable[[], Mapping[str, Average]]]()
@@ -169,6 +170,8 @@ class Resuming:
                     "files": self._run_dir.written(),
                     RANKS: gathered_trees(ranks, mine) if ranks.several else [mine],
                 }
+                if self._about is None:
+                    self._about = encode(about(self._ready, self._run_dir.path))
                 clock = self._hooks.clock
                 at = encode({"epoch": clock.epoch, "step": clock.step})
                 write = partial(self._write, f'{self._about[:-1]}, "at": {at}}}')
@@ -183,11 +186,6 @@ class Resuming:
     def _write(self, about: str, tree: Flat) -> None:
         self._run_dir.sync()
         write_state(self._run_dir.path, about, tree, keep=self._checkpoint.keep)
-
-    @cached_property
-    def _about(self) -> str:
-        """The description of the run in each state, as JSON; see `about`."""
-        return encode(about(self._ready, self._run_dir.path))
 
 
 class Results:

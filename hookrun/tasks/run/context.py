@@ -217,7 +217,7 @@ class RunContext:
 
     def sum_over_ranks(self, average: Average) -> Average:
         """The sum of the Averages of all ranks; every rank calls it."""
-        return summed(average, self.measuring.average, self.ranks)
+        return summed(average, self.measuring.average, self.ranks) if self.ranks.several else average
 
     def after(self, batch: Batch) -> None:
         """Call it after each batch on every rank.
@@ -347,7 +347,8 @@ class RunContext:
                 yield stack.enter_context(closing(passed)), shown
         finally:
             self.sink.settle()
-            reshard(self.model)
+            if self.sharded:
+                reshard(self.model)
             self.model.train(training)
             clock.step = at.step
 

@@ -43,7 +43,7 @@ def summed(average: Average, empty: Callable[[], Average], ranks: Ranks) -> Aver
 
     empty: makes an empty Average of the same metrics
     """
-    return _sum_of(gathered_trees(ranks, average.state_dict()), empty) if ranks.several else average
+    return _sum_of(gathered_trees(ranks, average.state_dict()), empty)
 
 
 def draws_of_main(hooks: Installation, ranks: Ranks) -> None:

@@ -27,7 +27,6 @@ from hookrun.tasks.sharded.over_ranks import (
     for_rank,
     gathered_trees,
     left_out,
-    summed,
     with_sums,
 )
 
@@ -62,9 +61,7 @@ def installed(*sites: SimpleNamespace) -> Installation:
     return cast(Installation, SimpleNamespace(sites=sites))
 
 
-def test_one_process_keeps_its_own_sums() -> None:
-    average = Average()
-    assert summed(average, Average, ALONE) is average
+def test_one_process_stops_for_its_own_reason() -> None:
     assert agreed_stop("why", ALONE) == "rank 0: why" and agreed_stop(None, ALONE) is None
 
 
