@@ -38,6 +38,7 @@ class SampleNames:
     pictures use them to label their axes.
 
     log_texts: called with the tokens that were written; None: their texts are not recorded
+    seen:      split -> how many of its samples were written
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class SampleNames:
         self._log_texts = log_texts
         self._data = {split: batches.data for split, batches in parts.items()}
         self._num_classes = num_classes
-        self._seen = Counter[str]()
+        self.seen = Counter[str]()
         self._worst = list[tuple[float, str, int]]()
 
     def write(self, batch: Batch, output: Any) -> None:
         """Write the samples of a batch; `output` is the model's output for it."""
         samples = self._data[batch.split]
         labels, predicted, losses = self._classes(batch.target, output)
-        self._seen[batch.split] += batch.whole
+        self.seen[batch.split] += batch.whole
         tokens = self._tokens(batch)
         lines = list[dict[str, Any]]()
         for row, number in enumerate(batch.ids.tolist()):
@@ -114,7 +115,7 @@ class SampleNames:
         wanted = {(split, number) for _, split, number in self._worst_of_all()}
         if not self._run_dir.ranks.is_main:
             return
-        for split, count in self._seen.items():
+        for split, count in self.seen.items():
             wanted |= {(split, number) for number in range(min(count, MOST_FIRST))}
             wanted |= {(split, part * (count - 1) // 3) for part in range(4)}  # the samples in the report
         lines = list[dict[str, Any]]()
@@ -130,11 +131,11 @@ class SampleNames:
 
     def state_dict(self) -> dict[str, Any]:
         """The counts and the samples with the highest loss so far, on all ranks; every rank calls it."""
-        return {"seen": dict(self._seen), "worst": [list(each) for each in self._worst_of_all()]}
+        return {"seen": dict(self.seen), "worst": [list(each) for each in self._worst_of_all()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace these by saved ones."""
-        self._seen = Counter(state["seen"])
+        self.seen = Counter(state["seen"])
         self._worst = [(float(loss), str(split), int(number)) for loss, split, number in state["worst"]]
 
     def _tokens(self, batch: Batch) -> dict[int, dict[str, Any]]:
