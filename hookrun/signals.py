@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -53,9 +54,11 @@ class Interrupted(KeyboardInterrupt):
         return f"interrupted by {self.name}"
 
 
+@dataclass
 class _State:
     """The signals that this process has received since `handled` was entered.
 
+    owner:     the process that handles them, and not its forked children
     first:     the number of the first signal
     count:     the number of signals, without repetitions within SAME
     last:      when the last of them was received, by the monotonic clock
@@ -66,16 +69,15 @@ class _State:
     closing:   whether the handlers are being removed
     """
 
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self.first: int | None = None
-        self.count = 0
-        self.last = 0.0
-        self.listening = 0
-        self.shielded = 0
-        self.waiting = False
-        self.raised: Interrupted | None = None
-        self.closing = False
+    owner: int = field(default_factory=os.getpid)
+    first: int | None = None
+    count: int = 0
+    last: float = 0.0
+    listening: int = 0
+    shielded: int = 0
+    waiting: bool = False
+    raised: Interrupted | None = None
+    closing: bool = False
 
 
 _state = _State()
@@ -189,15 +191,9 @@ def left_to_main(_worker: int) -> None:
             signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # tells which process sent the signal
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        parent = (
-            multiprocessing.parent_process()
-        )  # not os.getppid(): that may be the server that forks for it
-        threading.Thread(
-            target=_end_for,
-            args=(os.getppid() if parent is None else parent.pid,),
-            name="hookrun signals",
-            daemon=True,
-        ).start()
+        parent = multiprocessing.parent_process()  # os.getppid() may be the server that forks for it
+        number = os.getppid() if parent is None else parent.pid
+        threading.Thread(target=_end_for, args=(number,), name="hookrun signals", daemon=True).start()
 
     shown, sys.excepthook = sys.excepthook, lambda *error: _unless_cut_off(shown, *error)
 
@@ -235,9 +231,8 @@ def _handle(signum: int, _frame: FrameType | None) -> None:
     if state.shielded or listens:
         state.waiting = True
         if listens:
-            _say(
-                f"{signal.Signals(signum).name}: the run ends after this step; once more, and it stops at once"
-            )
+            name = signal.Signals(signum).name
+            _say(f"{name}: the run ends after this step; once more, and it stops at once")
         return
     state.waiting = False
     state.raised = Interrupted(state.first)
@@ -246,13 +241,8 @@ def _handle(signum: int, _frame: FrameType | None) -> None:
 
 def _raise_waiting(state: _State) -> None:
     """Raise the noted signal at the end of a block, unless an outer block will raise it."""
-    is_first = state.count == 1
-    if (
-        state.waiting
-        and state.first is not None
-        and not state.shielded
-        and not (is_first and state.listening)
-    ):
+    loop_raises = state.listening and state.count == 1
+    if state.waiting and state.first is not None and not state.shielded and not loop_raises:
         state.waiting = False
         raise Interrupted(state.first)
 
@@ -273,8 +263,8 @@ def _say(text: str) -> None:
 
 def _is_default(number: int) -> bool:
     """Whether the signal has its default handler, or in a forked child the handler that the parent set here."""
-    found = signal.getsignal(number)
-    return found is _default(number) or (found is _handle and _state.owner != os.getpid())
+    handler = signal.getsignal(number)
+    return handler is _default(number) or (handler is _handle and _state.owner != os.getpid())
 
 
 def _default(number: int) -> Any:

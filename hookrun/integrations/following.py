@@ -105,11 +105,8 @@ class LoopFollower:
         hooks = self.following
         if hooks is not None:
             self._open = False
-            hooks.__exit__(
-                type(error) if error is not None else None,
-                error,
-                error.__traceback__ if error is not None else None,
-            )
+            trace = None if error is None else error.__traceback__
+            hooks.__exit__(None if error is None else type(error), error, trace)
 
     def batch(self, batch: Any, split: str | None) -> None:
         """Called when a batch begins. split: `train`, `val` or None."""

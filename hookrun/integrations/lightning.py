@@ -127,69 +127,30 @@ class Callback(LoopFollower, LightningCallback):
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Begin a batch."""
-        self.batch(batch, "val")
+        self.batch(batch, None if trainer.testing or trainer.predicting else "val")
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """End a batch."""
-        self._evaluated(trainer, "val")
+        if trainer.validating or trainer.testing:
+            self.write("test" if trainer.testing else "val", _logged(trainer))
+        self.evaluated_batch()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the results at the step of the training."""
-        self._conclude(trainer, "val")
-
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Count batches as steps."""
-        self._evaluation.enter_context(self.evaluating())
-
-    def on_test_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Begin a batch."""
-        self.batch(batch, None)
-
-    def on_test_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """End a batch."""
-        self._evaluated(trainer, "test")
-
-    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the results."""
-        self._conclude(trainer, "test")
-
-    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        """Count batches as steps."""
-        self._evaluation.enter_context(self.evaluating())
-
-    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the pass."""
-        self._evaluation.close()
-
-    def on_predict_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Begin a batch."""
-        self.batch(batch, None)
-
-    def on_predict_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """End a batch."""
-        self.evaluated_batch()
-
-    def _evaluated(self, trainer: Any, split: str) -> None:
-        if not trainer.sanity_checking:
-            self.write(split, _logged(trainer))
-        self.evaluated_batch()
-
-    def _conclude(self, trainer: Any, split: str) -> None:
+        """End the pass, and log the results of a validation at the step of the training."""
         if trainer.sanity_checking:
             return  # on_sanity_check_end closes
         self._evaluation.close()
-        by_loader = {name: value for name, value in trainer.logged_metrics.items() if _OF_A_LOADER in name}
-        self.write(split, {**_logged(trainer), **by_loader})
+        if not trainer.predicting:
+            every = trainer.logged_metrics.items()
+            by_loader = {name: value for name, value in every if _OF_A_LOADER in name}
+            self.write("test" if trainer.testing else "val", {**_logged(trainer), **by_loader})
+
+    on_test_start = on_predict_start = on_validation_start
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+    on_test_end = on_predict_end = on_validation_end
 
 
 def _logged(trainer: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from functools import partial
@@ -12,19 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
-from hookrun.actions.base import Keeper
-from hookrun.actions.site import TokenRows
 from hookrun.errors import HookrunError, listed
 from hookrun.prove.trial import Plan
 from hookrun.report import try_report
 from hookrun.runtime import Installation
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
-from hookrun.runtime.site import HookSite
-from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.store.environment import environment
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, HOOKS, LOCK, MODEL, PLAN, RECORDED
@@ -82,9 +78,9 @@ class Recording(Installation):
         self._latest = latest
         self._trains = trains
         self._run_dir = RunDir(path)
-        self._rows = RecordingSink(self._run_dir)
-        self._counter = RowCounter(self._rows)
-        self._is_open = False
+        self._rows = RunSink(self._run_dir, print)
+        self._calls = CallWatcher(self._count_rows)
+        self._counts = self._is_open = False
         self._lock = ExitStack()
         super().__init__(
             plan,
@@ -114,9 +110,10 @@ class Recording(Installation):
             run_dir.write(ENV, {**environment(device=_device(self._model)), RECORDED: True})
             run_dir.write(MODEL, model_facts(self._model))
             super().__enter__()
-            self._counter.watch(self._model, self._wiring.sequences)
+            self._counts = True
+            self._calls.watch(self._model)
         except BaseException as error:
-            self._counter.forget()
+            self._calls.clear()
             self._finish(error)
             raise
         return self
@@ -125,7 +122,7 @@ class Recording(Installation):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Remove the hooks and write the remaining data, the status and the report."""
-        self._counter.forget()
+        self._calls.clear()
         try:
             super().__exit__(kind, error, trace)
         except BaseException as idle:  # under `strict`: hooks that did nothing
@@ -160,8 +157,8 @@ class Recording(Installation):
     @property
     def captures(self) -> Mapping[str, Mapping[str, Any]]:
         """Hook -> module -> StoredCapture, read from disk; pending captures are written first."""
-        if self._is_open and self._rows.captured:
-            self._run_dir.captures.flush()
+        if self._is_open:
+            self._run_dir.flush()
         return open_run(self.path).captures
 
     @property
@@ -188,7 +185,7 @@ class Recording(Installation):
 
     def number_rows(self, count: int) -> None:
         """A batch of `count` samples begins: for loops that do not call the model itself, but its modules."""
-        self._counter.is_off = True  # not removed, because this may be called during a forward
+        self._counts = False
         self._rows.number(count)
 
     @property
@@ -199,6 +196,14 @@ class Recording(Installation):
     @numbered.setter
     def numbered(self, count: int) -> None:
         self._rows.numbered = count
+
+    def _count_rows(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Number the rows of a call of the model; passes that continue a generation have those of its prompts."""
+        sequences = self._wiring.sequences
+        if not self._counts or (sequences is not None and sequences.continues(module, args, kwargs)):
+            return
+        if (size := batch_size((args, kwargs))) is not None:
+            self._rows.number(size)
 
     def begin_forward(self) -> None:
         """A forward begins: calls of each module are counted from 0 again. Calling the model does this by itself."""
@@ -232,13 +237,14 @@ class Recording(Installation):
     def _finish(self, error: BaseException | None) -> None:
         """Write the remaining data, the manifest and the status, with the error of the block, which is not raised."""
         run_dir = self._run_dir
+        last = (self.sink.settle, run_dir.flush, self._write_hooks, run_dir.close)
         try:
             if error is not None:
-                for last in (self.sink.settle, run_dir.flush, self._write_hooks, run_dir.close):
-                    print_failure(last)
+                for write in last:
+                    print_failure(write)
                 print_failure(partial(set_failed, run_dir, error))
                 return
-            with ending(run_dir.close), ending(self.sink.settle, run_dir.flush, self._write_hooks):
+            with ending(*last):
                 pass
             run_dir.write_manifest()
             run_dir.set_status("stopped" if self.sink.stop else "done", self.sink.stop or "")
@@ -260,76 +266,28 @@ class Recording(Installation):
             )
 
 
-class RecordingSink(RunSink):
-    """Writes to the run directory, except while it is muted.
+class CallWatcher(RegisteredHook):
+    """Calls a function with module, arguments and keyword arguments whenever a model is called."""
 
-    numbered: how many rows were numbered, if the loop sets no samples
-    """
-
-    def __init__(self, run_dir: RunDir) -> None:
-        super().__init__(run_dir, print)
-        self.captured = False
-        self.numbered = 0
-
-    def number(self, count: int) -> None:
-        """Begin a batch of `count` rows."""
-        if not self.muted:
-            self.counted = torch.arange(self.numbered, self.numbered + count, device="cpu")
-            self.numbered += count
-
-    def keeper(self, site: HookSite) -> Keeper:
-        """Write each value at once, unless muted."""
-        keep = super().keeper(site)
-
-        def unless_muted(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            if not self.muted:
-                self.captured = True
-                keep(value, rows, tokens)
-
-        return unless_muted
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state between two steps, including the number of rows."""
-        return {**super().state_dict(), "numbered": self.numbered, "captured": self.captured}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore this state."""
-        super().load_state_dict(state)
-        self.numbered, self.captured = state["numbered"], state["captured"]
-
-
-class RowCounter(RegisteredHook):
-    """Numbers the rows that the model is called with, along the first dimension of its first tensor.
-
-    is_off: the loop gives the number of rows instead
-    """
-
-    def __init__(self, sink: RecordingSink | None = None) -> None:
+    def __init__(self, see: Callable[[nn.Module, Any, Any], None] | None = None) -> None:
         super().__init__()
-        self.is_off = sink is None
-        self._sink = sink
-        self._handle: Any = None
-        self._sequences: Sequences | None = None
+        self._see = see
+        self._handle: RemovableHandle | None = None
 
-    def watch(self, model: nn.Module, sequences: Sequences | None = None) -> None:
-        """Start counting; passes that continue a generation have the rows of its prompts."""
-        self._sequences = sequences
-        self._handle = model.register_forward_pre_hook(self.count, prepend=True, with_kwargs=True)
+    def watch(self, model: nn.Module) -> None:
+        """Begin."""
+        self._handle = model.register_forward_pre_hook(self.called, prepend=True, with_kwargs=True)
 
-    def count(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """torch's forward pre-hook."""
-        if self._sink is None or self.is_off or tracing():
-            return
-        if self._sequences is not None and self._sequences.continues(module, args, kwargs):
-            return
-        if (size := batch_size((args, kwargs))) is not None:
-            self._sink.number(size)
+        if self._see is not None and not tracing():
+            self._see(module, args, kwargs)
 
-    def forget(self) -> None:
-        """Stop counting."""
+    def clear(self) -> None:
+        """End."""
         if self._handle is not None:
             self._handle.remove()
-            self._handle = self._sequences = None
+            self._handle = self._see = None
 
 
 def batch_size(batch: Any) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 try:
@@ -22,8 +22,7 @@ except ModuleNotFoundError as error:
 
 from hookrun.errors import HookrunError
 from hookrun.integrations.following import LoopFollower
-from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.base import RegisteredHook
+from hookrun.integrations.recording import CallWatcher
 
 _METHODS = ((Trainer.train, "train"), (Trainer.evaluate, "val"), (Trainer.predict, "test"))
 """Method of the Trainer -> the split in metrics.jsonl."""
@@ -44,32 +43,22 @@ class Callback(LoopFollower, TrainerCallback):
     @contextmanager
     def during(self, trainer: Any, split: str) -> Iterator[None]:
         """A context for a method of the Trainer: a run, or within a run a pass in evaluation mode."""
-        before, self._split = self._split, split
-        try:
-            with (
-                self._run(trainer, trains=split == "train"),
-                self.evaluating() if split != "train" else ExitStack(),
-            ):
-                yield
-        finally:
-            self._split = before
+        with ExitStack() as stack:
+            stack.callback(setattr, self, "_split", self._split)
+            self._split = split
+            if self.following is None:  # otherwise it is evaluate, called by train
+                scaler = getattr(trainer.accelerator, "scaler", None)
+                self.begin(trainer.model, scaler, trains=split == "train")
+                stack.push(self._ended)
+                calls = CallWatcher(partial(self._arrived, trainer))
+                calls.watch(trainer.model)
+                stack.callback(calls.clear)
+            if split != "train":
+                stack.enter_context(self.evaluating())
+            yield
 
-    @contextmanager
-    def _run(self, trainer: Any, *, trains: bool) -> Iterator[None]:
-        if self.following is not None:  # evaluate, called by train
-            yield
-            return
-        self.begin(trainer.model, getattr(trainer.accelerator, "scaler", None), trains=trains)
-        watcher = CallWatcher(self, trainer)
-        handle = trainer.model.register_forward_pre_hook(watcher.begins, prepend=True, with_kwargs=True)
-        try:
-            yield
-        except BaseException as error:
-            handle.remove()
-            self.end(error)
-            raise
-        handle.remove()
-        self.end()
+    def _ended(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self.end(error)
 
     # ---- events of the Trainer ---------------------------------------------------------------------------------
 
@@ -85,14 +74,14 @@ class Callback(LoopFollower, TrainerCallback):
         self.epoch(int((state.epoch or 0) + 1e-6))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Begin a step."""
-        self._placed(state)
+        """Set the step to the Trainer's."""
+        if self.following is not None:
+            self.following.clock.place(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """End a step."""
-        self._placed(state)
-        if self.stops:
-            control.should_training_stop = True
+        """Set the step to the Trainer's, and stop if a check says so."""
+        self.on_step_begin(args, state, control)
+        control.should_training_stop = control.should_training_stop or self.stops
         return control
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -107,31 +96,13 @@ class Callback(LoopFollower, TrainerCallback):
         """Write the metrics of `predict`, which the Trainer does not log."""
         self.write(self._split, dict(metrics or {}), state.global_step)
 
-    def _placed(self, state: Any) -> None:
-        if self.following is not None:
-            self.following.clock.place(state.global_step)
-
-    def arrived(self, trainer: Any, batch: Any) -> None:
-        """Called when a batch reaches the model."""
+    def _arrived(self, trainer: Any, module: Any, args: Any, kwargs: Any) -> None:
+        """A batch reaches the model; the Trainer has no event with the batch."""
         if (hooks := self.following) is None:
             return
         if hooks.mode == "train":
             hooks.accumulating = not trainer.accelerator.sync_gradients
-        self.batch(batch, self._split if self._split in ("train", "val") else None)
-
-
-class CallWatcher(RegisteredHook):
-    """Notifies the callback of each call of the model, since the Trainer has no event with the batch."""
-
-    def __init__(self, callback: Callback | None = None, trainer: Any = None) -> None:
-        super().__init__()
-        self._callback = callback
-        self._trainer = trainer
-
-    def begins(self, module: Any, args: Any, kwargs: Any) -> None:
-        """torch's forward pre-hook."""
-        if self._callback is not None and not tracing():
-            self._callback.arrived(self._trainer, (args, kwargs))
+        self.batch((args, kwargs), self._split if self._split in ("train", "val") else None)
 
 
 def _followed(method: Callable[..., Any], split: str) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed
@@ -55,19 +55,17 @@ class RankGroup(Ranks):
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sum of each value over all ranks, in float64."""
-        tensor = torch.tensor(list(values), dtype=torch.float64, device="cpu")
-        distributed.all_reduce(tensor)
-        _released(tensor)
-        found: list[float] = tensor.tolist()
-        return found
+        return self._reduced(values, torch.float64, distributed.ReduceOp.SUM)
 
     def largest(self, values: Sequence[int]) -> list[int]:
         """The largest of each value over all ranks."""
-        tensor = torch.tensor(list(values), dtype=torch.int64, device="cpu")
-        distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
+        return self._reduced(values, torch.int64, distributed.ReduceOp.MAX)
+
+    def _reduced(self, values: Sequence[float], dtype: torch.dtype, operation: Any) -> list[Any]:
+        tensor = torch.tensor(list(values), dtype=dtype, device="cpu")
+        distributed.all_reduce(tensor, operation)
         _released(tensor)
-        found: list[int] = tensor.tolist()
-        return found
+        return cast(list[Any], tensor.tolist())
 
     def gathered(self, plain: Any) -> list[Any]:
         """The values of all ranks, in the order of the ranks, with tensors on the CPU; see `Ranks`."""
@@ -95,9 +93,8 @@ class RankGroup(Ranks):
         for tensor in tensors:
             if 0 in tensor.stride() and tensor.numel() > 1:  # an expanded tensor cannot be written to
                 continue
-            content = (
-                tensor.detach().to(torch.uint8 if tensor.dtype == torch.bool else tensor.dtype).contiguous()
-            )
+            dtype = torch.uint8 if tensor.dtype == torch.bool else tensor.dtype
+            content = tensor.detach().to(dtype).contiguous()
             distributed.broadcast(content, 0)
             _released(content)
             with torch.no_grad():
@@ -119,30 +116,28 @@ class RankGroup(Ranks):
             self.failed = True
             if isinstance(error, RankFailed):
                 raise
-            if not _is_lost_contact(error):
+            is_lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+            if not is_lost and not isinstance(error, distributed.DistError):  # it comes from this rank
                 self._tell(error)
                 raise
-            raise self._cause(error) from error
+            try:
+                cause = self._cause(error)
+            except Exception:
+                what = f"rank 0, or torchrun, is gone: rank {self.rank} has lost contact"
+                cause = RankFailed(f"{what}: {_first_line(error)}")
+            raise cause from error
 
     def _tell(self, error: BaseException) -> None:
         """Store the failure of this rank for the others, if it is the first failure."""
-        code = getattr(error, "exit_code", 1)
         text = str(error) or type(error).__name__
         if not isinstance(error, HookrunError | KeyboardInterrupt):
             text = f"{type(error).__name__}: {text}"
-        word = json.dumps({"rank": self.rank, "text": text[:_MOST_TEXT], "code": code})
+        failure = {"rank": self.rank, "text": text[:_MOST_TEXT], "code": getattr(error, "exit_code", 1)}
         with suppress(Exception):  # the store belongs to rank 0 or torchrun, which may have ended
-            self._store.compare_set(_FAILED, "", word)
+            self._store.compare_set(_FAILED, "", json.dumps(failure))
 
     def _cause(self, error: BaseException) -> RankFailed:
         """The error for a rank that did not answer."""
-        try:
-            return self._found_cause(error)
-        except Exception:
-            what = f"rank 0, or torchrun, is gone: rank {self.rank} has lost contact"
-            return RankFailed(f"{what}: {_first_line(error)}")
-
-    def _found_cause(self, error: BaseException) -> RankFailed:
         self._store.set(_PRESENT.format(self.rank), "here")
         end = time.monotonic() + _ROLL_CALL
         missing = [rank for rank in range(self.size) if rank != self.rank]
@@ -160,9 +155,8 @@ class RankGroup(Ranks):
         names = ", ".join(map(str, missing))
         verb = "rank {} is" if len(missing) == 1 else "ranks {} are"
         what = f"{verb.format(names)} gone, or did not answer within compute.timeout"
-        return RankFailed(
-            f"{what}; its own output says why, or the system's log where it was killed ({first})"
-        )
+        where = "its own output says why, or the system's log where it was killed"
+        return RankFailed(f"{what}; {where} ({first})")
 
 
 def _released(*tensors: Tensor) -> None:
@@ -173,13 +167,6 @@ def _released(*tensors: Tensor) -> None:
     end = time.monotonic() + _LET_GO
     while any(tensor._use_count() > 1 for tensor in tensors) and time.monotonic() < end:
         time.sleep(0)  # another thread gets Python's lock
-
-
-def _is_lost_contact(error: BaseException) -> bool:
-    """Whether the error says that another rank is gone, and does not come from this rank."""
-    if isinstance(error, distributed.DistError):
-        return True
-    return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
 
 
 def _first_line(error: BaseException) -> str:

@@ -66,17 +66,16 @@ def parse_experiment(config: Mapping[str, Any]) -> Experiment:
     return replace(experiment, notes=(*experiment.notes, note))
 
 
-def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> Ready:
+def prepare(
+    experiment: Experiment, *, trust: frozenset[str] = frozenset(), cache: JobCache | None = None
+) -> Ready:
     """Check everything that can be checked before the run directory is created.
 
     trust: names of the packages whose code the experiment may use
+    cache: models and trial runs of the sweep's jobs that were checked before
 
     Raises SpecError, or CompileError where only hooks do not fit the model, with every mistake.
     """
-    return _prepared(experiment, trust, None)
-
-
-def _prepared(experiment: Experiment, trust: frozenset[str], cache: JobCache | None) -> Ready:
     trust = trust | of_environment()
     problems, notes = list[Problem](), tuple[str, ...]()
     with read_once(trust):
@@ -109,7 +108,7 @@ def check_jobs(
     refused = dict[int, SpecError | CompileError]()
     for number in sorted(jobs, key=lambda number: model_key(jobs[number].settings)):
         try:
-            _prepared(jobs[number], trust, cache)
+            prepare(jobs[number], trust=trust, cache=cache)
         except (SpecError, CompileError) as error:
             refused[number] = error
     return refused
@@ -148,10 +147,8 @@ def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset
     task = task_of(experiment)
     if not isinstance(task, TaskUnderHooks):
         raise error
-    from hookrun.run_values import with_found_weights
     from hookrun.tasks.run.prepare import without_data
 
-    experiment = with_found_weights(experiment)
     task.show(without_data(experiment, experiment.hooks, task.only_split(), error, trust))
 
 

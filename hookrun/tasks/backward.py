@@ -45,7 +45,7 @@ class TaskWithBackward(TaskOfSplits):
         """The score that the backward pass starts from; None: no backward pass."""
         from hookrun.tasks.run.backward_pass import score_of
 
-        return score_of(self.backward, loss) if self.backward is not None else None
+        return partial(score_of, self.backward, loss) if self.backward is not None else None
 
     def forward(self, context: RunContext) -> Callable[[Batch], Any]:
         """The function batch -> output of the model; it runs the backward pass too, if `backward` is set."""

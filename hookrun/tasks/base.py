@@ -132,7 +132,7 @@ class JobCache:
     """What the jobs of a sweep have in common while they are checked: the last model, and results of trial runs.
 
     Only the last model is kept, so jobs with the same model should be checked one after another. One trial run is made
-    for all hooks of the same structure (`hookrun.tasks.run.prepare.compiled`), until `seconds` have passed.
+    for all hooks of the same structure (`hookrun.tasks.run.prepare.structure`), until `seconds` have passed.
 
     proven:   the number of trial runs that were made
     unproven: the number of jobs whose shapes were not checked, because the time was up

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from hookrun import data
 from hookrun.spec import Settings
 from hookrun.spec.metric import Metrics
 from hookrun.spec.objective import Direction
 from hookrun.spec.tokens import TokensClause
 from hookrun.tasks.backward import TaskWithBackward
-from hookrun.tasks.under_hooks import data_of
 
 if TYPE_CHECKING:
     from hookrun.tasks.run.context import RunContext
@@ -33,13 +33,15 @@ class EvaluateTask(TaskWithBackward):
         """The means of loss and metrics over the split."""
         from hookrun.tasks.metrics.metrics import measured
 
-        return measured(self.metrics, settings.train, data_of(settings, self.first_split()), (self.split,))
+        return measured(
+            self.metrics, settings.train, data.describe(settings.data, self.splits[0]), (self.split,)
+        )
 
     def perform(self, context: RunContext) -> None:
         """Compute and log the means over all samples."""
         from hookrun.tasks.run.batches import BatchesOfSplits
 
-        batches = BatchesOfSplits(context.prepared, self.parts, context.ranks)
+        batches = BatchesOfSplits(context.prepared, self.splits, context.ranks)
         names = context.sample_names(batches.parts)
         values = context.evaluate(batches, self.split, self.name, self.forward(context), names)
         context.conclude(self.split, values, "epoch")

@@ -50,7 +50,7 @@ class ExportTask(TaskOfOneSplit):
 
         from hookrun.tasks.run.batches import Batches
         from hookrun.tasks.run.compile_check import TOLERANCE, relative_difference
-        from hookrun.tasks.run.components import as_call
+        from hookrun.tasks.run.prepare import as_call
 
         with context.evaluating(Batches(context.prepared, self.split), self.name) as (passed, _):
             batch = next(iter(passed))

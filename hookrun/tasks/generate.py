@@ -105,8 +105,14 @@ class GenerateTask(TaskOfSplits):
 
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
         """The common problems of the plan, and under `compare` hooks that change the model itself, in both passes."""
-        found = super().plan_problems(plan, settings)
-        return [*found, *(_stays(hook.spec) for hook in plan.hooks if self.compare and _changes(hook.spec))]
+        problems = super().plan_problems(plan, settings)
+        for hook in (planned.spec for planned in plan.hooks if self.compare and planned.spec.keys.enabled):
+            can_pause = hook.action.freezes or hook.action.adds(hook.name) is not None
+            if hook.hook_type.phase == "installation" and not can_pause:
+                what = "changes the model itself, so the pass without hooks would still have the change"
+                hint = f"leave task.compare out, and compare with a run without {hook.name}"
+                problems.append(Problem(f"{hook.where}.hook", what, hint))
+        return problems
 
     def example(self, info: DataInfo, model: Module) -> Example:
         """The arguments of a call with prompts; for an encoder-decoder also with the first token of an answer."""
@@ -114,7 +120,7 @@ class GenerateTask(TaskOfSplits):
 
         from hookrun.runtime.tokens.calls import DECODER_IDS
         from hookrun.tasks.generation.continuing import has_encoder
-        from hookrun.tasks.run.components import EXAMPLE_BATCH
+        from hookrun.tasks.run.prepare import EXAMPLE_BATCH
 
         args, kwargs = super().example(info, model)
         if not has_encoder(model):
@@ -142,7 +148,7 @@ class GenerateTask(TaskOfSplits):
         from hookrun.tasks.generation.generation import Generation, GenerationSettings, Sums, shown_lines
         from hookrun.tasks.run.batches import BatchesOfSplits
 
-        batches = BatchesOfSplits(context.prepared, self.parts)
+        batches = BatchesOfSplits(context.prepared, self.splits)
         names = context.sample_names(batches.parts)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
@@ -187,17 +193,3 @@ def _prompt_length(info: DataInfo) -> int | None:
 
     ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
     return ids.shape[0] if ids is not None and len(ids.shape) == 1 and ids.shape[0] > 0 else None
-
-
-def _changes(hook: HookSpec) -> bool:
-    """Whether the hook changes the model itself, by an action that cannot be switched off during a pass."""
-    action = hook.action
-    keeps = action.freezes or action.adds(hook.name) is not None
-    return hook.keys.enabled and hook.hook_type.phase == "installation" and not keeps
-
-
-def _stays(hook: HookSpec) -> Problem:
-    what = "changes the model itself, so the pass without hooks would still have the change"
-    return Problem(
-        f"{hook.where}.hook", what, f"leave task.compare out, and compare with a run without {hook.name}"
-    )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from hookrun.errors import CompileError, Problem, SpecError, counted, nearest
 from hookrun.spec import Experiment, parse_spec
-from hookrun.spec.selector import Selector, parse_selector
+from hookrun.spec.selector import parse_selector
 from hookrun.tasks.base import JobCache, Task
 
 if TYPE_CHECKING:
@@ -49,14 +49,13 @@ class ModulesTask(Task):
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
     ) -> Prepared:
         """Build the model, and run it once with a hook on every module to find the output shapes."""
-        from hookrun.run_values import with_found_weights
         from hookrun.tasks.run.prepare import prepare_alone, without_data
 
         every = parse_spec({"every": {"select": "**", "hook": "forward", "action": "capture"}})
         try:
             return prepare_alone(experiment, every, "train", trust)
         except SpecError as error:
-            return without_data(with_found_weights(experiment), every, "train", error, trust)
+            return without_data(experiment, every, "train", error, trust)
 
     def show(self, prepared: Prepared) -> None:
         """Print the tree.
@@ -67,13 +66,17 @@ class ModulesTask(Task):
 
         screen = Screen()
         matches = {match.path: match for hook in prepared.plan.hooks for match in hook.matches}
-        selector = None if self.select is None else _parsed(self.select)
-        picked = set[str]() if selector is None else _picked(selector, prepared.model)
+        picked = [] if self.select is None else _picked(self.select, prepared.model)
         depth = self.depth
         if depth is None and not self.full and screen.height is not None:
             depth = _fitting_depth(matches, screen.height - _LINES_BELOW)
-        wanted = {path for each in picked for path in _with_parents(each)}
-        shown = {path for path in matches if depth is None or _level(path) <= depth or path in wanted}
+        shown = {
+            path
+            for path in matches
+            if depth is None
+            or _level(path) <= depth
+            or any(f"{each}.".startswith(f"{path}.") for each in picked)
+        }
         console = screen.console
         width, console.width = console.width, _UNLIMITED if self.full else screen.width or _UNLIMITED
         is_utf = console.encoding.startswith("utf")  # an encoding without lines has no ellipsis either
@@ -81,9 +84,9 @@ class ModulesTask(Task):
         console.print(tree, soft_wrap=False)
         console.width = width
         screen.say(f"{counted(len(matches), 'module')}, {counted(matches[''].parameters, 'parameter')}")
-        if selector is not None:
-            names = ", ".join(path or "(root)" for path in _in_order(picked, matches))
-            screen.say(f"* {str(selector)!r} matches {len(picked)}: {names}")
+        if picked:
+            names = ", ".join(path or "(root)" for path in picked)
+            screen.say(f"* {str(parse_selector(self.select))!r} matches {len(picked)}: {names}")
         if hidden := len(matches) - len(shown):
             more = f"task.depth={(depth or 0) + 1} shows one more level, task.full=true everything"
             screen.say(f"{counted(hidden, 'module')} further down: {more}")
@@ -92,7 +95,9 @@ class ModulesTask(Task):
         screen.note(prepared.notes)
 
 
-def _tree(matches: Mapping[str, Match], shown: Set[str], picked: Set[str], overflow: OverflowMethod) -> Tree:
+def _tree(
+    matches: Mapping[str, Match], shown: Set[str], picked: Collection[str], overflow: OverflowMethod
+) -> Tree:
     """The modules in the model's order, each with class, parameters, output shape and further names.
 
     shown:  the paths of the modules that the tree has
@@ -142,42 +147,19 @@ def _fitting_depth(paths: Iterable[str], lines: int) -> int:
     return next(fitting, 1)
 
 
-def _with_parents(path: str) -> Iterator[str]:
-    """The paths of the modules that contain this module, and its own."""
-    parts = path.split(".")
-    yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
-
-
-def _parsed(raw: object) -> Selector:
-    try:
-        return parse_selector(raw)
-    except ValueError as error:
-        raise SpecError([Problem("task.select", str(error))]) from error
-
-
-def _picked(selector: Selector, model: Module) -> set[str]:
+def _picked(raw: object, model: Module) -> list[str]:
     """The paths of the modules that match; if none does, the names of the parameters that match."""
     from hookrun.plan.model_tree import ModelNames
 
+    try:
+        selector = parse_selector(raw)
+    except ValueError as error:
+        raise SpecError([Problem("task.select", str(error))]) from error
     names = ModelNames(model)
-    modules = {names.first_name(path) for path in selector.select(names.tree)}
-    picked = modules or set(selector.select(names.parameter_tree()))
+    modules = [names.first_name(path) for path in selector.select(names.tree)]
+    picked = modules or selector.select(names.parameter_tree())
     if not picked:
-        text = f"{str(selector)!r} matches no module and no parameter"
-        raise CompileError(
-            [Problem("task.select", text, nearest(str(selector), filter(None, names.modules)))]
-        )
-    return picked
-
-
-def _in_order(picked: Iterable[str], modules: Iterable[str]) -> list[str]:
-    """Modules in the model's order, then parameters by name, with numbers in numerical order."""
-    place = {path: number for number, path in enumerate(modules)}
-
-    def rank(path: str) -> tuple[int, list[tuple[bool, int, str]]]:
-        parts = [
-            (not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in path.split(".")
-        ]
-        return place.get(path, len(place)), parts
-
-    return sorted(picked, key=rank)
+        what = f"{str(selector)!r} matches no module and no parameter"
+        hint = nearest(str(selector), filter(None, names.modules))
+        raise CompileError([Problem("task.select", what, hint)])
+    return list(dict.fromkeys(picked))

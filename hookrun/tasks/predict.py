@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from hookrun import data
 from hookrun.errors import HookrunError
 from hookrun.spec import Settings
 from hookrun.spec.metric import Metrics, asked
@@ -13,7 +12,6 @@ from hookrun.spec.objective import Direction
 from hookrun.spec.tokens import TokensClause
 from hookrun.store.format import PREDICTED
 from hookrun.tasks.backward import TaskWithBackward
-from hookrun.tasks.under_hooks import data_of
 
 if TYPE_CHECKING:
     from hookrun.tasks.run.context import Resumable, RunContext
@@ -38,7 +36,7 @@ class PredictTask(TaskWithBackward):
 
         if self.metrics is None:
             return {}
-        info = data_of(settings, self.first_split())
+        info = data.describe(settings.data, self.splits[0])
         return measured(self.metrics, settings.train, info, (self.split,), with_loss=False)
 
     def perform(self, context: RunContext) -> None:
@@ -46,15 +44,15 @@ class PredictTask(TaskWithBackward):
         from hookrun.tasks.metrics.metrics import LOSS
         from hookrun.tasks.run.batches import BatchesOfSplits
 
-        batches = BatchesOfSplits(context.prepared, self.parts, context.ranks)
+        batches = BatchesOfSplits(context.prepared, self.splits, context.ranks)
         names = context.sample_names(batches.parts)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
-        written, average = Written(), context.average()
+        average = context.average()
         wants_loss = asked(self.metrics, LOSS)
         forward = self.forward(context)
         clock = context.hooks.clock
-        held: dict[str, Resumable] = {"written": written, "average": average, "names": names}
+        held: dict[str, Resumable] = {"average": average, "names": names}
         with context.evaluating(batches, self.name, held) as (passed, _):
             for batch in passed:
                 with context.logged(clock.step):
@@ -73,23 +71,7 @@ class PredictTask(TaskWithBackward):
                         loss = context.loss(output, batch) if wants_loss else None
                         context.measure(average, loss, output, batch)
                     names.write(batch, output)
-                written.samples += batch.whole
                 context.hooks.step()
         names.write_pictures()
         values = context.read(self.split, context.sum_over_ranks(average)) if self.metrics is not None else {}
-        context.conclude(self.split, {"samples": written.samples, **values})
-
-
-@dataclass
-class Written:
-    """The number of samples whose predictions have been written."""
-
-    samples: int = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number so far."""
-        return {"samples": self.samples}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the number by a saved one."""
-        self.samples = state["samples"]
+        context.conclude(self.split, {"samples": names.seen.total(), **values})

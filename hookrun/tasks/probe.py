@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from hookrun.data import DataInfo
     from hookrun.tasks.analysis.input import Analysing, Analysis
-    from hookrun.tasks.analysis.linear_probe import ProbeResult
 
 PROBES = "probes.safetensors"
 
@@ -80,7 +79,9 @@ class ProbeTask(TaskOfCaptures):
         features = self.features(analysis)
         shown = table("module", "features", "train", "test", "by chance")
         labels = self._labels(analysis)
-        outputs = max(map(_outputs_of, labels.values()))
+        outputs = max(
+            each[0].numel() if each.is_floating_point() else len(each.unique()) for each in labels.values()
+        )
         if problem := self._too_large(analysis, outputs):
             raise SpecError([problem])
         weights: dict[str, Tensor] = {}
@@ -123,22 +124,3 @@ def _outputs(info: DataInfo) -> int:
     if target is not None and target.dtype.is_floating_point:
         return max(math.prod(target.shape), 1)
     return info.num_classes or 1
-
-
-def _outputs_of(labels: Tensor) -> int:
-    return labels[0].numel() if labels.is_floating_point() else len(labels.unique())
-
-
-def probe(features: Tensor, labels: Tensor, seed: int) -> ProbeResult:
-    """Fit a linear probe on three quarters of the samples and score it on the rest.
-
-    features: [samples, features]
-    labels:   integers [samples] for logistic regression; floats [samples] or [samples, targets] for ridge regression
-    seed:     of the split into training and test samples
-
-    Raises HookrunError if there are too few samples to score the probe.
-    """
-    from hookrun.tasks.analysis.features import Features
-    from hookrun.tasks.analysis.linear_probe import fit
-
-    return fit(Features("features", features, block_bytes=2**26), labels, seed)

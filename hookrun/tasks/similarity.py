@@ -10,8 +10,6 @@ from hookrun.spec.objective import Direction
 from hookrun.tasks.of_captures import TaskOfCaptures
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hookrun.tasks.analysis.cka import Way
     from hookrun.tasks.analysis.input import Analysing, Analysis
 
@@ -68,12 +66,3 @@ class SimilarityTask(TaskOfCaptures):
             shown.add_row(name, *(f"{value:.3f}" for value in values))
         analysing.screen.console.print(shown)
         self.say_projections(analysing)
-
-
-def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Linear centered kernel alignment of [samples, a] and [samples, b], from 0 to 1; see `linear_cka_of_all`."""
-    from hookrun.tasks.analysis.cka import chosen_way, linear_cka_of_all
-    from hookrun.tasks.analysis.features import Features
-
-    features = [Features(name, rows, block_bytes=2**26) for name, rows in (("x", x), ("y", y))]
-    return float(linear_cka_of_all(features, chosen_way(features, 2**31))[0, 1])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from hookrun import data
 from hookrun.spec import Settings
 from hookrun.spec.metric import Metrics
 from hookrun.spec.objective import Direction
 from hookrun.spec.tokens import TokensClause
-from hookrun.tasks.under_hooks import Sizes, TaskUnderHooks, data_of, samples_of_a_pass
+from hookrun.tasks.under_hooks import Sizes, TaskUnderHooks, samples_of_a_pass
 
 if TYPE_CHECKING:
-    from hookrun.data import Split
     from hookrun.tasks.run.context import RunContext
 
 
@@ -35,27 +35,21 @@ class TrainTask(TaskUnderHooks):
     metrics: Metrics = None
     tokens: TokensClause | None = None
 
-    def first_split(self) -> Split:
-        """The training split; validation samples follow after each epoch."""
-        return "train"
-
     def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
         """All samples if they are shuffled, since `train.limit_batches` then uses different samples in each epoch."""
-        size = sizes[self.first_split()]
+        size = sizes["train"]
         return size if settings.train.shuffle else samples_of_a_pass(settings, size)
 
     def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
         """The samples of both splits in all epochs; None also if `train.steps` may end the run earlier."""
-        train, val = (samples_of_a_pass(settings, sizes[split]) for split in ("train", "val"))
-        if train is None or val is None or settings.train.steps is not None:
-            return None
-        return (train + val) * settings.train.epochs
+        passed = super().samples_in_all(settings, sizes)
+        return None if passed is None or settings.train.steps is not None else passed * settings.train.epochs
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """Loss and metrics of the training epochs and, if the data has a validation split, of the validation."""
         from hookrun.tasks.metrics.metrics import measured
 
-        info = data_of(settings, self.first_split())
+        info = data.describe(settings.data, "train")
         splits = ("val", "train") if info.sizes["val"] != 0 else ("train",)
         return measured(self.metrics, settings.train, info, splits)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import field_validator
@@ -27,9 +25,8 @@ if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.metrics.losses import TrainLoss
     from hookrun.tasks.run.backward_pass import Score
-    from hookrun.tasks.run.components import Components, Mistakes
     from hookrun.tasks.run.context import RunContext
-    from hookrun.tasks.run.prepare import Prepared
+    from hookrun.tasks.run.prepare import Parts, Prepared
     from hookrun.tasks.training.parameter_groups import Trained
 
 
@@ -62,17 +59,23 @@ class TaskUnderHooks(Task):
                 raise ValueError(f"found {name!r}, which is not a logger: {nearest(name, loggers())}")
         return names
 
-    @abstractmethod
-    def first_split(self) -> Split:
-        """The split whose samples the hooks see first."""
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits that the task passes through the model, in order."""
+        return SPLITS
 
-    @abstractmethod
+    def only_split(self) -> Split | None:
+        """The split whose samples the hooks see first; None if the task passes several without training."""
+        return self.splits[0] if self.trains or len(self.splits) == 1 else None
+
     def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
-        """The hooks see samples of `first_split` with ids below this; None: not known beforehand."""
+        """The hooks see samples of the first split with ids below this; None: not known, or ids of several splits."""
+        return samples_of_a_pass(settings, sizes[self.splits[0]]) if len(self.splits) == 1 else None
 
-    @abstractmethod
     def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
-        """How many samples a run passes through the model in total; None: not known beforehand."""
+        """How many samples one pass over each split has in total; None: not known beforehand."""
+        passes = [samples_of_a_pass(settings, sizes[split]) for split in self.splits]
+        return None if None in passes else sum(filter(None, passes))
 
     def scores_with_loss(self) -> bool:
         """Whether the task computes `train.loss`, which may need targets."""
@@ -93,7 +96,7 @@ class TaskUnderHooks(Task):
 
     def example(self, info: DataInfo, model: Module) -> Example:
         """The arguments of a model call with an example of the data, for the trial run of the hooks."""
-        from hookrun.tasks.run.components import EXAMPLE_BATCH, as_call
+        from hookrun.tasks.run.prepare import EXAMPLE_BATCH, as_call
 
         return as_call(info.example(EXAMPLE_BATCH), model)
 
@@ -118,113 +121,101 @@ class TaskUnderHooks(Task):
 
         Raises SpecError, or CompileError where only hooks do not fit the model, with every mistake.
         """
-        from hookrun.run_values import RunReferences, differences, with_found_weights
-        from hookrun.tasks.run.components import Mistakes, components
-        from hookrun.tasks.run.prepare import check_leftover, check_selectors, compiled, whole
+        from hookrun.prove.trial import compile_plan
+        from hookrun.run_values import RunReferences, differences, other_runs
+        from hookrun.tasks.run.prepare import build, compiled, own_code, trained_parameters
 
-        mistakes, split, hooks = Mistakes(), self.first_split(), experiment.hooks
-        experiment = mistakes.collected(lambda: with_found_weights(experiment)) or experiment
-        settings = experiment.settings
-        parts = components(settings, split, trust, mistakes, cache)
-        info, model, loss = parts.data, parts.model, parts.loss
-        mistakes.add(self.problems(settings, info))
-        trained = self._trained(experiment, model, mistakes)
-        notes = self._idle_hooks(experiment, mistakes)
-        plan, differing = None, list[str]()
-        if info is None or model is None:
-            check_selectors(hooks, model, RunReferences.of(experiment, split), mistakes)
-        else:
-            mistakes.add(self._compared(experiment, info))
-            mistakes.add(self.model_problems(settings, info, model))
-            plan = mistakes.collected(
-                lambda: compiled(
-                    experiment,
-                    model,
-                    info,
-                    self.only_split(),
-                    example=self.example(info, model),
-                    training=self.trains,
-                    score=None if loss is None else self.score(loss),
-                    cache=cache,
-                )
+        parts = build(experiment, self.splits[0], trust, cache=cache)
+        experiment, settings = parts.experiment, parts.experiment.settings
+        runs = RunReferences.of(experiment, self.splits[0])
+        info, model, loss, hooks, plan = parts.data, parts.model, parts.loss, experiment.hooks, None
+        parts.add(self.problems(settings, info))
+        trained = trained_parameters(parts) if self.trains else None
+        notes = self._idle_hooks(parts)
+        if info is not None and model is not None:
+            parts.add(self.compared_problems(experiment, info))
+            parts.add(self.model_problems(settings, info, model))
+            score = None if loss is None else parts.tried(self.score, loss)
+            plan = parts.tried(
+                compiled,
+                parts,
+                info,
+                model,
+                self.only_split(),
+                example=self.example(info, model),
+                training=self.trains,
+                score=score,
+                cache=cache,
             )
-        if plan is not None and info is not None:
-            plan = replace(plan, samples=self.samples_in_all(settings, info.sizes))
-            mistakes.collected(partial(check_leftover, plan, parts.leftover))
-            differing = self._check_plan(plan, experiment, parts, mistakes)
-        mistakes.refuse()
-        notes += [
-            *self.remarks(settings, hooks.hooks),
-            *differences(hooks, settings, RunReferences.of(experiment)),
-        ]
-        prepared = whole(parts, experiment, plan, [*notes, *differing], trains=self.trains)
-        return replace(prepared, trained=trained, lines=tuple(self.lines(settings, trained)))
+        elif model is not None and hooks.hooks:
+            parts.unchecked.append("shapes were not checked, because the data is not valid")
+            parts.tried(compile_plan, hooks, model, runs=runs)
+        elif hooks.hooks:
+            parts.unchecked.append("the hooks were not checked, because the model is not valid")
+        differing = None if plan is None else self._check_plan(plan, parts)
+        parts.refuse()
+        # A part that is missing has been refused.
+        assert plan is not None and info is not None and loss is not None and parts.metrics is not None
+        notes += self.remarks(settings, hooks.hooks)
+        notes += differences(hooks, settings, runs)
+        notes += differing or []
+        plan = replace(
+            plan,
+            samples=self.samples_in_all(settings, info.sizes),
+            code=own_code(settings, loss, parts.metrics, trains=self.trains),
+            runs=(*plan.runs, *other_runs(experiment)),
+        )
+        lines = tuple(self.lines(settings, trained))
+        return parts.prepared(plan, (*experiment.notes, *notes), trained=trained, lines=lines)
 
-    def _trained(self, experiment: Experiment, model: Module | None, mistakes: Mistakes) -> Trained | None:
-        """The parameters that the task trains, with all others frozen; None if it does not train, or cannot."""
-        from hookrun.plan.model_tree import unhookable
-        from hookrun.tasks.training.optimizers import OPTIMIZER, SCHEDULER, check_arguments
-        from hookrun.tasks.training.parameter_groups import chosen
-
-        # Compiling the hooks reports an unhookable model.
-        if not self.trains or model is None or unhookable(model) is not None:
-            return None
-        train = experiment.settings.train
-        trained, problems = chosen(train, experiment.hooks, model)
-        misnamed = any(problem.where.startswith((OPTIMIZER, SCHEDULER)) for problem in mistakes.problems)
-        if not problems and not misnamed:
-            problems = check_arguments(train, model, trained.groups)
-        mistakes.add(problems)
-        if not mistakes.problems:
-            trained.freeze_rest(model)
-        return trained
-
-    def _idle_hooks(self, experiment: Experiment, mistakes: Mistakes) -> list[str]:
+    def _idle_hooks(self, parts: Parts) -> list[str]:
         """A note on each hook that never fires in this task; under `strict` it is a mistake instead."""
-        enabled = [hook for hook in experiment.hooks.hooks if hook.keys.enabled]
-        idle = [(hook, *why) for hook in enabled if (why := self.idle(hook)) is not None]
-        if experiment.settings.strict:
-            mistakes.add(
-                Problem(f"{hook.where}.hook", f"{hook.hook_type} {why}", hint) for hook, why, hint in idle
-            )
-            return []
-        return [
-            f"{hook.name}: {hook.hook_type} {why}: it will never fire; {hint}" for hook, why, hint in idle
-        ]
+        notes = list[str]()
+        for hook in parts.experiment.hooks.hooks:
+            if not hook.keys.enabled or (idle := self.idle(hook)) is None:
+                continue
+            why, hint = idle
+            if parts.experiment.settings.strict:
+                parts.add([Problem(f"{hook.where}.hook", f"{hook.hook_type} {why}", hint)])
+            else:
+                notes.append(f"{hook.name}: {hook.hook_type} {why}: it will never fire; {hint}")
+        return notes
 
-    def _compared(self, experiment: Experiment, info: DataInfo) -> list[Problem]:
+    def _check_plan(self, plan: Plan, parts: Parts) -> list[str] | None:
+        """Check that weights, samples, task and ranks have what the plan needs; returns notes on how ranks differ."""
+        from hookrun.tasks.run.prepare import leftover_problems, missing_spans, row_problems
+        from hookrun.tasks.sharded.rank_fit import check_ranks
+
+        settings, info, model, loss = parts.experiment.settings, parts.data, parts.model, parts.loss
+        assert info is not None and model is not None  # else there is no plan
+        reach = self.samples_in_reach(settings, info.sizes)
+        parts.add(leftover_problems(plan, parts.leftover))
+        parts.add(row_problems(plan, reach, trains=self.trains), of_hooks=True)
+        clauses = [
+            (hook.keys.tokens, hook.where)
+            for hook in parts.experiment.hooks.hooks
+            # a hook with a schedule may not see the samples
+            if hook.keys.enabled and hook.keys.when.always and self.idle(hook) is None
+        ]
+        cut_short = self.trains and (settings.train.steps or settings.train.limit_batches) is not None
+        seen = None if cut_short else reach
+        missing = parts.tried(missing_spans, clauses, settings, self.splits[0], seen)
+        parts.add(missing or [], of_hooks=True)
+        parts.add(self.plan_problems(plan, settings), of_hooks=True)
+        if settings.compute.strategy == "none" or loss is None:
+            return None
+        return parts.tried(check_ranks, plan, model, loss, settings, trains=self.trains)
+
+    def compared_problems(self, experiment: Experiment, info: DataInfo) -> list[Problem]:
         """Problems of the runs with which the task's metrics compare."""
         from hookrun.tasks.metrics.problems import compared_problems
 
         if all(metric.against is None for metric in metrics_of(self) or ()):
             return []
-        reach, only = self.samples_in_reach(experiment.settings, info.sizes), self.only_split()
-        seen = (
-            [only] if only is not None and not self.trains else [each for each in SPLITS if info.sizes[each]]
-        )
-        known = {split: reach if split == only and not self.trains else None for split in seen}
-        return compared_problems(experiment, known, info)
-
-    def _check_plan(
-        self, plan: Plan, experiment: Experiment, parts: Components, mistakes: Mistakes
-    ) -> list[str]:
-        """Check that samples, task and ranks have what the plan needs; returns notes on how ranks differ."""
-        from hookrun.tasks.run.prepare import check_rows, check_spans
-
-        settings, model, loss = experiment.settings, parts.model, parts.loss
-        reach = None if parts.data is None else self.samples_in_reach(settings, parts.data.sizes)
-        mistakes.collected(lambda: check_rows(plan, reach, trains=self.trains))
-        met = [hook for hook in experiment.hooks.hooks if self.idle(hook) is None]
-        cut_short = self.trains and (settings.train.steps or settings.train.limit_batches) is not None
-        mistakes.collected(
-            lambda: check_spans(met, settings, self.first_split(), None if cut_short else reach)
-        )
-        mistakes.add(self.plan_problems(plan, settings), of_hooks=True)
-        if settings.compute.strategy == "none" or model is None or loss is None:
-            return []
-        from hookrun.tasks.sharded.rank_fit import check_ranks
-
-        return mistakes.collected(lambda: check_ranks(plan, model, loss, settings, trains=self.trains)) or []
+        if (only := self.only_split()) is None or self.trains:
+            return compared_problems(experiment, {split: None for split in SPLITS if info.sizes[split]}, info)
+        reach = self.samples_in_reach(experiment.settings, info.sizes)
+        return compared_problems(experiment, {only: reach}, info)
 
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
         """Lines about the task that are shown with the plan."""
@@ -236,10 +227,6 @@ class TaskUnderHooks(Task):
 
         schedule = settings.train.scheduler if self.trains else None
         return list(schedule_notes(schedule, SCHEDULER)) if schedule is not None else []
-
-    def only_split(self) -> Split | None:
-        """The split of all samples; None if the task uses several splits without training."""
-        return self.first_split()
 
     def show(self, prepared: Prepared) -> None:
         """Print the whole plan, with lines and notes."""
@@ -279,10 +266,8 @@ class TaskUnderHooks(Task):
             text = f"{train.loss.name!r} needs targets, and the data {info.name!r} has none"
             hint = "use output, output_mean or output_sum, or name a target"
             problems.append(Problem("train.loss", text, hint))
-        problems += not_installed(self.loggers)
-        if self.tensorboard and find_spec("tensorboard") is None:
-            hint = "pip install 'hookrun[tensorboard]'"
-            problems.append(Problem("task.tensorboard", "tensorboard is not installed", hint))
+        problems += not_installed("task.loggers", self.loggers)
+        problems += not_installed("task.tensorboard", ["tensorboard"] if self.tensorboard else [])
         return problems
 
 
@@ -300,24 +285,10 @@ class TaskOfOneSplit(TaskUnderHooks):
         used = {"limit_batches", "log_every", *(["loss"] if wants_loss else [])}
         return changed("train", experiment.settings.train, but=used)
 
-    def first_split(self) -> Split:
-        """The task's split."""
-        return self.split
-
-    def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
-        """The samples of one pass."""
-        return samples_of_a_pass(settings, sizes[self.split])
-
-    def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
-        """The samples of one pass."""
-        return samples_of_a_pass(settings, sizes[self.split])
-
-
-def data_of(settings: Settings, split: Split) -> DataInfo:
-    """The description of the data, without reading it. Raises SpecError."""
-    from hookrun import data
-
-    return data.describe(settings.data, split)
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits to pass through the model, in order."""
+        return SPLITS if self.split == ALL else (SPLITS[SPLITS.index(self.split)],)
 
 
 class TaskOfSplits(TaskOfOneSplit):
@@ -327,28 +298,6 @@ class TaskOfSplits(TaskOfOneSplit):
     """
 
     split: Literal["train", "val", "all"] = "val"  # type: ignore[assignment]
-
-    @property
-    def parts(self) -> tuple[Split, ...]:
-        """The splits to pass through the model, in order."""
-        return SPLITS if self.split == ALL else (SPLITS[SPLITS.index(self.split)],)
-
-    def first_split(self) -> Split:
-        """The first split."""
-        return self.parts[0]
-
-    def only_split(self) -> Split | None:
-        """The split; None for all splits."""
-        return self.parts[0] if len(self.parts) == 1 else None
-
-    def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
-        """The samples of one pass; None for several splits, whose ids are independent."""
-        return samples_of_a_pass(settings, sizes[self.parts[0]]) if len(self.parts) == 1 else None
-
-    def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
-        """The samples of one pass over each split."""
-        passes = [samples_of_a_pass(settings, sizes[part]) for part in self.parts]
-        return None if None in passes else sum(filter(None, passes))
 
 
 def samples_of_a_pass(settings: Settings, size: int | None) -> int | None:

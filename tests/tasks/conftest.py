@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,19 @@ import pytest
 import hookrun
 from hookrun.cli import main
 from hookrun.store.reader import Run
+from hookrun.store.run_dir import RunDir
+from hookrun.tasks import parse_experiment, prepare
+from hookrun.tasks.run.context import RunContext
+from hookrun.tasks.run.execute import run_under_hooks
 
 SMALL = ("compute.device=cpu", "compute.threads=1")
+
+SMALL_SECTIONS: Mapping[str, Any] = {
+    "model": {"name": "mlp"},
+    "data": {"name": "digits", "batch_size": 4},
+    "train": {"limit_batches": 3, "log_every": 2},
+    "compute": {"device": "cpu", "threads": 1},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +96,27 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
     yield own_model
     sys.modules.pop("own_models", None)
+
+
+Perform = Callable[[RunContext], None]
+
+
+@pytest.fixture
+def performed(tmp_path: Path) -> Callable[..., str | None]:
+    """Prepare a task and run a function in its place, with the hooks installed; returns why a check stopped it."""
+
+    def performed(
+        perform: Perform, *, path: str = "run", loggers: tuple[str, ...] = (), **sections: Any
+    ) -> str | None:
+        config = {
+            key: {**SMALL_SECTIONS.get(key, {}), **part} if isinstance(part, dict) else part
+            for key, part in sections.items()
+        }
+        ready = prepare(parse_experiment({"task": {"name": "evaluate"}, **SMALL_SECTIONS, **config}))
+        run_dir = RunDir.create(tmp_path / path)
+        try:
+            return run_under_hooks(ready, run_dir, perform, loggers=loggers)
+        finally:
+            run_dir.close()
+
+    return performed

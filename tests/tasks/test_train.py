@@ -19,7 +19,7 @@ def task(
     plain = {"model": {"name": "mlp"}, "data": {"name": "digits", "batch_size": 10, **(data or {})}}
     experiment = parse_experiment({**plain, "task": {"name": "train", "metrics": metrics}, "train": train})
     found = task_of(experiment)
-    assert isinstance(found, TrainTask) and found.first_split() == "train"
+    assert isinstance(found, TrainTask) and found.splits[0] == "train"
     return found, experiment.settings
 
 

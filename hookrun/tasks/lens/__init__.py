@@ -89,7 +89,7 @@ class LensTask(TaskOfOneSplit):
         prepared = super().prepare(experiment, trust=trust, cache=cache)
         settings = prepared.settings
         reach = self.samples_in_reach(settings, prepared.data.sizes)
-        if problems := list(missing_spans([(self.tokens, "task")], settings, self.split, reach)):
+        if problems := missing_spans([(self.tokens, "task")], settings, self.split, reach):
             raise CompileError(problems)
         return replace(prepared, lines=(*prepared.lines, *self._said(prepared, self._setup(prepared))))
 

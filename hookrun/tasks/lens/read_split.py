@@ -27,10 +27,9 @@ from hookrun.tasks.lens.reading import Lens, PartRead, ScoredPositions
 from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.batches import Batch, Batches
 from hookrun.tasks.run.compile_check import buffers_kept
-from hookrun.tasks.run.components import as_call
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.generators import generator_states, set_generators
-from hookrun.tasks.run.prepare import Prepared
+from hookrun.tasks.run.prepare import Prepared, as_call
 
 WHERE = "task"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache, partial
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -24,21 +24,14 @@ def loggers() -> Mapping[str, type[RunLogger]]:
     return discovered(sys.modules[__name__], RunLogger, "logger_name")  # type: ignore[type-abstract]
 
 
-def not_installed(names: Iterable[str]) -> list[Problem]:
-    """A problem for each of these loggers whose library is not installed."""
+def not_installed(where: str, names: Iterable[str]) -> list[Problem]:
+    """A problem for each of these loggers, named at the key path `where`, whose library is not installed."""
     packages = dict.fromkeys(loggers()[name].package for name in names)
     return [
-        Problem("task.loggers", f"{package} is not installed", f"pip install 'hookrun[{package}]'")
+        Problem(where, f"{package} is not installed", f"pip install 'hookrun[{package}]'")
         for package in packages
-        if not _is_there(package)
+        if find_spec(package) is None
     ]
-
-
-def _is_there(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ValueError:  # a module in sys.modules that has no __spec__
-        return False
 
 
 class Loggers:
@@ -53,19 +46,15 @@ class Loggers:
         failed = True
         try:
             for name in dict.fromkeys(names):
-                self._tried(name, partial(self._add, name, run))
+                with _failure_shown(name):
+                    self._working.append(loggers()[name](run))
             yield
             failed = False
         finally:
             for logger in self._working:
-                self._tried(logger.logger_name, partial(logger.close, failed=failed))
+                with _failure_shown(logger.logger_name):
+                    logger.close(failed=failed)
             self._working = []
-
-    def _add(self, name: str, run: LoggedRun) -> None:
-        self._working.append(loggers()[name](run))
-
-    def __bool__(self) -> bool:
-        return bool(self._working)
 
     def reach(self, step: int) -> None:
         """Tell the loggers that an evaluation begins at this training step."""
@@ -86,21 +75,21 @@ class Loggers:
 
     def _each(self, call: Callable[[RunLogger], None]) -> None:
         for logger in tuple(self._working):
-            if not self._tried(logger.logger_name, partial(call, logger)):
+            is_working = False
+            with _failure_shown(logger.logger_name):
+                call(logger)
+                is_working = True
+            if not is_working:
                 self._working.remove(logger)
-                self._tried(logger.logger_name, partial(logger.close, failed=True), warn=False)
+                with suppress(Exception):
+                    logger.close(failed=True)
 
-    def _tried(self, name: str, call: Callable[[], None], *, warn: bool = True) -> bool:
-        """Call `call` and return whether it succeeded; a failure is printed as a warning."""
-        try:
-            call()
-        except Exception as error:  # any error of the library: the run itself must not fail
-            if warn:
-                what = f"the logger {name} failed and is not used further: {reason(error)}"
-                print(
-                    f"WARNING: {what}\n  the run continues: metrics.jsonl has every line",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            return False
-        return True
+
+@contextmanager
+def _failure_shown(name: str) -> Iterator[None]:
+    """Print an error of a logger as a warning: the run itself must not fail."""
+    try:
+        yield
+    except Exception as error:  # any error of the library
+        what = f"WARNING: the logger {name} failed and is not used further: {reason(error)}"
+        print(f"{what}\n  the run continues: metrics.jsonl has every line", file=sys.stderr, flush=True)

@@ -34,6 +34,7 @@ class MLflow(RunLogger):
     def __init__(self, run: LoggedRun) -> None:
         with unless_set(MLFLOW_DISABLE_TELEMETRY="true"):  # mlflow reads the variable at import
             from mlflow import MlflowClient
+            from mlflow.entities import Param
 
         folder = run.path / FOLDER
         uri = os.environ.get("MLFLOW_TRACKING_URI")
@@ -47,12 +48,7 @@ class MLflow(RunLogger):
             there.experiment_id if there else self._client.create_experiment(name, artifact_location=place)
         )
         self._id: str = self._client.create_run(number, run_name=run.name).info.run_id
-        self._log_config(run.config)
-
-    def _log_config(self, config: Mapping[str, object]) -> None:
-        from mlflow.entities import Param
-
-        values = {_allowed(key): str(value)[:MOST_VALUE] for key, value in flat(config)}
+        values = {_allowed(key): str(value)[:MOST_VALUE] for key, value in flat(run.config)}
         params = [Param(key, value) for key, value in values.items()]
         for start in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(self._id, params=params[start : start + MOST_PARAMS])

@@ -38,7 +38,7 @@ class TensorBoard(RunLogger):
     def metrics(self, split: str, values: Mapping[str, float], step: int, of: Of | None = None) -> None:
         """A line of metrics.jsonl."""
         for name, value in values.items():
-            self._scalar(tag(split, name, of), value, step)
+            self._writer.add_scalar(tag(split, name, of), value, step)
 
     def record(self, record: dict[str, Any]) -> None:
         """Log the numbers in a line of stats.jsonl."""
@@ -48,7 +48,7 @@ class TensorBoard(RunLogger):
         for name, value in record.items():
             if name not in ABOUT and isinstance(value, int | float) and not isinstance(value, bool):
                 at = self._step(record["mode"], record["step"])
-                self._scalar(f"{place}/{name}/{record['mode']}", value, at)
+                self._writer.add_scalar(f"{place}/{name}/{record['mode']}", value, at)
 
     def value(self, site: HookSite, value: Any) -> None:
         """Log a histogram of each tensor in a captured value, and the first sample's maps of tensors [B, C, H, W]."""
@@ -60,7 +60,8 @@ class TensorBoard(RunLogger):
             if leaf is None or not leaf.numel():
                 continue
             tag = f"{_tag(site.hook_name, site.path, site.current.within + path)}/{clock.mode}"
-            tensor = _plain(leaf)
+            tensor = leaf.detach()
+            tensor = (tensor.abs() if tensor.is_complex() else tensor).float().cpu()
             flat = tensor.flatten()[:: -(-tensor.numel() // MOST_ELEMENTS)]
             finite = flat[flat.isfinite()]
             if len(finite):
@@ -72,20 +73,12 @@ class TensorBoard(RunLogger):
         """Write what is buffered."""
         self._writer.close()
 
-    def _scalar(self, tag: str, value: float, step: int) -> None:
-        self._writer.add_scalar(tag, value, step)
-
     def _step(self, mode: str, step: int) -> int:
         return step + self.reached if mode == "eval" else step
 
 
 def _tag(hook: str, module: str, path: str) -> str:
     return f"{hook}/{module or 'root'}{path}"
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return (tensor.abs() if tensor.is_complex() else tensor).float().cpu()
 
 
 def _maps(channels: Tensor) -> Tensor:

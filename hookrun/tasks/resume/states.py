@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ class Resuming:
         self.writer = Background("hookrun states", at_once=ready.settings.data.workers > 0)
         self._held = dict[str, Callable[[], Any]]()
         self._checkpoint = ready.settings.train.checkpoint
+        self._about: str | None = None  # the description of the run in each state, as JSON; see `about`
         self._saved = time.monotonic()
         saved = run_dir.resumed
         self._sums = dict[str, Callable[[], Mapping[str, Average]]]()
@@ -130,8 +131,9 @@ class Resuming:
         """
         signal, minutes = pending(), self._checkpoint.every.minutes
         late = minutes is not None and self.seconds >= 60 * minutes
-        due = due or late or signal is not None
-        number, saves = self._run_dir.ranks.largest([0 if signal is None else signal.signum, due])
+        number, saves = self._run_dir.ranks.largest(
+            [0 if signal is None else signal.signum, due or late or signal is not None]
+        )
         if saves:
             self.save(in_background=in_background and not number)
         if number:
@@ -167,6 +169,8 @@ class Resuming:
                     "files": self._run_dir.position(on_disk=False),
                     RANKS: gathered_trees(ranks, mine) if ranks.several else [mine],
                 }
+                if self._about is None:
+                    self._about = encode(about(self._ready, self._run_dir.path))
                 clock = self._hooks.clock
                 at = encode({"epoch": clock.epoch, "step": clock.step})
                 if ranks.is_main:
@@ -182,11 +186,6 @@ class Resuming:
     def _write(self, about: str, values: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         self._run_dir.sync()
         write_state(self._run_dir.path, about, values, tensors, keep=self._checkpoint.keep)
-
-    @cached_property
-    def _about(self) -> str:
-        """The description of the run in each state, as JSON; see `about`."""
-        return encode(about(self._ready, self._run_dir.path))
 
 
 class Results:
@@ -251,37 +250,31 @@ def about(ready: Ready, run: Path) -> dict[str, Any]:
         found["plan"] = {key: value for key, value in written.items() if key not in ("hash", "seed")}
         added = {f"{owner}.{name}" if owner else name for owner, name in plan.added()}
         own = ((name, each) for name, each in ready.model.named_parameters() if name not in added)
-        found["parameters"] = {name: _shape(each) for name, each in own}
+        found["parameters"] = {
+            name: f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for name, each in own
+        }
     found["files"] = named_files({**settings, "hooks": found.get("hooks")}, run)
     return found
 
 
 def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
     """Raise SpecError with a line for each difference between the run of the state and the run that would resume it."""
-    changed = differences(saved.about, about(ready, run))
-    lines = [_difference(*change) for change in changed if not change[0].startswith("at.")]
+    lines = list[str]()
+    for key, before, now in differences(saved.about, about(ready, run)):
+        if key.startswith("files."):
+            lines.append(f"{key.removeprefix('files.')}: its content has changed")
+        elif not key.startswith("at."):
+            lines.append(f"{key}: {_shown(before)} then, {_shown(now)} now")
     if lines:
         more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
-        what = f"{saved.path} is of another run:\n" + "\n".join(
-            f"    {line}" for line in [*lines[:_MOST_LINES], *more]
-        )
+        shown = "\n".join(f"    {line}" for line in [*lines[:_MOST_LINES], *more])
         hint = "undo the change, or type resume_anyway=true: the results will differ from those of the original run"
-        raise SpecError([Problem("resume", what, hint)])
-
-
-def _difference(key: str, before: Any, now: Any) -> str:
-    if key.startswith("files."):
-        return f"{key.removeprefix('files.')}: its content has changed"
-    return f"{key}: {_shown(before)} then, {_shown(now)} now"
+        raise SpecError([Problem("resume", f"{saved.path} is of another run:\n{shown}", hint)])
 
 
 def _shown(value: Any) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def model_state(model: nn.Module, *, trains: bool) -> dict[str, Any]:

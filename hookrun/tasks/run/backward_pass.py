@@ -24,28 +24,22 @@ Score = Callable[[Any, Tensor], Tensor]
 _WHERE = "task.backward"
 
 
-def score_of(backward: BackwardPass, loss: TrainLoss) -> Score:
-    """The score that `backward` names, as a function. It raises SpecError if the output does not fit.
+def score_of(backward: BackwardPass, loss: TrainLoss, output: Any, target: Tensor) -> Tensor:
+    """The score that `backward` names, summed over the samples. Raises SpecError if the output does not fit.
 
     loss: the loss of `train.loss`
     """
-
-    def score(output: Any, target: Tensor) -> Tensor:
-        # a sum in half precision would be inexact
-        whole = rebuild(output, lambda leaf: leaf.float() if _is_half(leaf) else leaf)
-        found = _total(backward, loss, whole, target)
-        if not found.requires_grad:
-            text = (
-                "the score requires no gradient: neither a parameter of the model nor an input requires one"
-            )
-            raise _refused("", text, "freeze less of the model")
-        return found
-
+    score = _total(backward, loss, rebuild(output, _precise), target)
+    if not score.requires_grad:
+        text = "the score requires no gradient: neither a parameter of the model nor an input requires one"
+        raise SpecError([Problem(_WHERE, text, "freeze less of the model")])
     return score
 
 
-def _is_half(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
+def _precise(leaf: Any) -> Any:
+    """A tensor in half precision as float32: a sum in half precision would be inexact."""
+    is_half = isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
+    return leaf.float() if is_half else leaf
 
 
 def _total(backward: BackwardPass, loss: TrainLoss, output: Any, target: Tensor) -> Tensor:
@@ -89,7 +83,7 @@ def _losses(loss: TrainLoss, output: Any, target: Tensor) -> Tensor:
 
 
 def _refused(key: str, what: str, hint: str) -> SpecError:
-    return SpecError([Problem(f"{_WHERE}.{key}" if key else _WHERE, what, hint)])
+    return SpecError([Problem(f"{_WHERE}.{key}", what, hint)])
 
 
 def _reduce(context: RunContext) -> None:

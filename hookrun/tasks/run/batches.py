@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from hookrun.ranks.alone import ALONE, Ranks, share
 from hookrun.runtime.rng import derived_seed
 from hookrun.signals import left_to_main
 from hookrun.spec import Settings
-from hookrun.spec.experiment import Data
 from hookrun.tasks.run.generators import all_seeded, seeded
 from hookrun.tasks.run.prepare import Prepared
 from hookrun.values.containers import rebuild
@@ -64,15 +63,11 @@ class Batch:
 
     def to(self, device: torch.device | str, **options: Any) -> Batch:
         """The batch with inputs and target on the device; the ids stay on the CPU."""
-        return replace(
-            self, inputs=_on(device, self.inputs, options), target=_on(device, self.target, options)
-        )
 
+        def moved(leaf: Any) -> Any:
+            return leaf.to(device, **options)
 
-def _on(device: torch.device | str, value: Any, options: Mapping[str, Any]) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _on(device, member, options) for name, member in value.items()}
-    return value.to(device, **options)
+        return replace(self, inputs=rebuild(self.inputs, moved), target=rebuild(self.target, moved))
 
 
 class BatchSource(Protocol):
@@ -88,13 +83,6 @@ class BatchSource(Protocol):
 
 
 Seeded = Callable[[int], AbstractContextManager[None]]
-
-
-def _seeded(config: Data, split: Split) -> Seeded | None:
-    """How to seed the random draws of a sample's transforms; None if they draw nothing."""
-    if config.name == data.PYTHON:
-        return all_seeded
-    return seeded if data.transforms_draw(config, split) else None
 
 
 class _Numbered(Dataset[tuple[int, Any, Tensor]]):
@@ -113,11 +101,6 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
         self._seeded = seeded
         self.epoch = 0
 
-    @property
-    def draws(self) -> bool:
-        """Whether loading a sample draws random numbers."""
-        return self._seeded is not None
-
     def __len__(self) -> int:
         return len(self._samples)  # type: ignore[arg-type]
 
@@ -131,33 +114,25 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
                 inputs, target = self._samples[number]
         return index, inputs, target
 
-    def __getitems__(self, indices: list[int]) -> _WholeBatch | list[tuple[int, Any, Tensor]]:
+    def __getitems__(self, indices: list[int]) -> tuple[Any, ...] | list[tuple[int, Any, Tensor]]:
         """A batch, passed on to `_collated`. torch's loader calls this method instead of `__getitem__`."""
         take = getattr(self._samples, "batch", None)
-        found = (
-            None if take is None or self._seeded is not None else take([max(each, ~each) for each in indices])
-        )
-        return (
-            [self[index] for index in indices]
-            if found is None
-            else _WholeBatch(torch.tensor(indices), *found)
-        )
+        numbers = [max(index, ~index) for index in indices]
+        if take is not None and self._seeded is None and (read := take(numbers)) is not None:
+            return (torch.tensor(indices), *read)
+        return [self[index] for index in indices]
 
 
-class _WholeBatch(NamedTuple):
-    """A batch that was read at once: ids [B], inputs and target [B, ...]."""
+def _collated(read: tuple[Any, ...] | list[tuple[int, Any, Tensor]]) -> Any:
+    """The numbers of a batch [B], its inputs and targets [B, ...].
 
-    ids: Tensor
-    inputs: Any
-    target: Tensor
-
-
-def _collated(found: _WholeBatch | list[tuple[int, Any, Tensor]]) -> Any:
-    return found if isinstance(found, _WholeBatch) else default_collate(found)
+    read: these already, where the samples were read at once; else a list of samples
+    """
+    return read if isinstance(read, tuple) else default_collate(read)
 
 
 class Batches:
-    """The batches of a split, for any number of passes; `len` is the number of batches of a pass.
+    """The batches of a split; `len` is the number of batches of a pass. Each ``for batch in batches`` is one epoch.
 
     data:    the samples
     samples: the number of samples
@@ -181,7 +156,10 @@ class Batches:
             ranks.meet()  # rank 0 may have downloaded the data for the other ranks
         self.data = samples
         self.samples = len(samples)
-        self._numbered = _Numbered(samples, settings.seed, _seeded(settings.data, split))
+        draws: Seeded | None = seeded if data.transforms_draw(settings.data, split) else None
+        if settings.data.name == data.PYTHON:
+            draws = all_seeded
+        self._numbered = _Numbered(samples, settings.seed, draws)
         self._shuffle, self._ranks = shuffle, ranks
         # The numbers of the samples of each batch of the current epoch that this rank loads.
         self._indices = list[list[int]]()
@@ -197,14 +175,20 @@ class Batches:
         count, limit = -(-self.samples // self._batch_size), settings.train.limit_batches
         self._length = count if limit is None else min(limit, count)
         # torch's loader is needed for workers and transforms; otherwise reading from memory is faster.
-        loads = self._loader.num_workers > 0 or self._loader.pin_memory or self._numbered.draws
-        loads |= ranks.several
+        loads = self._loader.num_workers > 0 or self._loader.pin_memory or draws is not None or ranks.several
         self._in_memory = samples if isinstance(samples, TensorSamples) and not loads else None
         in_reach = self.samples if shuffle else self._length * settings.data.batch_size
         self._population = min(self.samples, in_reach)
+        self._next_epoch = 0
 
     def __len__(self) -> int:
         return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of the next epoch; the first is epoch 0."""
+        # A generator, so that an epoch is counted only when its first batch is read.
+        number, self._next_epoch = self._next_epoch, self._next_epoch + 1
+        yield from self.epoch(number)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one pass, without its first `start`."""
@@ -231,12 +215,8 @@ class Batches:
     def _batch(self, at: int, ids: Tensor, inputs: Any, target: Any) -> Batch:
         """The batch with the number `at` in the pass, on the device."""
         whole = min(self._batch_size, self.samples - at * self._batch_size)
-        if self._device.type != "cpu":
-            inputs, target = self._placed(inputs), self._placed(target)
-        return Batch(ids, inputs, target, self._population, self._split, self.data, whole)
-
-    def _placed(self, value: Any) -> Any:
-        return _on(self._device, value, {"non_blocking": True})
+        batch = Batch(ids, inputs, target, self._population, self._split, self.data, whole)
+        return batch if self._device.type == "cpu" else batch.to(self._device, non_blocking=True)
 
 
 def rows_of_rank(batch: Sequence[int], rank: int, size: int) -> list[int]:

@@ -50,19 +50,14 @@ class Compiled:
 
     def _tried(self, call: Any, args: Any, kwargs: Any) -> tuple[Any, dict[tuple[str, str], int], bool]:
         """Output, firings by (hook, path), and whether random numbers were drawn; the state of the run is restored."""
-        with self._hooks.uncounted(), buffers_kept(self._model), torch.random.fork_rng():
-            before, state = self._fired(), torch.get_rng_state()
+        hooks = self._hooks
+        sites = [(site.hook_name, site.path) for site in hooks.sites if site.hook_type.phase == "forward"]
+        with hooks.uncounted(), buffers_kept(self._model), torch.random.fork_rng():
+            before, state = dict(hooks.fired), torch.get_rng_state()
             output = call(*args, **kwargs)
-            fired = {key: count - before[key] for key, count in self._fired().items()}
+            after = hooks.fired
+            fired = {key: after[key] - before[key] for key in sites}
             return output, fired, not torch.equal(torch.get_rng_state(), state)
-
-    def _fired(self) -> dict[tuple[str, str], int]:
-        """(hook, path) -> how often each hook of the forward pass has fired."""
-        fired = self._hooks.fired
-        keys = [
-            (site.hook_name, site.path) for site in self._hooks.sites if site.hook_type.phase == "forward"
-        ]
-        return {key: fired[key] for key in keys}
 
 
 TOLERANCE = 0.02

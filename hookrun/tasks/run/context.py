@@ -9,19 +9,18 @@ from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp import GradScaler
 
 from hookrun.actions.fields import Meaning
 from hookrun.data import Split
 from hookrun.errors import HookrunError
 from hookrun.plan.texts import decoder_of, tokenizer_of
-from hookrun.ranks.alone import Ranks, share
+from hookrun.ranks.alone import share
 from hookrun.runtime import Installation
-from hookrun.runtime.clock import Clock, RowsOfRank
+from hookrun.runtime.clock import RowsOfRank
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.signals import pending
-from hookrun.spec import Settings
 from hookrun.store.records import Of
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states.files import SECONDS
@@ -30,9 +29,8 @@ from hookrun.tasks.metrics.measuring import Measuring
 from hookrun.tasks.resume.states import Resuming
 from hookrun.tasks.run.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.run.compile_check import Compiled, buffers_kept
-from hookrun.tasks.run.components import as_call
 from hookrun.tasks.run.generators import generator_states, set_generators
-from hookrun.tasks.run.prepare import Prepared
+from hookrun.tasks.run.prepare import Prepared, as_call
 from hookrun.tasks.run.progress import Screen, numbers
 from hookrun.tasks.run.sample_names import SampleNames
 from hookrun.tasks.run.session import leave_new_memory
@@ -81,23 +79,6 @@ class PartialPass:
             each.load_state_dict(state["holding"][name])
 
 
-class DurableRows:
-    """Decides when to save a state in a task without training: when captured rows have been written to disk.
-
-    Then these rows are not computed again. Saving writes buffered rows too, so that indexes and the state agree.
-    """
-
-    def __init__(self, run_dir: RunDir, resuming: Resuming) -> None:
-        self._run_dir, self._resuming = run_dir, resuming
-        self._shards = run_dir.shards
-
-    def point(self) -> None:
-        """Call it after each batch; saves a state if one is due."""
-        due = self._run_dir.shards != self._shards or self._resuming.seconds >= SECONDS
-        if self._resuming.point(due):
-            self._shards = self._run_dir.shards
-
-
 PASS = "pass"
 _AS_IT_IS = nullcontext()
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -125,29 +106,22 @@ class RunContext:
     _others: Any = None
     _begun: bool = False
 
-    @cached_property
-    def ranks(self) -> Ranks:
-        """The processes of the run."""
-        return self.run_dir.ranks
-
-    @cached_property
-    def settings(self) -> Settings:
-        """The settings of the experiment."""
-        return self.prepared.settings
-
-    @cached_property
-    def model(self) -> nn.Module:
-        """The hooked model."""
-        return self.prepared.model
+    def __post_init__(self) -> None:
+        self.ranks = self.run_dir.ranks
+        self.settings = self.prepared.settings
+        self.model = self.prepared.model  # the hooked model
+        # Sharded parameters need every rank to take part in every pass.
+        self.sharded = self.ranks.several and self.settings.compute.strategy == "fsdp"
+        self._autocast_dtype = _AUTOCAST.get(self.settings.compute.precision)
+        hooks = [hook.spec for hook in self.prepared.plan.hooks]
+        self._may_stop = any(hook.action.given(Meaning.POLICY) == "stop" for hook in hooks)
+        clauses = [hook.keys.tokens for hook in hooks if hook.keys.tokens is not None]
+        self._names_spans = any(tokens.spans for clause in clauses for tokens in clause.filters)
 
     @property
     def stopped(self) -> bool:
         """Whether a check stops the run. Pending results of checks are read only if some check may stop it."""
         return self.sink.stop is not None or (self._may_stop and self.hooks.stopped is not None)
-
-    @cached_property
-    def _may_stop(self) -> bool:
-        return any(hook.spec.action.given(Meaning.POLICY) == "stop" for hook in self.prepared.plan.hooks)
 
     def forward(self, batch: Batch) -> Any:
         """The model's output, under automatic mixed precision if configured; None if this rank has no row."""
@@ -180,11 +154,6 @@ class RunContext:
             clock.rows = None if clock.stands_in else RowsOfRank(mine, batch.whole)
         if self._names_spans:
             self.hooks.spans = batch.spans
-
-    @cached_property
-    def sharded(self) -> bool:
-        """Whether parameters are sharded over the ranks, so that every rank has to take part in every pass."""
-        return self.ranks.several and self.settings.compute.strategy == "fsdp"
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
@@ -228,11 +197,6 @@ class RunContext:
         self.measuring.add(average, loss, output, batch, others)
 
     @cached_property
-    def _names_spans(self) -> bool:
-        clauses = [hook.spec.keys.tokens for hook in self.prepared.plan.hooks]
-        return any(each.spans for clause in clauses if clause for each in clause.filters)
-
-    @cached_property
     def _call(self) -> Callable[..., Any]:
         return Compiled(self.hooks, self.model) if self.settings.compute.compile else self.model
 
@@ -254,7 +218,7 @@ class RunContext:
 
     def sum_over_ranks(self, average: Average) -> Average:
         """The sum of the Averages of all ranks; every rank calls it."""
-        return summed(average, self.measuring.average, self.ranks)
+        return summed(average, self.measuring.average, self.ranks) if self.ranks.several else average
 
     def after(self, batch: Batch) -> None:
         """Call it after each batch on every rank.
@@ -274,10 +238,6 @@ class RunContext:
         """A context manager for automatic mixed precision, if configured."""
         dtype = self._autocast_dtype
         return _AS_IT_IS if dtype is None else torch.autocast(self.prepared.device.type, dtype)
-
-    @cached_property
-    def _autocast_dtype(self) -> torch.dtype | None:
-        return _AUTOCAST.get(self.settings.compute.precision)
 
     def log(self, split: str, values: dict[str, float], of: Of | None = None, **more: float) -> None:
         """Write one line of metrics.jsonl, also to the loggers.
@@ -307,9 +267,14 @@ class RunContext:
         self.log(split, values, of)
         self.screen.say(f"{split:8} {numbers(values)}")
 
-    def logged(self, number: int) -> Logged:
+    @contextmanager
+    def logged(self, number: int) -> Iterator[bool]:
         """A block for one step or batch. It is logged, and edits are counted, on every `train.log_every`-th."""
-        return Logged(self.hooks.clock, number % self.settings.train.log_every == 0)
+        self.hooks.clock.counting = number % self.settings.train.log_every == 0
+        try:
+            yield self.hooks.clock.counting
+        finally:
+            self.hooks.clock.counting = False
 
     def evaluate(
         self,
@@ -383,7 +348,8 @@ class RunContext:
                 yield stack.enter_context(closing(passed)), shown
         finally:
             self.sink.settle()
-            reshard(self.model)
+            if self.sharded:
+                reshard(self.model)
             self.model.train(training)
             clock.step = at.step
 
@@ -398,7 +364,7 @@ class RunContext:
     ) -> Generator[Batch]:
         """The remaining batches; a request for the next batch means that the last one is finished."""
         rest = batches.epoch(0, at.batches)
-        trains, rows = self.prepared.task.trains, DurableRows(self.run_dir, self.resuming)
+        trains, shards = self.prepared.task.trains, self.run_dir.shards
         with closing(self.screen.track(rest, len(batches), label, shown, at.batches)) as tracked:
             for batch in tracked:
                 yield batch
@@ -411,26 +377,13 @@ class RunContext:
                     return
                 if not saves and (signal := pending()) is not None:
                     raise signal  # without saving: a state would lack the task's sums
-                if saves and trains:
-                    self.resuming.point()
-                elif saves:
-                    rows.point()
-
-
-class Logged:
-    """A context manager for a step; its value is whether the step is logged."""
-
-    __slots__ = ("_clock", "_logs")
-
-    def __init__(self, clock: Clock, logs: bool) -> None:
-        self._clock, self._logs = clock, logs
-
-    def __enter__(self) -> bool:
-        self._clock.counting = self._logs
-        return self._logs
-
-    def __exit__(self, *_: object) -> None:
-        self._clock.counting = False
+                if not saves:
+                    continue
+                # Rows that are on the disk are not computed again. Saving writes buffered rows too, so that indexes
+                # and the state agree.
+                due = not trains and (self.run_dir.shards != shards or self.resuming.seconds >= SECONDS)
+                if self.resuming.point(due):
+                    shards = self.run_dir.shards
 
 
 def _copied(leaf: Any) -> Any:

@@ -38,9 +38,8 @@ def failure_recorded(run_dir: RunDir) -> Iterator[None]:
             _record_failure(run_dir, error)
             raise
     except KeyboardInterrupt as interruption:
-        _record_failure(
-            run_dir, interruption
-        )  # in case a second signal arrived before the first was recorded
+        # in case a second signal arrived before the first was recorded
+        _record_failure(run_dir, interruption)
         raise
 
 

@@ -6,7 +6,7 @@ execute(ready, path)                   this file: the run directory and its stat
         task.perform(context)          tasks/train.py, evaluate.py, predict.py, ...: batches through the model
             train(context)             training.py: epochs of steps, validation, checkpoints
                 train_step(training)   step.py: forward, backward, clip, check, step, log
-    summary(context)                   summaries.py: how often each hook fired, what it changed
+    hook_lines(context)                summaries.py: how often each hook fired, what it changed
 hookrun.report                         report.html, made from the directory alone
 """
 
@@ -25,6 +25,7 @@ from hookrun.models import RANDOM
 from hookrun.plan import table
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.runtime import Installation
+from hookrun.runtime.install import describe_inactive
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.signals import listening, shielded
 from hookrun.store.environment import environment
@@ -44,7 +45,7 @@ from hookrun.tasks.run.prepare import Prepared
 from hookrun.tasks.run.progress import Screen
 from hookrun.tasks.run.session import session
 from hookrun.tasks.run.sink import RunSink
-from hookrun.tasks.run.summaries import hook_facts, hook_lines, inactive_lines, model_facts, summary
+from hookrun.tasks.run.summaries import hook_facts, hook_lines, model_facts
 from hookrun.tasks.sharded.over_ranks import RANKS, bytes_of_all, counts_of_all, effects_of_all, left_out
 from hookrun.tasks.sharded.rank_fit import under_ranks
 from hookrun.tasks.sharded.sharding import shard
@@ -108,14 +109,14 @@ def run_under_hooks(
     screen = Screen(quiet=not ranks.is_main)
     show_plan(prepared, screen, table.SHOWN)
     sharded = ranks.several and settings.compute.strategy == "fsdp"
-    together, reduced = Loggers(), ReducedGradients(stands_in=sharded) if ranks.several else None
-    sink = RunSink(run_dir, screen.say, together)
+    opened, reduced = Loggers(), ReducedGradients(stands_in=sharded) if ranks.several else None
+    sink = RunSink(run_dir, screen.say, opened)
     hooked = [hook.spec for hook in prepared.plan.hooks]
     sink.of_rows = {each.name for each in hooked if each.hook_type.of_rows or each.keys.when.rank is not None}
     model = prepared.model.to(prepared.device)
     scaler = GradScaler(prepared.device.type, enabled=settings.compute.precision == "fp16")
     with (
-        together.open(loggers if ranks.is_main else (), LoggedRun(run_dir.path, _config(prepared))),
+        opened.open(loggers if ranks.is_main else (), LoggedRun(run_dir.path, _config(prepared))),
         session(settings.compute, settings.seed),
         Installation(
             prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied, reduced=reduced
@@ -130,8 +131,7 @@ def run_under_hooks(
             hooks.follow_parameters()
         if run_dir.resumed is not None:
             screen.say(f"resumed from {run_dir.resumed.path.name}, step {hooks.clock.step}")
-            of_rank = {each.spec.name: each.spec.keys.when.rank for each in prepared.plan.hooks}
-            chosen = {name: of for name, of in of_rank.items() if of is not None}
+            chosen = {each.name: each.keys.when.rank for each in hooked if each.keys.when.rank is not None}
             screen.note(left_out(len(run_dir.resumed.part(RANKS)), ranks, chosen))
         context = RunContext(
             prepared, hooks, sink, run_dir, screen, scaler, resuming, reduced or ReducedGradients()
@@ -147,17 +147,19 @@ def run_under_hooks(
             perform(context)
             sink.settle()
             run_dir.take_kept()
-            effects_of_all(hooks, ranks)
-            bytes_of_all(sink.bytes, sink.of_rows, ranks)
+            if ranks.several:
+                effects_of_all(hooks, ranks)
+                bytes_of_all(sink.bytes, sink.of_rows, ranks)
             if any(each.action.captures for each in hooked):
                 counts_of_all(run_dir.captures.counts, ranks, run_dir.reached)
-        stopped = hooks.stopped
-        if (inactive := inactive_lines(hooks)) and settings.strict and stopped is None:
-            for line in hook_lines(context):
-                screen.say(line)
-            raise HookrunError("\n".join(["strict: hooks matched and did nothing", *inactive]))
-        for line in summary(context):
+        for line in hook_lines(context):
             screen.say(line)
+        inactive, stopped = describe_inactive(hooks.inactive, table.SHOWN), hooks.stopped
+        if inactive and settings.strict and stopped is None:
+            raise HookrunError("\n".join(["strict: hooks matched and did nothing", *inactive]))
+        for line in inactive:
+            screen.say(f"WARNING: {line}")
+        screen.say(f"run directory: {run_dir.path}")
     return stopped
 
 
@@ -210,19 +212,14 @@ def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> N
     """Print the plan with at most `limit` modules for each hook (None: all), the weights' source, lines and notes."""
     several = prepared.settings.compute.strategy != "none"
     table.show(prepared.plan, screen.console, limit, under_ranks(prepared.plan) if several else None)
-    screen.say(f"weights: {_weights(prepared)}")
-    for line in prepared.lines:
+    weights, task = prepared.weights, prepared.task
+    if weights == RANDOM and not task.trains:
+        weights += (
+            f", and task={task.name} does not train them (model.weights takes a file or a published name)"
+        )
+    for line in (f"weights: {weights}", *prepared.lines):
         screen.say(line)
     screen.note(prepared.notes)
-
-
-def _weights(prepared: Prepared) -> str:
-    task = prepared.task
-    if prepared.weights != RANDOM or task.trains:
-        return prepared.weights
-    return (
-        f"{RANDOM}, and task={task.name} does not train them (model.weights takes a file or a published name)"
-    )
 
 
 def _config(prepared: Prepared) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from hookrun.lookup import NoSuchKey
 from hookrun.spec import Experiment, Settings, Spec
 from hookrun.spec.experiment import RunWeights
 from hookrun.tasks.base import task_of
-from hookrun.tasks.run.batches import Batch, Batches
+from hookrun.tasks.run.batches import Batches
 from hookrun.tasks.run.prepare import prepare_alone
 from hookrun.tasks.under_hooks import TaskUnderHooks
 from hookrun.trust.packages import read_once
@@ -48,47 +48,22 @@ class ExperimentData(Mapping[str, Dataset[tuple[Any, torch.Tensor]]]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def loader(self, split: str, *, shuffle: bool | None = None) -> SplitLoader:
+    def loader(self, split: str, *, shuffle: bool | None = None) -> Batches:
         """The batches of a split: order, batch size, sample ids and limits as in a run.
+
+        Each ``for batch in loader`` is one epoch. A batch has `ids`, `inputs`, `target`, `population` and `split`: set
+        ``hooks.samples = batch.ids``.
 
         shuffle: None: `train.shuffle` for training samples, False for validation samples
         """
         known = self._known(split)
         shuffled = (known == "train" and self.settings.train.shuffle) if shuffle is None else shuffle
-        return SplitLoader(Batches(self, known, shuffle=shuffled))
+        return Batches(self, known, shuffle=shuffled)
 
     def _known(self, split: str) -> Split:
         if split not in tuple(self):
             raise NoSuchKey(f"no split {split!r} in the data {self.info.name!r}: {nearest(str(split), self)}")
         return cast(Split, split)
-
-
-class SplitLoader:
-    """The batches of a split. Each ``for batch in loader`` is one epoch; the first is epoch 0.
-
-    A batch has `ids`, `inputs`, `target`, `population` and `split`: set ``hooks.samples = batch.ids``.
-    """
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-        self._epoch = 0
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[Batch]:
-        # A generator, so that an epoch is counted only when its first batch is read.
-        number, self._epoch = self._epoch, self._epoch + 1
-        yield from self._batches.epoch(number)
-
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of the epoch with this number."""
-        return self._batches.epoch(number)
-
-    @property
-    def samples(self) -> int:
-        """The number of samples in the split."""
-        return self._batches.samples
 
 
 def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, ExperimentData]:
@@ -103,7 +78,7 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
         what = f"it needs the run of {experiment.settings.needs[named.run]}, which has not been made"
         raise SpecError([Problem("model.weights.run", what, "run the experiment once on the command line")])
     task = task_of(experiment)
-    split = task.first_split() if isinstance(task, TaskUnderHooks) else "train"
+    split = task.splits[0] if isinstance(task, TaskUnderHooks) else "train"
     with read_once(trust):
         built = prepare_alone(experiment, Spec(()), split, trust, tries=False)
     if built.leftover:

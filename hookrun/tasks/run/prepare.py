@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +14,15 @@ from torch import Tensor, nn
 from hookrun import data, models
 from hookrun.actions.given import GivenFunction
 from hookrun.data import DataInfo, Split
-from hookrun.data.samples import Samples
-from hookrun.errors import CompileError, Problem, SpecError, listed
-from hookrun.plan.plan import PlannedHook
+from hookrun.data.info import SPLITS
+from hookrun.data.samples import IGNORED
+from hookrun.errors import CompileError, Problem, Refusal, SpecError, listed
+from hookrun.models.arguments import unfit_tokens
+from hookrun.plan.model_tree import unhookable
 from hookrun.prove.trial import Example, Plan, compile_plan
-from hookrun.run_values import NotYetRun, RunReferences, Source, other_runs, with_found_weights
-from hookrun.spec import Experiment, HookSpec, Settings, Spec
+from hookrun.run_values import NotYetRun, RunReferences, with_found_weights
+from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
+from hookrun.spec import Experiment, Settings, Spec
 from hookrun.spec.tokens import Tokens
 from hookrun.store.records import UsedRunRecord
 from hookrun.tasks.base import JobCache, Ready, metrics_of, model_key
@@ -26,28 +30,42 @@ from hookrun.tasks.metrics.losses import WHERE as LOSS
 from hookrun.tasks.metrics.losses import TrainLoss, load_loss
 from hookrun.tasks.metrics.metrics import WHERE as METRICS
 from hookrun.tasks.metrics.metrics import Metric, load_metrics
-from hookrun.tasks.run.components import EXAMPLE_BATCH, Components, Mistakes, as_call, components, model_for
 from hookrun.tasks.run.session import device_named, session
-from hookrun.tasks.training.parameter_groups import Trained
+from hookrun.tasks.training.optimizers import OPTIMIZER, SCHEDULER, check_arguments
+from hookrun.tasks.training.parameter_groups import Trained, chosen
 from hookrun.trust.callables import Code
-from hookrun.trust.load import DATA, MODELS, OPTIMIZERS, SCHEDULERS, Kind, load
+from hookrun.trust.load import DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
 
+EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
+_SOME_SHAPE = (3, 64, 64)
+_SOME_CLASSES = 10
+_SOME_TOKENS = 256
 MOST_CHECKED = 4_096
 """The number of samples that are checked before the run; a later sample without a span makes the run fail there."""
 
 Score = Callable[[Any, Tensor], Tensor]
 """(output, targets) -> the score from which a backward pass without training starts."""
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Prepared(Ready):
-    """An experiment with everything that it names (see `Components`) and its compiled plan.
+    """An experiment with everything that it names and its compiled plan.
 
-    notes:   notes that are shown with the plan
-    trained: the parameters that the task trains; None if it does not train
-    lines:   lines about the task that are shown with the plan
+    weights:  the source of the model's weights: `random`, the name of published weights, or a path
+    leftover: tensors of the weights file that the model does not have: parameters that hooks will add
+    applied:  the identities of the hooks that had changed the model when the weights file was written
+    loss:     the loss of `train.loss`
+    metrics:  the metrics of `task.metrics`
+    trust:    names of the packages whose code the experiment may use
+    notes:    notes that are shown with the plan
+    trained:  the parameters that the task trains; None if it does not train
+    lines:    lines about the task that are shown with the plan
     """
 
+    trust: frozenset[str]
     data: DataInfo
     model: nn.Module
     device: torch.device
@@ -56,7 +74,6 @@ class Prepared(Ready):
     applied: frozenset[str]
     loss: TrainLoss
     metrics: tuple[Metric, ...]
-    trust: frozenset[str]
     plan: Plan
     notes: tuple[str, ...]
     trained: Trained | None = None
@@ -68,35 +85,230 @@ class Prepared(Ready):
         return self.plan.runs
 
 
-def whole(
-    parts: Components, experiment: Experiment, plan: Plan | None, notes: list[str], *, trains: bool
-) -> Prepared:
-    """The whole, after every mistake was refused, with the code and the other runs that the plan names."""
-    # A part that is missing has been refused.
-    assert plan is not None and parts.loss is not None and parts.metrics is not None
-    code = own_code(experiment.settings, parts.loss, parts.metrics, trains=trains)
-    plan = replace(plan, code=code, runs=(*plan.runs, *other_runs(experiment)))
-    return Prepared(**vars(parts), experiment=experiment, plan=plan, notes=(*experiment.notes, *notes))
+@dataclass
+class Parts:
+    """What an experiment names, as in `Prepared`; None where it is not valid. Mistakes are collected, to tell them all.
 
-
-def check_selectors(hooks: Spec, model: nn.Module | None, runs: RunReferences, mistakes: Mistakes) -> None:
-    """Check the selectors alone where data or model are not valid; the notes say what was not checked.
-
-    model: None if it is not valid
+    problems:      the mistakes found so far
+    unchecked:     what could not be checked because of them
+    of_hooks_only: all of them are of hooks that do not fit the model
     """
-    if not hooks.hooks:
-        return
-    if model is None:
-        mistakes.notes.append("the hooks were not checked, because the model is not valid")
-        return
-    mistakes.notes.append("shapes were not checked, because the data is not valid")
-    mistakes.collected(lambda: compile_plan(hooks, model, runs=runs))
+
+    experiment: Experiment
+    trust: frozenset[str]
+    data: DataInfo | None = None
+    model: nn.Module | None = None
+    device: torch.device | None = None
+    weights: str = ""
+    leftover: Mapping[str, Tensor] = field(default_factory=dict)
+    applied: frozenset[str] = frozenset()
+    loss: TrainLoss | None = None
+    metrics: tuple[Metric, ...] | None = None
+    problems: list[Problem] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    of_hooks_only: bool = True
+
+    def add(self, problems: Sequence[Problem], *, of_hooks: bool = False) -> None:
+        """Add mistakes.
+
+        of_hooks: they are of hooks that do not fit the model
+        """
+        self.problems += problems
+        self.of_hooks_only &= of_hooks or not problems
+
+    def tried(self, make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
+        """The result of `make`. If it raises SpecError or CompileError, None, and its mistakes are added."""
+        try:
+            return make(*args, **options)
+        except Refusal as error:
+            self.add(error.errors, of_hooks=isinstance(error, CompileError))
+            return None
+
+    def refuse(self) -> None:
+        """Raise SpecError if there are mistakes; CompileError if only hooks do not fit the model."""
+        if self.problems:
+            kind = CompileError if self.of_hooks_only else SpecError
+            raise kind(list(dict.fromkeys(self.problems)), self.unchecked)
+
+    def prepared(self, plan: Plan, notes: Iterable[str], **more: Any) -> Prepared:
+        """The prepared experiment, after all mistakes were refused."""
+        built = {name: value for name, value in vars(self).items() if name in Prepared.__dataclass_fields__}
+        return Prepared(**built, plan=plan, notes=tuple(notes), **more)
+
+
+def prepare_alone(
+    experiment: Experiment, hooks: Spec, split: Split, trust: frozenset[str], *, tries: bool = True
+) -> Prepared:
+    """The experiment with these hooks instead of its own, and without the checks of its task.
+
+    tries: check the hooks by a trial run in training mode
+
+    Raises SpecError or CompileError with every mistake.
+    """
+    parts = build(experiment, split, trust)
+    parts.refuse()
+    info, model, experiment = parts.data, parts.model, parts.experiment
+    assert info is not None and model is not None  # else there is a mistake
+    runs = RunReferences.of(experiment, split, info)
+    example = as_call(info.example(EXAMPLE_BATCH), model) if tries else None
+    plan = compile_plan(hooks, model, runs=runs, example=example, training=True)
+    return parts.prepared(plan, experiment.notes)
+
+
+def without_data(
+    experiment: Experiment, hooks: Spec, split: Split | None, error: SpecError, trust: frozenset[str]
+) -> Prepared:
+    """Compile the hooks for a model that does not depend on the data, which is missing, as `error` says.
+
+    The result can only be shown: shapes are not checked, and the plan says why.
+
+    Raises `error` if something else is invalid too, or if the model needs the data; CompileError for the hooks.
+    """
+    if not all(problem.where.startswith("data.") for problem in error.errors):
+        raise error
+    parts = build(experiment, split or SPLITS[0], trust, with_data=False)
+    if parts.model is None:
+        raise error from None
+    experiment = parts.experiment
+    parts.data = DataInfo(experiment.settings.data.name, {}, None, None, {"train": 0, "val": 0})
+    runs = RunReferences.of(experiment, split)
+    plan = compile_plan(hooks, parts.model, runs=runs)
+    why = "; ".join(f"{problem.where}: {problem.what}" for problem in error.errors)
+    return parts.prepared(replace(plan, unchecked=why), experiment.notes)
+
+
+# ---- model, data, loss, metrics --------------------------------------------------------------------------------
+
+
+def build(
+    experiment: Experiment,
+    split: Split,
+    trust: frozenset[str],
+    *,
+    cache: JobCache | None = None,
+    with_data: bool = True,
+) -> Parts:
+    """Describe the data, and build the model with its weights. Reads no data.
+
+    split:     the split whose samples are the model's inputs
+    cache:     has the model of the job that was checked before
+    with_data: false: do as if there were no data
+    """
+    parts = Parts(experiment, trust)
+    parts.experiment = parts.tried(with_found_weights, experiment) or experiment
+    settings = parts.experiment.settings
+    parts.device = parts.tried(device_named, settings.compute.device)
+    info = parts.data = parts.tried(data.describe, settings.data, split) if with_data else None
+    of_tokens = info is not None and info.tokenizer is not None
+    parts.loss = parts.tried(load_loss, settings.train.loss, tokens=of_tokens)
+    if parts.loss is not None and parts.loss.module is not None and parts.device is not None:
+        parts.loss.module.to(parts.device)
+    parts.metrics = parts.tried(load_metrics, metrics_of(settings.task))
+    if cache is None:
+        parts.model, parts.leftover, parts.applied, problems = load_model(
+            settings, info, trust, stands_in=with_data
+        )
+    else:
+        if (key := model_key(settings)) not in cache.model:
+            cache.model.clear()  # frees the last model first: two large models may not fit into memory
+            cache.model[key] = load_model(settings, info, trust)
+        parts.model, parts.leftover, parts.applied, problems = cache.model[key]
+    parts.add(problems)
+    if info is not None and parts.model is not None:
+        parts.add(unfit_tokens(parts.model, info.vocab_size, info.length))
+    parts.weights = models.origin(settings.model)
+    return parts
+
+
+def load_model(
+    settings: Settings, info: DataInfo | None, trust: frozenset[str], *, stands_in: bool = True
+) -> tuple[nn.Module | None, Mapping[str, Tensor], frozenset[str], list[Problem]]:
+    """The model with its weights, `leftover` and `applied` as in `Prepared`, and the mistakes in model and weights.
+
+    stands_in: if `info` is None, the model gets some shape, classes and vocabulary, on which names of modules do not
+               depend
+    """
+    shape, classes, vocabulary, length = None, None, None, None
+    if info is not None:
+        shape = info.inputs.shape if isinstance(info.inputs, data.TensorInfo) else None
+        classes, vocabulary, length = info.num_classes, info.vocab_size, info.length
+    elif stands_in:
+        shape, classes, vocabulary, length = _SOME_SHAPE, _SOME_CLASSES, _SOME_TOKENS, _SOME_TOKENS
+    model = None
+    try:
+        with session(settings.compute, settings.seed):
+            model = models.build(
+                settings.model,
+                sample_shape=shape,
+                num_classes=classes,
+                trust=trust,
+                vocab_size=vocabulary,
+                length=length,
+            )
+        leftover = models.load_weights(model, settings.model)
+    except Refusal as error:
+        return model, {}, frozenset(), error.errors
+    return model, leftover, models.applied_hooks(settings.model), []
+
+
+def as_call(batch: Tensor | Mapping[str, Tensor], model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a model call for a batch: (positional, keyword); named inputs are keyword arguments.
+
+    An encoder-decoder derives its decoder's input from `labels`, shifted by one position. A mask of the padding in it
+    is added if the batch does not have one.
+    """
+    if isinstance(batch, Tensor):
+        return (batch,), {}
+    named = dict(batch)
+    makes_tokens = "labels" in named and DECODER_IDS not in named and DECODER_MASK not in named
+    if makes_tokens and {DECODER_IDS, DECODER_MASK} <= parameters_of(model).keys():
+        named[DECODER_MASK] = (named["labels"] != IGNORED).to(named["labels"].dtype)
+    return (), named
+
+
+def own_code(
+    settings: Settings, loss: TrainLoss, metrics: Sequence[Metric], *, trains: bool
+) -> dict[str, Code]:
+    """Key path -> its code, for everything that is loaded by name from a trusted package.
+
+    trains: include the optimizer and its schedule
+    """
+    train = settings.train
+    named = [
+        ("model.factory", settings.model.factory, MODELS),
+        ("data.factory", settings.data.factory, DATA),
+    ]
+    if trains and ":" in train.optimizer.name:
+        named.append(("train.optimizer.name", train.optimizer.name, OPTIMIZERS))
+    if trains and train.scheduler is not None and ":" in train.scheduler.name:
+        named.append(("train.scheduler.name", train.scheduler.name, SCHEDULERS))
+    code = {where: load(text, kind, where).code for where, text, kind in named if text is not None}
+    loaded = {LOSS: loss.code, **{f"{METRICS}.{metric.name}": metric.code for metric in metrics}}
+    return code | {where: each for where, each in loaded.items() if each is not None}
+
+
+# ---- hooks and plan --------------------------------------------------------------------------------------------
+
+
+def trained_parameters(parts: Parts) -> Trained | None:
+    """The parameters that the task trains, with all others frozen; None if the model is not valid."""
+    model, train = parts.model, parts.experiment.settings.train
+    if model is None or unhookable(model) is not None:  # compiling the hooks reports an unhookable model
+        return None
+    trained, problems = chosen(train, parts.experiment.hooks, model)
+    misnamed = any(problem.where.startswith((OPTIMIZER, SCHEDULER)) for problem in parts.problems)
+    if not problems and not misnamed:
+        problems = check_arguments(train, model, trained.groups)
+    parts.add(problems)
+    if not parts.problems:
+        trained.freeze_rest(model)
+    return trained
 
 
 def compiled(
-    experiment: Experiment,
-    model: nn.Module,
+    parts: Parts,
     info: DataInfo,
+    model: nn.Module,
     split: Split | None,
     *,
     example: Example,
@@ -118,31 +330,27 @@ def compiled(
 
     Raises CompileError, and SpecError if the score cannot be computed from the model's output.
     """
-    settings, hooks = experiment.settings, experiment.hooks
+    settings, hooks = parts.experiment.settings, parts.experiment.hooks
     target = info.example_target(EXAMPLE_BATCH)
-    runs = RunReferences.of(experiment, split, info)
+    runs = RunReferences.of(parts.experiment, split, info)
+    compiling = partial(compile_plan, hooks, model, runs=runs, training=training)
     backward = training if score is None else lambda output: score(output, target)
-
-    def tried() -> Plan:
-        return compile_plan(hooks, model, runs=runs, example=example, training=training, backward=backward)
-
     if cache is None:
-        return tried()
+        return compiling(example=example, backward=backward)
     loss = None if score is None else settings.train.loss.model_dump(mode="json")
     key = json.dumps([model_key(settings), training, loss, structure(hooks)])
     if key not in cache.tried and not cache.is_over:
         cache.proven += 1
+        cache.tried[key] = None
         try:
-            plan = tried()
+            return compiling(example=example, backward=backward)
         except CompileError as error:
             cache.tried[key] = error
             raise
-        cache.tried[key] = None
-        return plan
     if (refusal := cache.tried.get(key)) is not None:
         raise refusal
     cache.unproven += key not in cache.tried
-    return compile_plan(hooks, model, runs=runs, training=training, backward=training)
+    return compiling(backward=training)
 
 
 ARGS = "args"
@@ -151,12 +359,8 @@ ARGS = "args"
 
 def structure(hooks: Spec) -> list[Any]:
     """A value that is equal for hooks of the same structure; see `compiled`."""
-    return [_of_hook(hook) for hook in hooks.hooks if hook.keys.enabled]
-
-
-def _of_hook(hook: HookSpec) -> Any:
-    plain = hook.to_dict()
-    return [hook.name, {**plain, "params": _without_fractions(plain["params"])}]
+    enabled = {hook.name: hook.to_dict() for hook in hooks.hooks if hook.keys.enabled}
+    return [[name, {**hook, "params": _without_fractions(hook["params"])}] for name, hook in enabled.items()]
 
 
 def _without_fractions(value: Any) -> Any:
@@ -169,187 +373,76 @@ def _without_fractions(value: Any) -> Any:
     return value
 
 
-def prepare_alone(
-    experiment: Experiment, hooks: Spec, split: Split, trust: frozenset[str], *, tries: bool = True
-) -> Prepared:
-    """The experiment with these hooks instead of its own, and without the checks of its task.
-
-    tries: check the hooks by a trial run in training mode
-
-    Raises SpecError or CompileError with every mistake.
-    """
-    mistakes = Mistakes()
-    experiment = mistakes.collected(lambda: with_found_weights(experiment)) or experiment
-    parts = components(experiment.settings, split, trust, mistakes)
-    mistakes.refuse()
-    info, model = parts.data, parts.model
-    assert info is not None and model is not None  # else there is a mistake
-    runs = RunReferences.of(experiment, split, info)
-    example = as_call(info.example(EXAMPLE_BATCH), model) if tries else None
-    plan = compile_plan(hooks, model, runs=runs, example=example, training=True)
-    return Prepared(**vars(parts), experiment=experiment, plan=plan, notes=experiment.notes)
+def leftover_problems(plan: Plan, leftover: Mapping[str, Tensor]) -> list[Problem]:
+    """A problem if hooks do not add every tensor of the weights file that the model does not have."""
+    added = {f"{owner}.{name}" if owner else name for owner, name in plan.added()}
+    unknown = sorted(set(leftover) - added)
+    if not unknown:
+        return []
+    names = listed(unknown, 8)
+    text = f"the file holds {len(unknown)} tensors that neither the model nor its hooks have: {names}"
+    return [Problem("model.weights", text, "use the model and the hooks that the file was saved with")]
 
 
-def without_data(
-    experiment: Experiment, hooks: Spec, split: Split | None, error: SpecError, trust: frozenset[str]
-) -> Prepared:
-    """Compile the hooks for a model that does not depend on the data, which is missing, as `error` says.
-
-    The result can only be shown: shapes are not checked, and the plan says why.
-
-    Raises `error` if something else is invalid too, or if the model needs the data; CompileError for the hooks.
-    """
-    settings = experiment.settings
-    if not all(problem.where.startswith("data.") for problem in error.errors):
-        raise error
-    try:
-        with session(settings.compute, settings.seed):
-            model = model_for(settings, None, trust)
-    except SpecError:
-        raise error from None
-    leftover = models.load_weights(model, settings.model)
-    nothing = DataInfo(settings.data.name, {}, None, None, {"train": 0, "val": 0})
-    plan = compile_plan(hooks, model, runs=RunReferences.of(experiment, split))
-    return Prepared(
-        experiment=experiment,
-        data=nothing,
-        model=model,
-        device=device_named(settings.compute.device),
-        weights=models.origin(settings.model),
-        leftover=leftover,
-        applied=models.applied_hooks(settings.model),
-        loss=load_loss(settings.train.loss),
-        metrics=load_metrics(metrics_of(settings.task)),
-        trust=trust,
-        plan=replace(plan, unchecked="; ".join(f"{each.where}: {each.what}" for each in error.errors)),
-        notes=tuple(experiment.notes),
-    )
-
-
-def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:
-    """Check that the other runs have a row for each sample that the hooks will see.
+def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> list[Problem]:
+    """A problem for each value of another run that lacks the row of a sample which its hook will see.
 
     samples: the hooks see samples with ids below this; None: not known beforehand
     trains:  the hooks see training samples, then validation samples
-
-    Raises CompileError.
     """
-    problems = list[Problem]()
-    for hook in plan.hooks:
-        for field, rows in _different_values(hook):
-            if isinstance(rows, Tensor | NotYetRun | GivenFunction) or rows.draws or samples is None:
-                continue
-            where = f"{hook.spec.where}.{field}"
-            if trains and hook.spec.keys.when.mode != "train":
-                text = "each training sample uses its own row, and validation samples have no rows"
-                problems.append(Problem(where, text, "add when: {mode: train}"))
-            elif len(missing := rows.missing(torch.arange(samples))):
-                hint = "capture them in that run too, or limit this run: train.limit_batches"
-                problems.append(Problem(where, rows.lacks(missing), hint))
-    if problems:
-        raise CompileError(problems)
-
-
-def _different_values(hook: PlannedHook) -> Iterator[tuple[str, Source]]:
-    """(field, value) of each value that the hook takes from a file or another run, each value once."""
-    for field, values in hook.values.items():
-        yield from ((field, value) for value in {id(value): value for value in values.values()}.values())
-
-
-def check_leftover(plan: Plan, leftover: Mapping[str, Tensor]) -> None:
-    """Check that hooks add all tensors of the weights file that the model does not have. Raises SpecError."""
-    unknown = sorted(set(leftover) - set(added_names(plan)))
-    if unknown:
-        names = listed(unknown, 8)
-        text = f"the file holds {len(unknown)} tensors that neither the model nor its hooks have: {names}"
-        hint = "use the model and the hooks that the file was saved with"
-        raise SpecError([Problem("model.weights", text, hint)])
-
-
-def added_names(plan: Plan) -> list[str]:
-    """The names, in the model, of the parameters that the plan's hooks add."""
-    return [
-        f"{match.path}.{name}" if match.path else name
+    values = [
+        (hook, field, rows)
         for hook in plan.hooks
-        if (name := hook.spec.action.adds(hook.spec.name)) is not None
-        for match in hook.matches
+        for field, by_module in hook.values.items()
+        for rows in {id(rows): rows for rows in by_module.values()}.values()  # each once
     ]
-
-
-def own_code(
-    settings: Settings, loss: TrainLoss, metrics: Sequence[Metric], *, trains: bool
-) -> dict[str, Code]:
-    """Key path -> its code, for everything that is loaded by name from a trusted package.
-
-    trains: include the optimizer and its schedule
-    """
-    found = {where: load(text, kind, where).code for where, text, kind in _factories(settings)}
-    if loss.code is not None:
-        found[LOSS] = loss.code
-    found |= {f"{METRICS}.{each.name}": each.code for each in metrics if each.code is not None}
-    train = settings.train
-    for where, named, kind in (
-        ("train.optimizer.name", train.optimizer, OPTIMIZERS),
-        ("train.scheduler.name", train.scheduler, SCHEDULERS),
-    ):
-        if trains and named is not None and ":" in named.name:
-            found[where] = load(named.name, kind, where).code
-    return found
-
-
-def _factories(settings: Settings) -> Iterator[tuple[str, str, Kind]]:
-    if settings.model.factory is not None:
-        yield "model.factory", settings.model.factory, MODELS
-    if settings.data.factory is not None:
-        yield "data.factory", settings.data.factory, DATA
-
-
-def check_spans(hooks: Iterable[HookSpec], settings: Settings, split: Split, samples: int | None) -> None:
-    """Raise CompileError if samples lack the spans of a hook. Hooks with a schedule may not see them, and are not
-    checked.
-
-    samples: the hooks see samples with ids below this; None: not known beforehand
-    """
-    asked = [(each.keys.tokens, each.where) for each in hooks if each.keys.enabled and each.keys.when.always]
-    problems = list(missing_spans(asked, settings, split, samples))
-    if problems:
-        raise CompileError(problems)
+    problems = list[Problem]()
+    for hook, field_name, rows in values:
+        if isinstance(rows, Tensor | NotYetRun | GivenFunction) or rows.draws or samples is None:
+            continue
+        where = f"{hook.spec.where}.{field_name}"
+        if trains and hook.spec.keys.when.mode != "train":
+            text = "each training sample uses its own row, and validation samples have no rows"
+            problems.append(Problem(where, text, "add when: {mode: train}"))
+        elif len(missing := rows.missing(torch.arange(samples))):
+            hint = "capture them in that run too, or limit this run: train.limit_batches"
+            problems.append(Problem(where, rows.lacks(missing), hint))
+    return problems
 
 
 def missing_spans(
     clauses: Iterable[tuple[Tokens | None, str]], settings: Settings, split: Split, samples: int | None
-) -> Iterator[Problem]:
+) -> list[Problem]:
     """A problem for each span that a sample lacks.
 
     clauses: (clause, the key path of its owner)
     samples: samples with ids below this are checked; None: nothing is checked
     """
-    strict = [
-        (clause, owner) for clause, owner in clauses if clause is not None and clause.missing == "error"
-    ]
     named = [
-        (each.span, owner) for clause, owner in strict for each in clause.filters if each.span is not None
+        (tokens.span, owner)
+        for clause, owner in clauses
+        if clause is not None and clause.missing == "error"
+        for tokens in clause.filters
+        if tokens.span is not None
     ]
     if not named or not samples:
-        return
-    found = data.load(settings.data, split, seed=settings.seed)
-    count = min(samples, len(found), MOST_CHECKED)
-    spans = found.spans(torch.arange(count))
+        return []
+    rows = data.load(settings.data, split, seed=settings.seed)
+    spans = rows.spans(torch.arange(min(samples, len(rows), MOST_CHECKED)))
+    problems = list[Problem]()
     for name, owner in dict.fromkeys(named):
-        if name in spans and (first := _without(spans[name])) is not None:
-            yield Problem(
-                f"{owner}.tokens.span",
-                f"{_called(found, first)} of the split '{split}' has no span {name!r}",
-                "give it one, or leave such samples out: tokens: {span: …, missing: skip}",
+        if name not in spans:
+            continue
+        first, end = spans[name].unbind(1)
+        if len(lacking := ((first < 0) | (end <= first)).nonzero()):
+            number = int(lacking[0])
+            file = rows.file(number)
+            sample = f"sample {number} ({file})" if file else f"sample {number}"
+            problems.append(
+                Problem(
+                    f"{owner}.tokens.span",
+                    f"{sample} of the split '{split}' has no span {name!r}",
+                    "give it one, or leave such samples out: tokens: {span: …, missing: skip}",
+                )
             )
-
-
-def _without(bounds: torch.Tensor) -> int | None:
-    """The first sample without a span; None if every sample has one."""
-    lacks = ((bounds[:, 0] < 0) | (bounds[:, 1] <= bounds[:, 0])).nonzero()
-    return int(lacks[0]) if len(lacks) else None
-
-
-def _called(samples: Samples, number: int) -> str:
-    file = samples.file(number)
-    return f"sample {number} ({file})" if file else f"sample {number}"
+    return problems

@@ -8,10 +8,8 @@ import io
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, cast
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -40,6 +38,7 @@ class SampleNames:
     pictures use them to label their axes.
 
     log_texts: called with the tokens that were written; None: their texts are not recorded
+    seen:      split -> how many of its samples were written
     """
 
     def __init__(
@@ -53,16 +52,14 @@ class SampleNames:
         self._log_texts = log_texts
         self._data = {split: batches.data for split, batches in parts.items()}
         self._num_classes = num_classes
-        self._seen = Counter[str]()
+        self.seen = Counter[str]()
         self._worst = list[tuple[float, str, int]]()
 
     def write(self, batch: Batch, output: Any) -> None:
         """Write the samples of a batch; `output` is the model's output for it."""
         samples = self._data[batch.split]
-        labels = _labels(batch.target)
-        predicted = self._predicted(output, len(batch.ids)) if labels is not None else None
-        losses = _losses(output, batch.target) if predicted is not None else None
-        self._seen[batch.split] += batch.whole
+        labels, predicted, losses = self._classes(batch.target, output)
+        self.seen[batch.split] += batch.whole
         tokens = self._tokens(batch)
         lines = list[dict[str, Any]]()
         for row, number in enumerate(batch.ids.tolist()):
@@ -73,14 +70,34 @@ class SampleNames:
                 line["predicted_class"] = samples.class_name(predicted[row])
             if losses is not None and math.isfinite(losses[row]):
                 line["loss"] = losses[row]
-                self._keep_worst((losses[row], batch.split, number))
+                self._worst.append((losses[row], batch.split, number))
             lines.append({**line, **tokens.get(row, {})})
+        self._worst = heapq.nlargest(MOST_WORST, self._worst)
         self._run_dir.append(SAMPLES, lines)
 
-    def _keep_worst(self, sample: tuple[float, str, int]) -> None:
-        heapq.heappush(self._worst, sample)
-        if len(self._worst) > MOST_WORST:
-            heapq.heappop(self._worst)
+    def _classes(
+        self, target: Tensor, output: Any
+    ) -> tuple[list[int] | None, list[int] | None, list[float] | None]:
+        """The label, the class with the largest score and the cross-entropy of the label of each sample of a batch.
+
+        None: the targets are not labels; the output is not scores [B, classes]; a label is not one of these classes.
+        """
+        if target.dim() != 1 or target.is_floating_point() or target.is_complex():
+            return None, None, None
+        labels, least = target.tolist(), max(self._num_classes or 2, 2)
+        if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(labels):
+            return labels, None, None
+        if not output.is_floating_point() or output.shape[1] < least:
+            return labels, None, None
+        scores = output.detach()
+        predicted = scores.argmax(1).tolist()
+        if not all(0 <= label < scores.shape[1] for label in labels):
+            return labels, predicted, None
+        return (
+            labels,
+            predicted,
+            F.cross_entropy(scores.float(), target.to(torch.int64), reduction="none").tolist(),
+        )
 
     def _worst_of_all(self) -> list[tuple[float, str, int]]:
         """(loss, split, number) of the samples with the highest loss on all ranks, in descending order; all call it."""
@@ -98,7 +115,7 @@ class SampleNames:
         wanted = {(split, number) for _, split, number in self._worst_of_all()}
         if not self._run_dir.ranks.is_main:
             return
-        for split, count in self._seen.items():
+        for split, count in self.seen.items():
             wanted |= {(split, number) for number in range(min(count, MOST_FIRST))}
             wanted |= {(split, part * (count - 1) // 3) for part in range(4)}  # the samples in the report
         lines = list[dict[str, Any]]()
@@ -114,13 +131,12 @@ class SampleNames:
 
     def state_dict(self) -> dict[str, Any]:
         """The counts and the samples with the highest loss so far, on all ranks; every rank calls it."""
-        return {"seen": dict(self._seen), "worst": [list(each) for each in self._worst_of_all()]}
+        return {"seen": dict(self.seen), "worst": [list(each) for each in self._worst_of_all()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace these by saved ones."""
-        self._seen = Counter(state["seen"])
+        self.seen = Counter(state["seen"])
         self._worst = [(float(loss), str(split), int(number)) for loss, split, number in state["worst"]]
-        heapq.heapify(self._worst)
 
     def _tokens(self, batch: Batch) -> dict[int, dict[str, Any]]:
         """Row -> the sample's tokens without padding, the padding, and the target of each token (None: no target).
@@ -156,34 +172,6 @@ class SampleNames:
             self._log_texts(torch.cat(kept).tolist())
         return found
 
-    def _predicted(self, output: Any, count: int) -> list[int] | None:
-        """The class with the largest score of each sample; None if the output is not scores [count, classes]."""
-        if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != count:
-            return None
-        if not output.is_floating_point() or output.shape[1] < 2:
-            return None
-        if self._num_classes is not None and output.shape[1] < self._num_classes:
-            return None
-        found: list[int] = output.detach().argmax(1).tolist()
-        return found
-
-
-def _losses(scores: Tensor, target: Tensor) -> list[float] | None:
-    """The cross-entropy of each sample's label; None if a label is not one of the classes."""
-    target = target.to(torch.int64)
-    if not bool(((target >= 0) & (target < scores.shape[1])).all()):
-        return None
-    losses: list[float] = F.cross_entropy(scores.detach().float(), target, reduction="none").tolist()
-    return losses
-
-
-def _labels(target: Tensor) -> list[int] | None:
-    """The labels of a batch; None if the targets are not labels."""
-    if target.dim() != 1 or target.is_floating_point() or target.is_complex():
-        return None
-    found: list[int] = target.tolist()
-    return found
-
 
 MOST_SIDE = 64
 """The largest side in pixels; a larger picture is downsampled by averaging."""
@@ -209,12 +197,6 @@ def picture_of(value: object) -> str | None:
     low, high = image.aminmax()
     grey = ((image - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
     array = grey[0].numpy() if len(grey) == 1 else grey.permute(1, 2, 0).contiguous().numpy()
-    return _png(array.tobytes(), array.shape)
-
-
-@lru_cache(maxsize=1024)  # the jobs of a sweep show many samples again
-def _png(pixels: bytes, shape: tuple[int, ...]) -> str:
-    """An image [H, W] or [H, W, 3] of uint8 as a PNG in base64."""
     file = io.BytesIO()
-    Image.fromarray(np.frombuffer(pixels, np.uint8).reshape(shape)).save(file, "PNG", optimize=True)
+    Image.fromarray(array).save(file, "PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode("ascii")

@@ -34,7 +34,7 @@ def session(compute: Compute, seed: int) -> Iterator[None]:
         stack.callback(setattr, torch.backends.cudnn, "benchmark", benchmark)
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        _seed_torch(seed)
+        torch.manual_seed(seed)
         if compute.threads is not None:
             torch.set_num_threads(compute.threads)
         _set_deterministic(compute.deterministic, warns=True, compiles=compute.compile)
@@ -50,14 +50,6 @@ def leave_new_memory() -> None:
     a tenth of the time of a small convolutional network.
     """
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def _seed_torch(seed: int) -> None:
-    """As `torch.manual_seed`, but without the tracebacks that it keeps for each accelerator that is not present."""
-    if torch.accelerator.is_available():
-        torch.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
 
 
 def _set_deterministic(mode: bool, *, warns: bool, compiles: bool = False) -> None:

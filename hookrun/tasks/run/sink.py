@@ -27,14 +27,16 @@ from hookrun.values.containers import readable
 class RunSink(RecordSink):
     """Writes captures to disk, keyed by the samples of the current batch.
 
-    split:   the split of the current batch
-    loggers: the loggers that show records live
-    of_rows: the names of the hooks that see only a rank's own rows of a batch, or act only on some ranks
-    bytes:   hook -> the total bytes of the tensors that it has counted
-    counted: [B], row numbers for a batch whose sample ids are not known; None: a capture has one row for each firing
+    split:    the split of the current batch
+    loggers:  the loggers that show records live
+    of_rows:  the names of the hooks that see only a rank's own rows of a batch, or act only on some ranks
+    bytes:    hook -> the total bytes of the tensors that it has counted
+    counted:  [B], row numbers for a batch whose sample ids are not known; None: a capture has one row for each firing
+    numbered: how many rows of such batches were numbered
     """
 
     wants_calls = True
+    numbered = 0
 
     def __init__(self, run_dir: RunDir, show: Callable[[str], None], loggers: Loggers | None = None) -> None:
         super().__init__()
@@ -52,12 +54,10 @@ class RunSink(RecordSink):
         writer, clock, loggers = self._run_dir.captures, site.clock, self.loggers
         of_samples = not site.hook_type.on_parameters  # a bias of 64 elements is not a batch of 64 samples
         if not self._run_dir.ranks.is_main and site.hook_name not in self.of_rows:
-            return lambda value, rows=None, tokens=None: (
-                None
-            )  # rank 0 writes it: it is the same on every rank
+            return lambda *captured: None  # rank 0 writes it: it is the same on every rank
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            if (value := in_reach(value)) is None:
+            if self.muted or (value := in_reach(value)) is None:
                 return
             if rows is not None:
                 rows = readable(rows)
@@ -90,6 +90,12 @@ class RunSink(RecordSink):
 
         return self.within_budget(site, keep)
 
+    def number(self, count: int) -> None:
+        """Begin a batch of `count` rows whose sample ids are not known: they are numbered on."""
+        if not self.muted:
+            self.counted = torch.arange(self.numbered, self.numbered + count, device="cpu")
+            self.numbered += count
+
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep`, limited by the hook's `max_bytes`, which the ranks divide among themselves."""
         limit, ranks = site.spec.action.given(Meaning.BYTE_LIMIT), self._run_dir.ranks
@@ -100,8 +106,13 @@ class RunSink(RecordSink):
 
     def state_dict(self) -> dict[str, Any]:
         """Its state between two steps; pending records are written to stats.jsonl before."""
-        found = super().state_dict()
-        return {**found, "bytes": dict(self.bytes), "split": self.split, "texts": sorted(self._texts_known)}
+        return {
+            **super().state_dict(),
+            "bytes": dict(self.bytes),
+            "split": self.split,
+            "texts": sorted(self._texts_known),
+            "numbered": self.numbered,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace its state by a saved one."""
@@ -109,6 +120,7 @@ class RunSink(RecordSink):
         self.bytes = Counter(state["bytes"])
         self.split = state["split"]
         self._texts_known = set(state["texts"])
+        self.numbered = state.get("numbered", 0)  # states of earlier versions lack it
 
     def log_texts(self, decode: Callable[[int], str | None], tokens: Iterable[int]) -> None:
         """Record the texts of tokens that are not recorded yet; tokens that `decode` does not know are left out."""

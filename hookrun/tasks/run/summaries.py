@@ -12,7 +12,6 @@ from hookrun.errors import counted, listed
 from hookrun.plan.model_tree import ModelNames
 from hookrun.plan.table import SHOWN, size
 from hookrun.runtime import Installation
-from hookrun.runtime.install import describe_inactive
 from hookrun.runtime.site import HookSite
 
 if TYPE_CHECKING:
@@ -61,12 +60,6 @@ def hook_facts(hooks: Installation) -> dict[str, Any]:
     }
 
 
-def summary(context: RunContext) -> list[str]:
-    """The lines of the summary."""
-    warnings = (f"WARNING: {line}" for line in inactive_lines(context.hooks))
-    return [*hook_lines(context), *warnings, f"run directory: {context.run_dir.path}"]
-
-
 def hook_lines(context: RunContext) -> Iterator[str]:
     """Lines for each hook: how often it fired on each module, and how much it changed, captured or counted."""
     by_hook = defaultdict[str, list[HookSite]](list)
@@ -91,8 +84,3 @@ def hook_lines(context: RunContext) -> Iterator[str]:
             yield f"    captured {counted(tensors, 'tensor')}, {size(count)}"
         if of_hook := context.sink.bytes[planned.spec.name]:
             yield f"    counted {size(of_hook)}"
-
-
-def inactive_lines(hooks: Installation) -> list[str]:
-    """A line for each hook that matched modules but did nothing."""
-    return describe_inactive(hooks.inactive, SHOWN)

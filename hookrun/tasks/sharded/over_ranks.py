@@ -8,7 +8,7 @@ bit-identical; with another number, rank 0 continues with the sums of all ranks,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hookrun.errors import listed
@@ -43,24 +43,15 @@ def summed(average: Average, empty: Callable[[], Average], ranks: Ranks) -> Aver
 
     empty: makes an empty Average of the same metrics
     """
-    if not ranks.several:
-        return average
-    whole = empty()
-    for state in gathered_trees(ranks, average.state_dict()):
-        of_rank = empty()
-        of_rank.load_state_dict(state)
-        whole.include(of_rank)
-    return whole
+    return _sum_of(gathered_trees(ranks, average.state_dict()), empty)
 
 
 def draws_of_main(hooks: Installation, ranks: Ranks) -> None:
     """Set the random draws of hooks to the position of rank 0, which has rows of every batch."""
-    drawing = [site for site in hooks.sites if site.draws]
-    if not drawing:
-        return
-    places = ranks.gathered([site.draws_place for site in drawing])[0]
-    for site, (draws, total) in zip(drawing, places, strict=True):
-        site.draws_place = (draws, total)
+    if drawing := [site for site in hooks.sites if site.draws]:
+        places = ranks.gathered([site.draws_place for site in drawing])[0]
+        for site, (draws, total) in zip(drawing, places, strict=True):
+            site.draws_place = (draws, total)
 
 
 def agreed_stop(stop: str | None, ranks: Ranks) -> str | None:
@@ -73,8 +64,6 @@ def agreed_stop(stop: str | None, ranks: Ranks) -> str | None:
 
 def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
     """Set the counts of hooks to those of all ranks. Hooks on gradients of parameters have equal counts already."""
-    if not ranks.several:
-        return
     sites = [site for site in hooks.sites if site.hook_type.batch]
     counted = ranks.total([number for site in sites for number in (int(site.changed), site.total)])
     chosen = [site for site in hooks.sites if site.spec.keys.when.rank is not None]
@@ -127,7 +116,7 @@ def for_rank(before: Sequence[RankState], ranks: Ranks, of_batch: Collection[str
     if len(before) == ranks.size:
         return before[ranks.rank]
     own = before if ranks.is_main else []
-    sums = {place: _sum_of([each["sums"][place] for each in own]) for place in before[0]["sums"]}
+    sums = {place: _sum_of(each["sums"][place] for each in own).state_dict() for place in before[0]["sums"]}
     hooks = _hooks_of_all([each["hooks"] for each in before], ranks, of_batch)
     return {"hooks": hooks, "sums": sums, **({"generators": before[0]["generators"]} if own else {})}
 
@@ -138,8 +127,7 @@ def left_out(before: int, ranks: Ranks, hooks: Mapping[str, Collection[int]]) ->
     before: the number of ranks that it had
     hooks:  name -> the ranks on which it acts (`when.rank`)
     """
-    gone = [name for name, of in hooks.items() if min(of) >= ranks.size and min(of) < before]
-    if not gone:
+    if not (gone := [name for name, of in hooks.items() if ranks.size <= min(of) < before]):
         return []
     what = f"{listed(gone, _SHOWN)}: `when.rank` names only ranks that the run does not have anymore"
     return [f"{what} ({before} before, {ranks.size} now): it does not act anymore"]
@@ -161,14 +149,14 @@ def with_sums(held: Mapping[str, Any], sums: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def _sum_of(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state of the sum of several Averages."""
-    whole = Average()
+def _sum_of(states: Iterable[Mapping[str, Any]], empty: Callable[[], Average] = Average) -> Average:
+    """The sum of several Averages, from their states."""
+    whole = empty()
     for state in states:
-        of_rank = Average()
+        of_rank = empty()
         of_rank.load_state_dict(state)
         whole.include(of_rank)
-    return whole.state_dict()
+    return whole
 
 
 def _hooks_of_all(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -46,48 +44,40 @@ def settings_misfits(settings: Settings, *, scores: bool) -> list[Problem]:
 
 
 def hook_misfits(plan: ResolvedPlan) -> list[Problem]:
-    """A problem for each hook whose results would depend on the number of ranks."""
-    return [
-        Problem(f"{hook.spec.where}.{key}", what, hint)
-        for hook in plan.hooks
-        if hook.spec.hook_type.of_rows
-        for key, what, hint in _misfits_of(hook)
-    ]
-
-
-def _misfits_of(hook: PlannedHook) -> Iterator[tuple[str, str, str]]:
-    """(key, reason, next step) for each problem of a hook that sees only a rank's own rows of the batch."""
-    spec, action = hook.spec, hook.spec.action
-    alone = "use compute.strategy=none"
-    if "generator" in action.uses:
-        what = f"{action.action_name} may draw random numbers for the rows of a batch, which would differ by rank"
-        yield "action", what, alone
-    if action.draws and spec.keys.tokens is not None:
-        what = (
-            f"{action.action_name} may draw random numbers for positions, and each rank has its own positions"
-        )
-        yield "tokens", what, alone
-    if action.scope == "together":
-        what = f"{action.action_name} needs all rows of the batch together, and each rank has only its own"
-        yield "action", what, f"put it on the gradients of parameters (optimizer_step_pre), or {alone}"
-    for field, value in action.outside_values().items():
-        if value.draws:
-            yield field, "each rank would draw other samples for its rows", alone
-    if (index := spec.keys.index) is not None and _picks_rows(index, hook):
-        yield (
-            "index",
-            f"'{index}' picks rows of the batch by their place, and each rank has only its own",
-            alone,
-        )
-    if action.captures:
+    """A problem for each hook whose results would depend on the number of ranks: it sees only a rank's own rows."""
+    problems, alone = list[Problem](), "use compute.strategy=none"
+    for hook in plan.hooks:
+        spec, action = hook.spec, hook.spec.action
+        if not spec.hook_type.of_rows:
+            continue
+        name, misfits = action.action_name, list[tuple[str, str, str]]()
+        if "generator" in action.uses:
+            what = f"{name} may draw random numbers for the rows of a batch, which would differ by rank"
+            misfits.append(("action", what, alone))
+        if action.draws and spec.keys.tokens is not None:
+            what = f"{name} may draw random numbers for positions, and each rank has its own positions"
+            misfits.append(("tokens", what, alone))
+        if action.scope == "together":
+            what = f"{name} needs all rows of the batch together, and each rank has only its own"
+            hint = f"put it on the gradients of parameters (optimizer_step_pre), or {alone}"
+            misfits.append(("action", what, hint))
+        for field, value in action.outside_values().items():
+            if value.draws:
+                misfits.append((field, "each rank would draw other samples for its rows", alone))
+        if (index := spec.keys.index) is not None and _picks_rows(index, hook):
+            what = f"'{index}' picks rows of the batch by their place, and each rank has only its own"
+            misfits.append(("index", what, alone))
         whole = [
             match.path or "(root)"
             for match in hook.matches
             if match.bytes is not None and not match.per_sample
         ]
-        if whole:
+        if action.captures and whole:
             what = f"it has no row for each sample on {listed(whole, _SHOWN)}, and each rank would have another value"
-            yield "action", what, "narrow `select`, or name a part with a row for each sample by `target`"
+            hint = "narrow `select`, or name a part with a row for each sample by `target`"
+            misfits.append(("action", what, hint))
+        problems += [Problem(f"{spec.where}.{key}", what, hint) for key, what, hint in misfits]
+    return problems
 
 
 def _picks_rows(index: Index, hook: PlannedHook) -> bool:
@@ -103,21 +93,16 @@ def _picks_rows(index: Index, hook: PlannedHook) -> bool:
 
 def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains: bool) -> list[str]:
     """A line for each result that necessarily differs between one process and several ranks."""
+    modules = [(path or "(root)", module) for path, module in model.named_modules()] if trains else []
     lines = list[str]()
-    if trains:
-        named = {path or "(root)": module for path, module in model.named_modules()}
-        norms = [path for path, module in named.items() if isinstance(module, _BatchNorm)]
-        drops = [path for path, module in named.items() if _drops(module)]
-        if norms:
-            lines.append(f"batch statistics are those of a rank's own rows: {listed(norms, _SHOWN)}")
-        if drops:
-            lines.append(f"dropout draws other masks on each rank: {listed(drops, _SHOWN)}")
-        if loss.code is not None:
-            lines.append(f"train.loss: {loss.name} is assumed to be the mean over the samples of a batch")
-    for hook in plan.hooks:
-        if (what := _differs(hook)) is not None:
-            lines.append(f"{hook.spec.name}: {what}")
-    return lines
+    if norms := [path for path, module in modules if isinstance(module, _BatchNorm)]:
+        lines.append(f"batch statistics are those of a rank's own rows: {listed(norms, _SHOWN)}")
+    if drops := [path for path, module in modules if _drops(module)]:
+        lines.append(f"dropout draws other masks on each rank: {listed(drops, _SHOWN)}")
+    if trains and loss.code is not None:
+        lines.append(f"train.loss: {loss.name} is assumed to be the mean over the samples of a batch")
+    differing = [(hook.spec.name, what) for hook in plan.hooks if (what := _differs(hook)) is not None]
+    return [*lines, *(f"{name}: {what}" for name, what in differing)]
 
 
 def _differs(hook: PlannedHook) -> str | None:
@@ -134,18 +119,17 @@ def _differs(hook: PlannedHook) -> str | None:
 
 def under_ranks(plan: ResolvedPlan) -> Column:
     """The plan's column that says what each hook sees if several ranks split the batches."""
-    return "under ranks", {hook.spec.name: _sees(hook) for hook in plan.hooks}
-
-
-def _sees(hook: PlannedHook) -> str:
-    hook_type, action = hook.spec.hook_type, hook.spec.action
-    if hook_type.phase == "installation":
-        return "the same on each"
-    if not hook_type.of_rows:
-        return "reduced, once" if hook_type.phase in ("backward", "step") else "the same on each"
-    if _differs(hook) is not None:
-        return "differs: own rows"
-    return "all rows" if action.captures else "own rows"
+    seen = dict[str, str]()
+    for hook in plan.hooks:
+        hook_type, sees = hook.spec.hook_type, "own rows"
+        if not hook_type.of_rows:
+            sees = "reduced, once" if hook_type.phase in ("backward", "step") else "the same on each"
+        elif _differs(hook) is not None:
+            sees = "differs: own rows"
+        elif hook.spec.action.captures:
+            sees = "all rows"
+        seen[hook.spec.name] = sees
+    return "under ranks", seen
 
 
 def _drops(module: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from hookrun.runtime.sharded import is_sharded, like, sharded_modules, whole
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Fsdp
 from hookrun.spec.selector import Names
+from hookrun.values.containers import rebuild
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SHOWN = 4
@@ -106,12 +107,8 @@ def whole_state(model: nn.Module, *, keeps: bool) -> Mapping[str, Tensor]:
 
 def whole_states(optimizer: Optimizer) -> dict[str, Any]:
     """The optimizer's state dict, gathered from all ranks; every rank calls it."""
-    state = optimizer.state_dict()
-    found = {
-        number: {name: whole(each) if isinstance(each, Tensor) else each for name, each in of.items()}
-        for number, of in state["state"].items()
-    }
-    return {**state, "state": found}
+    state: dict[str, Any] = rebuild(optimizer.state_dict(), whole)
+    return state
 
 
 def sharded_states(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:

@@ -24,10 +24,10 @@ from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.runtime.records import Memory
 from hookrun.runtime.site import HookSite
 from hookrun.tasks.run.batches import Batch
-from hookrun.tasks.run.components import as_call
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.generators import generator_states, set_generators
 from hookrun.tasks.run.observers import observer
+from hookrun.tasks.run.prepare import as_call
 from hookrun.tasks.training.finite import all_finite, not_finite
 from hookrun.tasks.training.optimizers import clip
 from hookrun.values.containers import tensors

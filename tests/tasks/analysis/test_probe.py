@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from draws import normal
+from torch import Tensor
 from torch.testing import assert_close
 
 import hookrun
-from hookrun.tasks.probe import probe
+from hookrun.tasks.analysis.features import Features
+from hookrun.tasks.analysis.linear_probe import ProbeResult, fit
+
+
+def probe(features: Tensor, labels: Tensor, seed: int) -> ProbeResult:
+    return fit(Features("features", features, block_bytes=2**26), labels, seed)
 
 
 def test_a_probe_finds_a_linear_boundary_and_nothing_in_noise() -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from draws import normal
 
-from hookrun.tasks.similarity import linear_cka
+from hookrun.tasks.analysis.cka import chosen_way, linear_cka_of_all
+from hookrun.tasks.analysis.features import Features
 
 
 @pytest.mark.parametrize("width", [3, 50], ids=["fewer features than samples", "more"])
@@ -19,6 +20,11 @@ def test_cka_is_one_for_rotated_and_scaled_features_and_small_for_unrelated_ones
     other = normal(2000, 3, seed=2)
     assert linear_cka(normal(2000, 3), other) < 0.05
     assert linear_cka(x, torch.ones(30, 2)) == 0
+
+
+def linear_cka(x: torch.Tensor, y: torch.Tensor) -> float:
+    features = [Features(name, rows, block_bytes=2**26) for name, rows in (("x", x), ("y", y))]
+    return float(linear_cka_of_all(features, chosen_way(features, 2**31))[0, 1])
 
 
 def test_cka_is_the_formula_of_the_paper() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,12 +16,11 @@ from torch.nn import functional as F
 
 from hookrun.errors import HookrunError
 from hookrun.ranks.alone import Ranks
-from hookrun.runtime.clock import Clock
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states.files import SECONDS
 from hookrun.tasks.resume.states import Resuming
 from hookrun.tasks.run.batches import Batches
-from hookrun.tasks.run.context import DurableRows, Logged, PartialPass, RunContext
+from hookrun.tasks.run.context import PartialPass, RunContext
 
 Performed = Callable[..., str | None]
 STATS = {"select": "fc", "hook": "forward", "action": "stats", "of": ["mean"]}
@@ -142,16 +142,19 @@ def test_the_output_without_hooks_changes_nothing_of_the_output_with_them(perfor
     assert others is not None and not torch.equal(others, both) and not others.requires_grad
 
 
-def test_a_step_is_logged_and_counted_on_every_so_many_also_after_one_that_failed() -> None:
-    clock = Clock(nn.Identity())
-    with Logged(clock, True) as logs:
-        assert logs and clock.counting
-    assert not clock.counting
-    with pytest.raises(ZeroDivisionError), Logged(clock, True):
-        raise ZeroDivisionError
-    assert not clock.counting
-    with Logged(clock, False) as logs:
-        assert not logs and not clock.counting
+def test_every_so_many_steps_are_logged_and_counted_until_the_block_ends(performed: Performed) -> None:
+    seen = list[tuple[bool, bool, bool]]()
+
+    def perform(context: RunContext) -> None:
+        clock = context.hooks.clock
+        for number in range(3):
+            with suppress(ZeroDivisionError), context.logged(number) as is_logged:
+                within = clock.counting
+                raise ZeroDivisionError
+            seen.append((is_logged, within, clock.counting))
+
+    performed(perform)
+    assert seen == [(True, True, False), (False, False, False), (True, True, False)]
 
 
 def test_a_loss_that_is_a_sum_counts_on_a_rank_as_if_it_had_the_whole_batch() -> None:
@@ -170,35 +173,29 @@ def test_a_loss_that_is_a_sum_counts_on_a_rank_as_if_it_had_the_whole_batch() ->
     assert told == [3.0, 12.0]
 
 
-class Points:
-    """Saves as a run does, and records when."""
+def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(
+    performed: Performed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due, shards = list[bool](), 0
 
-    def __init__(self, run_dir: RunDir) -> None:
-        self.run_dir, self.due = run_dir, list[bool]()
-        self.seconds = 0.0
+    class Points(Resuming):
+        seconds = 0.0  # type: ignore[assignment]
 
-    def point(self, due: bool = False) -> bool:
-        self.due.append(due)
-        if due:
-            self.run_dir.position()
-            self.seconds = 0.0
-        return due
+        def point(self, is_due: bool = False, **_: Any) -> bool:
+            due.append(is_due)
+            Points.seconds = SECONDS if len(due) == 3 else 0.0
+            return is_due
 
+    def perform(context: RunContext) -> None:
+        nonlocal shards
+        monkeypatch.setattr(context.resuming, "__class__", Points)
+        monkeypatch.setattr(RunDir, "shards", property(lambda run_dir: shards))
+        with context.evaluating(Batches(context.prepared, "val"), "evaluate", {}) as (batches, _):
+            for number, _ in enumerate(batches):
+                shards = 1 if number else 0
 
-def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(tmp_path: Path) -> None:
-    run_dir = RunDir.create(tmp_path, buffer=3 * 2**15)
-    points = Points(run_dir)
-    rows = DurableRows(run_dir, cast(Resuming, points))
-    for number in range(6):
-        size = 2**14 if number == 2 else 8  # fills more than a shard
-        value = torch.ones(4, size)
-        run_dir.captures.add("h", "fc", value, sample_ids=range(4), epoch=0, step=number, call=0)
-        run_dir.captures._disk.wait()
-        points.seconds = SECONDS if number == 4 else SECONDS - 1
-        rows.point()
-    assert points.due == [False, False, True, False, True, False]
-    again = RunDir.reopen(tmp_path, run_dir.position())
-    assert again.shards == run_dir.shards > 2, "also before its writers are made"
+    performed(perform, train={"limit_batches": 6})
+    assert due == [False, True, False, True, False, False]
 
 
 def test_a_pass_continues_with_its_sums() -> None:

@@ -25,11 +25,10 @@ from hookrun.tasks.metrics.metrics import load_metrics
 from hookrun.tasks.run import prepare as prepared
 from hookrun.tasks.run.prepare import (
     Prepared,
-    added_names,
-    check_leftover,
-    check_rows,
-    check_spans,
+    leftover_problems,
+    missing_spans,
     own_code,
+    row_problems,
     without_data,
 )
 
@@ -68,25 +67,22 @@ def plan(mode: str = "any", **values: Any) -> Any:
 
 def test_a_run_needs_a_row_for_each_sample_that_it_passes() -> None:
     rows = Rows(5)
-    check_rows(plan(value=rows), 5, trains=False)
+    assert row_problems(plan(value=rows), 5, trains=False) == []
     assert rows.asked == 1, "once for all modules"
-    with pytest.raises(CompileError) as caught:
-        check_rows(plan(value=rows, minus=Rows(6)), 7, trains=False)
-    assert [(each.where, each.what) for each in caught.value.errors] == [
+    problems = row_problems(plan(value=rows, minus=Rows(6)), 7, trains=False)
+    assert [(problem.where, problem.what) for problem in problems] == [
         ("hooks.h.value", "no rows of [5, 6]"),
         ("hooks.h.minus", "no rows of [6]"),
     ]
     others = {"tensor": torch.ones(2), "later": NotYetRun("base"), "drawn": Rows(0, draws=True)}
-    check_rows(plan(**others), 7, trains=False)
-    check_rows(plan(value=Rows(0)), None, trains=False)
+    assert row_problems(plan(**others), 7, trains=False) == []
+    assert row_problems(plan(value=Rows(0)), None, trains=False) == []
 
 
 def test_samples_of_validation_have_no_rows_of_their_own() -> None:
-    with pytest.raises(
-        CompileError, match=r"hooks\.h\.value: each training sample .*\n.*when: {mode: train}"
-    ):
-        check_rows(plan(value=Rows(9)), 7, trains=True)
-    check_rows(plan("train", value=Rows(9)), 7, trains=True)
+    (problem,) = row_problems(plan(value=Rows(9)), 7, trains=True)
+    assert problem.where == "hooks.h.value" and "validation samples have no rows" in problem.what
+    assert row_problems(plan("train", value=Rows(9)), 7, trains=True) == []
 
 
 def test_extra_tensors_of_a_weights_file_must_be_parameters_that_hooks_add(tmp_path: Path) -> None:
@@ -100,8 +96,7 @@ def test_extra_tensors_of_a_weights_file_must_be_parameters_that_hooks_add(tmp_p
     save_file(found({}).model.state_dict() | {"fc.h_bias": torch.tensor(1.0)}, file)
     model = {"name": "mlp", "weights": str(file)}
     added = found({"h": BIAS}, model=model)
-    assert added_names(added.plan) == ["fc.h_bias"] and list(added.leftover) == ["fc.h_bias"]
-    check_leftover(added.plan, added.leftover)
+    assert list(added.leftover) == ["fc.h_bias"] and leftover_problems(added.plan, added.leftover) == []
     for hooks in ({"other": BIAS}, {"h": BIAS | {"enabled": False}}):
         with pytest.raises(
             SpecError, match=r"model\.weights: .* neither the model nor its hooks have: fc\.h_bias"
@@ -182,33 +177,43 @@ def settings_of(tmp_path: Path, *lines: object) -> Settings:
     ).settings
 
 
-def missing_spans(of: Settings, samples: int | None, *clauses: Any, **keys: Any) -> list[str]:
-    hook = {"select": "blocks.0", "hook": "forward", "action": "capture", **keys}
+def lacking(of: Settings, samples: int | None, *clauses: Any) -> list[str]:
+    hook = {"select": "blocks.0", "hook": "forward", "action": "capture"}
     made = {f"h{number}": {**hook, "tokens": clause} for number, clause in enumerate(clauses)}
-    try:
-        check_spans(hookrun.load_spec({"hooks": made}).hooks, of, "val", samples)
-    except CompileError as error:
-        return [f"{each.where}: {each.what}" for each in error.errors]
-    return []
+    asked = [(hook.keys.tokens, hook.where) for hook in hookrun.load_spec({"hooks": made}).hooks]
+    return [f"{each.where}: {each.what}" for each in missing_spans(asked, of, "val", samples)]
 
 
 def test_each_hook_with_a_missing_span_is_told_with_the_first_sample_without_it(tmp_path: Path) -> None:
     of = settings_of(tmp_path, ROME, {"prompt": "Oslo is", "spans": {"verb": "is"}}, {"prompt": "Paris"})
     town, verb = {"span": "town"}, {"query": {"span": "verb"}, "key": 0}
-    assert missing_spans(of, 3, town, -1, verb, town) == [
+    assert lacking(of, 3, town, -1, verb, town) == [
         "hooks.h0.tokens.span: sample 1 (prompts.jsonl:2) of the split 'val' has no span 'town'",
         "hooks.h2.tokens.span: sample 2 (prompts.jsonl:3) of the split 'val' has no span 'verb'",
         "hooks.h3.tokens.span: sample 1 (prompts.jsonl:2) of the split 'val' has no span 'town'",
     ]
 
 
-def test_clauses_that_do_not_need_the_span_and_hooks_that_may_not_see_the_sample_are_not_checked(
-    tmp_path: Path,
-) -> None:
+def test_clauses_that_do_not_need_the_span_are_not_checked(tmp_path: Path) -> None:
     of, town = settings_of(tmp_path, ROME, {"prompt": "Oslo"}), {"span": "town"}
-    assert len(missing_spans(of, 2, town)) == 1
-    assert missing_spans(of, 2, {**town, "missing": "skip"}, {"position": 0, "exclude": town}, None) == []
-    assert missing_spans(of, 2, town, enabled=False) == missing_spans(of, 2, town, when={"step": [0]}) == []
+    assert len(lacking(of, 2, town)) == 1
+    assert lacking(of, 2, {**town, "missing": "skip"}, {"position": 0, "exclude": town}, None) == []
+
+
+@pytest.mark.parametrize("keys", [{}, {"enabled": False}, {"when": {"step": [0]}}])
+def test_hooks_that_may_not_see_a_sample_without_the_span_are_prepared(
+    keys: dict[str, Any], tmp_path: Path
+) -> None:
+    data = {"name": "prompts", "args": {"file": prompts(tmp_path, ROME, {"prompt": "Oslo"})}}
+    hook = {"select": "blocks.0", "hook": "forward", "action": "capture", "tokens": {"span": "town"}, **keys}
+    config = sections({"h": hook}, task={"name": "predict"}, model={"name": "decoder"}, data=data)
+    experiment = parse_experiment(config)
+    if keys:
+        assert prepare(experiment)
+        return
+    with pytest.raises(CompileError) as refusal:
+        prepare(experiment)
+    assert [problem.where for problem in refusal.value.errors] == ["hooks.h.tokens.span"]
 
 
 @pytest.mark.parametrize("samples, found", [(None, 0), (0, 0), (1, 0), (2, 1), (9, 1)])
@@ -216,9 +221,9 @@ def test_only_samples_in_reach_are_checked_and_at_most_so_many(
     samples: int | None, found: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = settings_of(tmp_path, ROME, {"prompt": "Oslo"})
-    assert len(missing_spans(of, samples, {"span": "town"})) == found
+    assert len(lacking(of, samples, {"span": "town"})) == found
     monkeypatch.setattr(prepared, "MOST_CHECKED", 1)
-    assert missing_spans(of, samples, {"span": "town"}) == []
+    assert lacking(of, samples, {"span": "town"}) == []
 
 
 def test_nothing_is_read_where_no_clause_names_a_span(
@@ -226,4 +231,4 @@ def test_nothing_is_read_where_no_clause_names_a_span(
 ) -> None:
     of = settings_of(tmp_path, ROME)
     monkeypatch.setattr(prepared.data, "load", lambda *_, **__: pytest.fail("the data is read"))
-    assert missing_spans(of, 1, -1, {"id": 3}, {"span": "town", "missing": "skip"}) == []
+    assert lacking(of, 1, -1, {"id": 3}, {"span": "town", "missing": "skip"}) == []

@@ -14,9 +14,8 @@ from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment
 from hookrun.tasks import JobCache, check_jobs, parse_experiment, prepare
 from hookrun.tasks.base import model_key
-from hookrun.tasks.run import components as built
-from hookrun.tasks.run.components import Mistakes, components
-from hookrun.tasks.run.prepare import structure
+from hookrun.tasks.run import prepare as preparation
+from hookrun.tasks.run.prepare import build, structure
 
 PLAIN = {"task": {"name": "evaluate"}, "model": {"name": "mlp"}, "data": {"name": "digits"}}
 BIAS = {"select": "fc", "hook": "forward", "action": "add_bias", "value": 1.5}
@@ -122,12 +121,11 @@ def test_one_model_at_a_time_is_kept_and_a_mistake_in_it_is_not_made_again(
         last.append(weakref.ref(model))
         return model, {}, frozenset(), []
 
-    monkeypatch.setattr(built, "load_model", load)
+    monkeypatch.setattr(preparation, "load_model", load)
     cache = JobCache(60)
     for name in ("mlp", "mlp", "cnn", "cnn", "mlp"):
-        settings, mistakes = parse_experiment({**PLAIN, "model": {"name": name}}).settings, Mistakes()
-        parts = components(settings, "val", frozenset(), mistakes, cache)
-        assert [each.where for each in mistakes.problems] == (["model.name"] if name == "cnn" else [])
+        parts = build(parse_experiment({**PLAIN, "model": {"name": name}}), "val", frozenset(), cache=cache)
+        assert [each.where for each in parts.problems] == (["model.name"] if name == "cnn" else [])
         assert parts.model is (None if name == "cnn" else last[-1]())
         del parts
     assert made == ["mlp", "cnn", "mlp"]

@@ -87,7 +87,7 @@ def test_a_sample_s_random_numbers_do_not_depend_on_where_a_pass_begins() -> Non
         "train_transforms": {"random_horizontal_flip": None},
     }
     batches = Batches(source(data=data), "train", shuffle=True)
-    assert batches._numbered.draws
+    assert batches._in_memory is None
     whole, rest = list(batches.epoch(3)), list(batches.epoch(3, start=2))
     assert len(whole) == len(batches) == len(rest) + 2
     for one, other in zip(whole[2:], rest, strict=True):

@@ -8,18 +8,13 @@ import pytest
 import torch
 
 from hookrun.errors import CompileError, Problem, SpecError
-from hookrun.spec import Settings
 from hookrun.tasks import parse_experiment
-from hookrun.tasks.run.components import Components, Mistakes, as_call, components
+from hookrun.tasks.run.prepare import Parts, as_call, build
 
 
-def settings(**sections: Any) -> Settings:
+def built(**sections: Any) -> Parts:
     usual = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "compute": {"device": "cpu"}}
-    return parse_experiment(usual | sections).settings
-
-
-def built(mistakes: Mistakes, **sections: Any) -> Components:
-    return components(settings(**sections), "val", frozenset(), mistakes)
+    return build(parse_experiment(usual | sections), "val", frozenset())
 
 
 def test_named_inputs_are_keyword_arguments() -> None:
@@ -30,7 +25,7 @@ def test_named_inputs_are_keyword_arguments() -> None:
 
 def test_a_seed_determines_the_weights_and_the_data_their_shapes() -> None:
     before = torch.get_rng_state()
-    every = [built(Mistakes(), seed=seed) for seed in (1, 1, 2)]
+    every = [built(seed=seed) for seed in (1, 1, 2)]
     assert torch.equal(torch.get_rng_state(), before)
     states = [each.model.state_dict() for each in every if each.model is not None]
     assert all(map(torch.equal, states[0].values(), states[1].values()))
@@ -39,9 +34,7 @@ def test_a_seed_determines_the_weights_and_the_data_their_shapes() -> None:
 
 
 def test_mistakes_in_data_loss_and_device_are_collected() -> None:
-    mistakes = Mistakes()
     parts = built(
-        mistakes,
         data={"name": "tensors", "args": {"file": "nowhere.npz"}},
         train={"loss": {"name": "mse", "labels": 3}},
         compute={"device": "cuda:77"},
@@ -49,13 +42,13 @@ def test_mistakes_in_data_loss_and_device_are_collected() -> None:
     assert parts.data is parts.loss is parts.device is None
     assert parts.model is not None, "it does not depend on what is wrong"
     with pytest.raises(SpecError) as error:
-        mistakes.refuse()
+        parts.refuse()
     for said in ("data.args.file", "'labels'", "cuda:77"):
         assert said in str(error.value)
 
 
 def test_only_mistakes_of_hooks_are_a_compile_error() -> None:
-    mistakes = Mistakes()
+    mistakes = built()
     mistakes.refuse()
     mistakes.add([Problem("hooks.a", "x"), Problem("hooks.a", "x")], of_hooks=True)
     mistakes.add([])

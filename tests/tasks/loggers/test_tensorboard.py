@@ -146,6 +146,6 @@ def test_nothing_is_written_by_default(run) -> None:
 
 
 def test_without_the_package_it_is_refused(refused, monkeypatch) -> None:
-    monkeypatch.setattr("hookrun.tasks.under_hooks.find_spec", lambda name: None)
+    monkeypatch.setattr("hookrun.tasks.loggers.find_spec", lambda name: None)
     said = refused("task.tensorboard=true")
     assert "task.tensorboard: tensorboard is not installed" in said and "hookrun[tensorboard]" in said
