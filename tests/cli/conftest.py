@@ -13,6 +13,8 @@ from hookrun.errors import CheckFailed, CompileError, Problem
 from hookrun.spec import Experiment
 from hookrun.store.run_dir import RunDir
 
+PREPARE = tasks.prepare
+
 
 @dataclass
 class Notes:
@@ -30,7 +32,11 @@ class Notes:
     went_on: list[Path] = field(default_factory=list)
     mended: bool = False
 
-    def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Experiment:
+    def prepare(
+        self, experiment: Experiment, *, trust: frozenset[str], cache: tasks.JobCache | None = None
+    ) -> object:
+        if cache is not None:  # the jobs of a sweep are really checked before the first of them
+            return PREPARE(experiment, trust=trust, cache=cache)
         self.prepared.append((experiment, trust))
         if experiment.settings.seed == 2:
             raise CompileError([Problem("hooks.clip_fc.select", "nothing matches")])
