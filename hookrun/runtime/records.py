@@ -76,7 +76,7 @@ class RecordSink(Sink):
         def limited(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if budget.spent or (value := in_reach(value)) is None:
                 return
-            size, left = self.size(value), limit - budget.used
+            size, left = self.size(value), budget.limit - budget.used
             if size <= left:
                 budget.used += size
                 keep(value, rows, tokens)
@@ -90,7 +90,7 @@ class RecordSink(Sink):
                     part = copied(value, lambda tensor: tensor.detach()[:fitting])
                     places = first if rows is None else rows[:fitting]
                     keep(part, places, None if tokens is None else tokens.at(first))
-            used = f"{budget.used:,} of {limit:,} bytes"
+            used = f"{budget.used:,} of {budget.limit:,} bytes"
             at = f"epoch {site.clock.epoch}, step {site.clock.step}"
             self.show(
                 f"{site.hook_name}: its max_bytes are used up ({used}) at {at}: it captures nothing more"
