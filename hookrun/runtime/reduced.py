@@ -6,7 +6,7 @@ DDP or fully_shard sums the gradients: there the hooks run after the backward pa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,8 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from hookrun.errors import HookError
-from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooked_parameters import HookedParameters, Moves
-from hookrun.runtime.hooks.base import ParameterHook, RegisteredHook
+from hookrun.runtime.hooks.base import ParameterHook
 from hookrun.runtime.sharded import is_fully_sharded, is_sharded, reduces
 from hookrun.values.containers import tensors
 
@@ -88,33 +87,26 @@ def _accumulate(parameter: nn.Parameter, earlier: Tensor | None) -> None:
         parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
 
 
-class GradientsOfWrapped(RegisteredHook):
+class GradientsOfWrapped:
     """An installation's hooks on parameter gradients; each forward of the model finds out what sums the gradients.
 
     added: (module path, name) of the parameters that hooks added
     """
 
-    def __init__(
-        self,
-        model: nn.Module | None = None,
-        hooked: HookedParameters | None = None,
-        added: Iterable[tuple[str, str]] = (),
-    ) -> None:
-        super().__init__()
-        self._model = model
-        self._hooked = hooked
-        self._added = tuple(added)
+    def __init__(self, model: nn.Module, hooked: HookedParameters, added: Sequence[tuple[str, str]]) -> None:
+        self._model: nn.Module | None = model
+        self._hooked: HookedParameters | None = hooked
+        self._added = added
         self._whole = model if isinstance(model, DistributedDataParallel) else None
         self._wrapper: DistributedDataParallel | None = None
         self._checked: DistributedDataParallel | None = None
-        self._sharded = model is not None and is_fully_sharded(model)
+        self._sharded = is_fully_sharded(model)
         self._reduced = ReducedGradients()
         self._reached = set[int]()
         self._before = dict[int, tuple[nn.Parameter, Tensor | None]]()
         self._versions = dict[int, tuple[Tensor | None, int]]()
         self._begun = False
-        if hooked is not None:
-            hooked.on_move.append(self._reduced.move)
+        hooked.on_move.append(self._reduced.move)
 
     def add(self, parameter: nn.Parameter, hook: ParameterHook) -> None:
         """Let the registered hook wait for the summed gradient whenever the model is wrapped."""
@@ -123,12 +115,11 @@ class GradientsOfWrapped(RegisteredHook):
 
     def clear(self) -> None:
         """Drop all hooks: the object does nothing from now on."""
-        super().clear()
         self._reduced, self._wrapper, self._hooked, self._model = ReducedGradients(), None, None, None
 
-    def forward_pre(self, module: nn.Module, args: Any) -> None:
-        """torch's forward pre-hook of the model. Raises HookError if a hooked parameter was replaced."""
-        if self._hooked is None or tracing():
+    def forward_begins(self, module: nn.Module, args: Any) -> None:
+        """To be called before each forward of the model. Raises HookError if a hooked parameter was replaced."""
+        if self._hooked is None:
             return
         in_backward = torch._C._current_graph_task_id() != -1
         if not in_backward:
@@ -199,9 +190,9 @@ class GradientsOfWrapped(RegisteredHook):
 
     # ---- fully_shard -------------------------------------------------------------------------------------------
 
-    def forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        """torch's forward hook of the model: a gradient of its output marks the beginning of a backward pass."""
-        if self._sharded and not tracing() and torch.is_grad_enabled():
+    def forward_ended(self, module: nn.Module, args: Any, output: Any) -> None:
+        """To be called after each forward of the model: a gradient of its output begins a backward pass."""
+        if self._sharded and torch.is_grad_enabled():
             for tensor in tensors(output):
                 if tensor.requires_grad:
                     tensor.register_hook(self._begin)

@@ -191,15 +191,15 @@ class Wiring:
         for hook, match in planned:
             kind = cast(type[ModuleHook], registered_hooks()[hook.spec.hook_type])
             by_kind[kind].append(self._site(hook, match.path, module, calls))
-        registered = [
+        outermost_first = [
             self._register(kind, by_kind[kind]) for kind in sorted(by_kind, key=attrgetter("depth"))
         ]
-        for hook in registered:
-            self._handles += hook.before(module)
-        for hook in reversed(registered):
-            handles = list(hook.after(module))
+        for registered in outermost_first:
+            self._handles += registered.before(module)
+        for registered in reversed(outermost_first):
+            handles = list(registered.after(module))
             self._handles += handles
-        direct = registered[0].direct(module) if len(registered) == 1 and calls is None else None
+        direct = outermost_first[0].direct(module) if len(outermost_first) == 1 and calls is None else None
         if direct is not None and (undo := call_directly(module, handles[0].id, direct)) is not None:
             self.closing.callback(undo)
 
@@ -225,14 +225,14 @@ class Wiring:
         for (path, hook_type), sites in on_gradients.items():
             if not parameters[path].requires_grad:
                 raise HookrunError(f"{sites[0].where}: the parameter does not require a gradient")
-            hook = self._register(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
+            registered = self._register(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
             if self._reduced is not None:
-                self._reduced.add(parameters[path], hook)
+                self._reduced.add(parameters[path], registered)
                 continue
             if not is_sharded(parameters[path]):  # torch never calls tensor hooks of a sharded parameter
-                self._handles.append(hook.register(parameters[path]))
+                self._handles.append(registered.register(parameters[path]))
             if gradients is not None:
-                gradients.add(parameters[path], hook)
+                gradients.add(parameters[path], registered)
         if on_steps:
             steps = self._register(OptimizerSteps, on_steps)
             self.hooked.on_move.append(steps.move)
@@ -248,9 +248,9 @@ class Wiring:
         if not (self.hooked.places or added):
             return None
         gradients = GradientsOfWrapped(self._model, self.hooked, added)
-        self._registered.append(gradients)
-        self._handles.append(self._model.register_forward_pre_hook(gradients.forward_pre, prepend=True))
-        self._handles.append(self._model.register_forward_hook(gradients.forward))
+        self.closing.callback(gradients.clear)
+        self._listen(self._model.register_forward_pre_hook, gradients.forward_begins, prepend=True)
+        self._listen(self._model.register_forward_hook, gradients.forward_ended)
         return gradients
 
     @contextmanager

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import torch
 from torch import nn
 
-import hookrun
 from hookrun.runtime.hooks.base import no_gradient, write
-
-
-def test_a_copy_of_a_hooked_model_is_not_hooked() -> None:
-    model, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
-    plain = model(x)
-    spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0}}
-    with hookrun.hooked(model, spec):
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert torch.equal(other(x), plain)
-        assert torch.equal(model(x), plain * 2)
 
 
 def test_a_new_value_is_written_into_the_same_memory_without_a_graph() -> None:

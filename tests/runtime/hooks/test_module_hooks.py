@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,15 +14,6 @@ from hookrun.runtime.hooks.exits import Watched, takes_nodes
 
 # These set-ups contain hooks that do nothing; tests/semantics/test_never_fired.py tests the warning.
 pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
-
-Pair = collections.namedtuple("Pair", ["first", "second"])
-
-
-@dataclass
-class Out:
-    logits: Tensor
-    hidden: tuple[Tensor, ...]
-    note: str = "as it was"
 
 
 class Returns(nn.Module):
@@ -94,14 +83,6 @@ def test_forward_pre_edits_the_arguments_and_not_the_callers_tensor() -> None:
     assert torch.equal(x, X)
 
 
-@pytest.mark.parametrize(("target", "factors"), [(None, (2, 2)), ("[0]", (2, 1)), ("y", (1, 2))])
-def test_forward_pre_sees_keyword_arguments(target: str | None, factors: tuple[int, int]) -> None:
-    model = nn.Sequential(Keywords())
-    spec = {"h": {"select": "0", "hook": "forward_pre", "action": "scale", "factor": 2, "target": target}}
-    with hookrun.hooked(model, spec):
-        assert model[0](torch.tensor(3.0), y=torch.tensor(5.0), flag=True) == 15 * factors[0] * factors[1]
-
-
 def test_forward_pre_captures_one_argument_bare_and_several_together() -> None:
     model = nn.ModuleDict({"k": Keywords(), "l": nn.Linear(2, 2)})
     with hooked(model, select="*", hook="forward_pre", action="capture") as hooks:
@@ -111,68 +92,12 @@ def test_forward_pre_captures_one_argument_bare_and_several_together() -> None:
     assert set(hooks.captures["h"]["k"][0]) == {0, "y"}
 
 
-CONTAINERS: dict[str, Any] = {
-    "tuple": lambda t: (t, t + 1),
-    "list": lambda t: [t, t + 1],
-    "dict": lambda t: {"a": t, "b": [t + 1]},
-    "ordered": lambda t: collections.OrderedDict(a=t, b=t + 1),
-    "namedtuple": lambda t: Pair(t, t + 1),
-    "dataclass": lambda t: Out(t, (t + 1,)),
-    "nested": lambda t: {"a": (t, None, 3), "b": Pair([t + 1], "x")},
-    "max": lambda t: t.max(0),
-}
-
-
-@pytest.mark.parametrize("kind", CONTAINERS)
-def test_containers_keep_their_type_and_all_their_tensors_are_edited(kind: str) -> None:
-    pack = CONTAINERS[kind]
-    model = nn.Sequential(Returns(pack))
-    x = torch.tensor([1.0, 3.0])
-    plain = model[0](x)
-    with hooked(model, select="0", hook="forward", action="scale", factor=10):
-        edited = model[0](x)
-    assert type(edited) is type(plain)
-    found, before = list(tensors(edited)), list(tensors(plain))
-    assert len(found) == len(before) > 0
-    for new, old in zip(found, before, strict=True):
-        assert torch.equal(new, old * 10 if old.is_floating_point() else old)
-    if kind == "dataclass":
-        assert edited.note == "as it was"
-
-
-def tensors(value: Any) -> Any:
-    from hookrun.values.containers import tensors
-
-    return tensors(value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "target", "changed"),
-    [
-        ("tuple", "[1]", 1),
-        ("list", "[-1]", 1),
-        ("dict", "b[0]", 1),
-        ("dict", "a", 0),
-        ("namedtuple", "second", 1),
-        ("namedtuple", "[0]", 0),
-        ("dataclass", "hidden[0]", 1),
-        ("dataclass", "logits", 0),
-        ("nested", "b.first[0]", 1),
-    ],
-)
-def test_a_target_names_one_tensor(kind: str, target: str, changed: int) -> None:
-    model = nn.Sequential(Returns(CONTAINERS[kind]))
-    x = torch.tensor([1.0, 3.0])
-    plain = list(tensors(model[0](x)))
-    with hooked(model, select="0", hook="forward", action="scale", factor=10, target=target):
-        edited = list(tensors(model[0](x)))
-    assert [torch.equal(new, old * 10) for new, old in zip(edited, plain, strict=True)] == [
-        number == changed for number in range(len(plain))
-    ]
+def pack(t: Tensor) -> dict[str, Any]:
+    return {"a": t, "b": [t + 1]}
 
 
 def test_a_missing_target_is_an_error_that_names_hook_module_and_the_present_ones() -> None:
-    model = nn.Sequential(Returns(CONTAINERS["dict"]))
+    model = nn.Sequential(Returns(pack))
     with (
         hooked(model, select="0", hook="forward", action="scale", factor=1, target="c"),
         pytest.raises(
@@ -238,24 +163,13 @@ def test_output_grad_edits_before_the_modules_own_backward() -> None:
 
 
 def test_output_grad_on_a_container_fires_for_each_tensor_with_its_path(capsys) -> None:
-    model = nn.Sequential(Returns(CONTAINERS["dict"]))
+    model = nn.Sequential(Returns(pack))
     with hooked(model, select="0", hook="output_grad", action="print") as hooks:
         out = model[0](torch.ones(2))
         (out["a"].sum() + 2 * out["b"][0].sum()).backward()
     assert sorted(record["path"] for record in hooks.records) == ["a", "b[0]"]
     assert hooks.fired["h", "0"] == 2
     assert "h  0 a  shape=[2]" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("module", [nn.Identity(), nn.Dropout(0.5).eval()], ids=str)
-def test_output_grad_of_a_module_that_returns_its_input_is_of_that_use_only(module: nn.Module) -> None:
-    model = nn.Sequential(module)
-    with hooked(model, select="0", hook="output_grad", action="capture") as hooks:
-        x = torch.ones(2, requires_grad=True)
-        y = x * 1
-        (model[0](y).sum() * 3 + y.sum() * 5).backward()
-    assert torch.equal(hooks.captures["h"]["0"][0], torch.full((2,), 3.0))
-    assert torch.equal(x.grad, torch.full((2,), 8.0))
 
 
 @pytest.mark.parametrize("layer", [nn.MaxPool1d(2), nn.AvgPool1d(2), nn.Flatten(), nn.InstanceNorm1d(2)])
@@ -268,16 +182,6 @@ def test_output_grad_of_a_layer_that_returns_a_view_is_right_after_an_in_place_w
         model(torch.randn(4, 1, 8)).square().sum().backward()
     weight = model[0].weight
     assert isinstance(weight, Tensor) and weight.grad is not None and not weight.grad.any()
-
-
-def test_a_gradient_hook_on_a_module_without_gradients_is_an_error_that_names_it() -> None:
-    model = net()
-    model.a.requires_grad_(False)
-    with (
-        hooked(model, select="a", hook="output_grad", action="print"),
-        pytest.raises(HookError, match="on a: "),
-    ):
-        model(X)
 
 
 def test_several_hooks_on_one_module_run_in_order_as_one_registered_callable() -> None:
@@ -295,40 +199,6 @@ def test_several_hooks_on_one_module_run_in_order_as_one_registered_callable() -
     assert torch.equal(hooks.captures["first"]["b"][0], plain)
     assert torch.equal(hooks.captures["see"]["b"][0], plain * 2)
     torch.testing.assert_close(out, plain * 2 + 1)
-
-
-def test_a_captured_value_is_the_value_at_hook_time_under_an_in_place_successor() -> None:
-    model = net()
-    with hooked(model, select="a", hook="forward", action="capture") as hooks:
-        for grad in (True, False, True):
-            with torch.set_grad_enabled(grad):
-                model(X)
-        with torch.inference_mode():
-            model(X)
-    assert len(hooks.captures["h"]["a"]) == 4
-    for captured in hooks.captures["h"]["a"]:
-        assert torch.equal(captured, nn.functional.linear(X, model.a.weight, model.a.bias).detach())
-        assert captured.min() < 0 and not captured.requires_grad
-
-
-def test_a_captured_value_survives_the_caller_s_later_writes() -> None:
-    model = nn.Sequential(nn.Linear(3, 2))
-    with torch.no_grad(), hooked(model, select="0", hook="forward", action="capture") as hooks:
-        for number in range(4):
-            out = model(X)
-            expected = out.clone()
-            if number >= 2:
-                out.zero_()
-            assert torch.equal(hooks.captures["h"]["0"][number], expected)
-
-
-def test_a_captured_value_of_foreign_storage_is_a_copy() -> None:
-    array = torch.ones(3).numpy()
-    model = nn.Sequential(nn.Identity())
-    with hooked(model, select="0", hook="forward", action="capture") as hooks:
-        model(torch.from_numpy(array))
-    array[:] = 0
-    assert torch.equal(hooks.captures["h"]["0"][0], torch.ones(3))
 
 
 def test_an_impossible_action_is_an_error_that_names_hook_and_module() -> None:
@@ -355,42 +225,3 @@ def test_leaves_and_parts_of_them_get_no_nodes() -> None:
     assert not takes_nodes(leaf) and not takes_nodes(leaf[:1]) and not takes_nodes(torch.ones(1))
     assert takes_nodes(leaf * 1) and takes_nodes((leaf * 1)[:1])
     assert not any(takes_nodes(each) for each in (leaf * 1).unbind())
-
-
-def test_edits_follow_each_other_in_order() -> None:
-    spec = {
-        "double": {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0},
-        "limit": {"select": "0", "hook": "forward", "action": "clamp", "max": 3.0},
-        "half": {"select": "0", "hook": "forward", "action": "scale", "factor": 0.5},
-    }
-    model, x = nn.Sequential(nn.ReLU()), torch.linspace(-1, 4, 9)
-    before = x.clone()
-    with hookrun.hooked(model, spec) as hooks, torch.no_grad():
-        out = model(x)
-        assert set(hooks.fired.values()) == {1}
-    assert torch.allclose(out, (x.relu() * 2).clamp(max=3) * 0.5)
-    assert torch.equal(x, before)
-
-
-def test_an_output_s_gradient_is_edited_on_the_way_into_the_module_only() -> None:
-    spec = {"h": {"select": "0", "hook": "output_grad", "action": "scale", "factor": 10.0}}
-    for module in (nn.Identity(), nn.ReLU(inplace=True), nn.ReLU()):
-        model, x = nn.Sequential(module), torch.ones(2, requires_grad=True)
-        with hookrun.hooked(model, spec) as hooks:
-            y = x * 1
-            (model(y if type(module) is nn.Identity else y.clone()) + 3 * y).sum().backward()
-            assert hooks.fired["h", "0"] == 1, module
-        assert x.grad is not None and x.grad.tolist() == [13] * 2, module
-
-
-def test_grad_is_edited_before_it_is_added_and_the_sum_afterwards() -> None:
-    for hook, expected in (("grad", [10.0, 20.0]), ("post_accumulate_grad", [10.0, 110.0])):
-        model = nn.Linear(1, 1, bias=False)
-        spec = {"h": {"select": "weight", "hook": hook, "action": "scale", "factor": 10.0}}
-        found = list[float]()
-        with hookrun.hooked(model, spec):
-            for _ in range(2):
-                model(torch.ones(1, 1)).sum().backward()
-                assert model.weight.grad is not None
-                found.append(model.weight.grad.item())
-        assert found == expected, hook
