@@ -128,11 +128,12 @@ class Facts:
     @cached_property
     def called(self) -> dict[tuple[str, int], str]:
         """(split, sample) -> its file and class, if the run recorded them, short enough for a caption."""
-        found = dict[tuple[str, int], str]()
-        for line in self.samples.records:
-            said = [shortened(str(line[key]), 60) for key in ("file", "class") if line.get(key)]
-            found[line["split"], line["sample"]] = " · ".join(said)
-        return found
+        return {
+            (line["split"], line["sample"]): " · ".join(
+                shortened(str(line[key]), 60) for key in ("file", "class") if line.get(key)
+            )
+            for line in self.samples.records
+        }
 
     @cached_property
     def pictures(self) -> dict[tuple[str, int], str]:
@@ -202,8 +203,8 @@ class Facts:
 
     def named(self, section: str) -> str:
         """The `name` in a section of the configuration; ``""`` if there is none."""
-        found = self.config.get(section)
-        return str(found.get("name") or "") if isinstance(found, dict) else ""
+        content = self.config.get(section)
+        return str(content.get("name") or "") if isinstance(content, dict) else ""
 
 
 def read_facts(path: Path) -> Facts:
