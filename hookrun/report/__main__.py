@@ -17,17 +17,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("dir", type=Path, nargs="+", help="a run directory, or a directory of a sweep's runs")
     code = 0
     for path in parser.parse_args(argv).dir:
-        code = max(code, _report(path.expanduser()))
+        folder = path.expanduser()
+        try:
+            print(write_report(folder))
+        except HookrunError as error:
+            print(error, file=sys.stderr)
+            has_run = folder.is_dir() and any(folder.glob("**/status.json"))
+            code = max(code, 1 if has_run else 2)
     return code
-
-
-def _report(path: Path) -> int:
-    try:
-        print(write_report(path))
-    except HookrunError as error:
-        print(error, file=sys.stderr)
-        return 1 if path.is_dir() and any(path.glob("**/status.json")) else 2
-    return 0
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def attention_of(capture: StoredCapture, facts: Facts) -> list[HeadPictures]:
     samples = rows_of_samples(capture, min(MOST_SAMPLES, share), facts.sequences, longest)
     has_epochs = any(rows.epochs.any() for rows in samples)
     for rows in samples:
-        sequence = facts.sequences.get(rows.sample)
+        sequence = facts.sequences.get(rows.sample_of(0))
         pattern = _pattern(rows, sequence) if sequence is not None else None
         if pattern is not None and sequence is not None:
             moment = (

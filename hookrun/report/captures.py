@@ -311,7 +311,7 @@ def idle_units(rows: Tensor, module_class: str) -> list[Units]:
     looked = f"in the {len(rows)} rows examined"
     low, high = by_unit.amin(0), by_unit.amax(0)
     dead = (low == 0) & (high == 0)
-    masks = {("dead", f"exactly 0 {looked}"): dead}
+    idle = [("dead", f"exactly 0 {looked}", dead)]
     if module_class in _RANGES:
         least, largest = _RANGES[module_class]
         margin = _NEAR * (largest - (least or 0.0))
@@ -319,10 +319,10 @@ def idle_units(rows: Tensor, module_class: str) -> list[Units]:
         if least is not None:
             near |= by_unit <= least + margin
         meaning = f"within 1 % of a bound of the range in {_OFTEN:.0%} of the values {looked}"
-        masks["saturated", meaning] = near.float().mean(0) >= _OFTEN
-    masks["constant", f"the same value {looked}"] = (low == high) & ~dead
+        idle.append(("saturated", meaning, near.float().mean(0) >= _OFTEN))
+    idle.append(("constant", f"the same value {looked}", (low == high) & ~dead))
     return [
         Units(what, meaning, tuple(mask.nonzero().flatten().tolist()), by_unit.shape[1], kind)
-        for (what, meaning), mask in masks.items()
+        for what, meaning, mask in idle
         if mask.any()
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hookrun.errors import HookrunError
-from hookrun.hook_types import HOOK_TYPES, HookType
+from hookrun.hook_types import HOOK_TYPES
 from hookrun.report.draw.text import shortened, token_name
 from hookrun.report.lines import SampledLines, is_kept, sampled
 from hookrun.report.sampling import stored_captures
@@ -76,6 +76,11 @@ MOST_PICTURES = 2**20
 MOST_TOKENS = 16 * 2**20
 """Bytes read of tokens.jsonl: more tokens than a model has."""
 
+ON_PARAMETERS = frozenset(name for name, hook_type in HOOK_TYPES.items() if hook_type.on_parameters)
+"""Hook types whose matches are parameters, not modules."""
+
+_ON_GRADIENTS = frozenset(name for name, hook_type in HOOK_TYPES.items() if hook_type.gradient)
+
 NOTICES = frozenset({"ok", "spent"})
 """Keys of records that the page shows as notices: a check's result, a budget that is used up."""
 
@@ -123,11 +128,12 @@ class Facts:
     @cached_property
     def called(self) -> dict[tuple[str, int], str]:
         """(split, sample) -> its file and class, if the run recorded them, short enough for a caption."""
-        found = dict[tuple[str, int], str]()
-        for line in self.samples.records:
-            said = [shortened(str(line[key]), 60) for key in ("file", "class") if line.get(key)]
-            found[line["split"], line["sample"]] = " · ".join(said)
-        return found
+        return {
+            (line["split"], line["sample"]): " · ".join(
+                shortened(str(line[key]), 60) for key in ("file", "class") if line.get(key)
+            )
+            for line in self.samples.records
+        }
 
     @cached_property
     def pictures(self) -> dict[tuple[str, int], str]:
@@ -153,19 +159,9 @@ class Facts:
         """Hook name -> the hook, in firing order."""
         return {hook.name: hook for hook in self.plan.hooks}
 
-    @cached_property
-    def hook_types(self) -> dict[str, HookType]:
-        """Hook name -> its type, where this version knows it."""
-        known = [hook for hook in self.plan.hooks if hook.hook in HOOK_TYPES]
-        return {hook.name: HOOK_TYPES[hook.hook or ""] for hook in known}
-
     def sees_gradients(self, hook: str) -> bool:
         """Whether the hook's values are gradients."""
-        return hook in self.hook_types and self.hook_types[hook].gradient
-
-    def is_on_parameters(self, hook: str) -> bool:
-        """Whether the hook's matches are parameters, not modules."""
-        return hook in self.hook_types and self.hook_types[hook].on_parameters
+        return hook in self.planned and self.planned[hook].hook in _ON_GRADIENTS
 
     def picked_heads(self, hook: str) -> list[int]:
         """The numbers of the attention heads that the hook sees; empty if it sees all."""
@@ -181,12 +177,8 @@ class Facts:
     @cached_property
     def has_encoder(self) -> bool:
         """Whether the model is an encoder-decoder."""
-        parents = {"encoder": set[str](), "decoder": set[str]()}
-        for path in self.classes:
-            parent, _, name = path.rpartition(".")
-            if name in parents:
-                parents[name].add(parent)
-        return bool(parents["encoder"] & parents["decoder"])
+        encoders = [path for path in self.classes if path.rpartition(".")[2] == "encoder"]
+        return any(f"{path.removesuffix('encoder')}decoder" in self.classes for path in encoders)
 
     @cached_property
     def sites(self) -> dict[tuple[str, str], SiteRecord]:
@@ -211,8 +203,8 @@ class Facts:
 
     def named(self, section: str) -> str:
         """The `name` in a section of the configuration; ``""`` if there is none."""
-        found = self.config.get(section)
-        return str(found.get("name") or "") if isinstance(found, dict) else ""
+        content = self.config.get(section)
+        return str(content.get("name") or "") if isinstance(content, dict) else ""
 
 
 def read_facts(path: Path) -> Facts:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,59 +57,30 @@ class CapturedRows:
         return SPLITS[split] if split >= 0 else "", int(self.samples[row])
 
     @property
-    def sample(self) -> tuple[str, int]:
-        """Split and number of the sample of the first row."""
-        return self.sample_of(0)
-
-    @property
     def name(self) -> str:
         """``val sample 17``, of the first row."""
-        split, number = self.sample
+        split, number = self.sample_of(0)
         return f"{split} sample {number}".strip()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Summary:
     """Statistics of the values of a capture.
 
+    rows:      number of rows that were read
     count:     number of values; `finite` of them are finite, `zeros` exactly 0
     mean, std: of the finite values; std is divided by n, not n - 1
     low, high: the smallest and the largest finite value
-    rows:      number of rows that were read
     """
 
-    rows: int = 0
-    count: int = 0
-    finite: int = 0
-    zeros: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-    low: float = math.inf
-    high: float = -math.inf
-
-    @property
-    def std(self) -> float:
-        """The standard deviation; 0 if no value is finite."""
-        return math.sqrt(self.squares / self.finite) if self.finite else 0.0
-
-    def add(self, rows: Tensor) -> None:
-        """Add further rows [n, ...] to the statistics (Chan, Golub, LeVeque 1979)."""
-        values = rows.double().flatten()
-        self.rows += len(rows)
-        self.count += len(values)
-        finite = values.isfinite()
-        if not finite.all():
-            values = values[finite]
-        if not len(values):
-            return
-        self.zeros += int((values == 0).sum())
-        mean, total = float(values.mean()), self.finite + len(values)
-        off = mean - self.mean
-        self.squares += float(values.sub(mean).square().sum()) + off**2 * self.finite * len(values) / total
-        self.mean += off * len(values) / total
-        self.finite = total
-        low, high = values.aminmax()
-        self.low, self.high = min(self.low, float(low)), max(self.high, float(high))
+    rows: int
+    count: int
+    finite: int
+    zeros: int
+    mean: float
+    std: float
+    low: float
+    high: float
 
 
 def stored_captures(folder: Path) -> list[StoredCapture]:
@@ -124,15 +94,28 @@ def stored_captures(folder: Path) -> list[StoredCapture]:
 
 def summary(capture: StoredCapture, drawn: CapturedRows) -> Summary:
     """Statistics of all rows, or of the drawn rows if all rows have more than `MOST_SUMMED` bytes."""
-    found = Summary()
-    if len(capture) <= len(drawn.values) or len(capture) * capture.row_bytes > MOST_SUMMED:
-        found.add(drawn.values)
-        return found
     at_once = max(1, SUMMED_AT_ONCE // max(capture.row_bytes, 1))
-    for part in capture.by_shard():
-        for rows in part.batches(at_once):
-            found.add(_plain(rows))
-    return found
+    blocks: Iterable[Tensor] = (_plain(rows) for part in capture.by_shard() for rows in part.batches(at_once))
+    if len(capture) <= len(drawn.values) or len(capture) * capture.row_bytes > MOST_SUMMED:
+        blocks = [drawn.values]
+    rows = count = zeros = 0
+    parts = list[list[float]]()
+    for block in blocks:
+        values = block.double().flatten()
+        rows, count = rows + len(block), count + len(values)
+        is_finite = values.isfinite()
+        values = values if is_finite.all() else values[is_finite]
+        if len(values):
+            zeros += int((values == 0).sum())
+            variance, mean = torch.var_mean(values, correction=0)
+            parts.append([len(values), *map(float, (mean, variance, *values.aminmax()))])
+    sizes, means, variances, lows, highs = torch.tensor(parts or [[0.0] * 5], dtype=torch.float64).T
+    shares = sizes / sizes.sum().clamp(min=1)
+    mean = (shares * means).sum()
+    std = (shares * (variances + (means - mean).square())).sum().sqrt()
+    return Summary(
+        rows, count, int(sizes.sum()), zeros, float(mean), float(std), float(lows.min()), float(highs.max())
+    )
 
 
 def draw(capture: StoredCapture) -> CapturedRows:
@@ -140,9 +123,7 @@ def draw(capture: StoredCapture) -> CapturedRows:
     if capture.row_bytes > LARGEST_ROW:
         raise HookrunError(f"one row has {capture.row_bytes / 1e6:,.0f} MB: too large to draw")
     wanted = max(1, min(MOST_ROWS, MOST_BYTES // max(capture.row_bytes, 1)))
-    wanted -= (
-        wanted - 1
-    ) % 3  # so that the rows at the thirds, drawn as images, are the same in every capture
+    wanted -= (wanted - 1) % 3  # the rows at the thirds, drawn as images, are then the same in every capture
     some = capture.of_shards(min(MOST_PARTS, wanted))
     if not len(some):
         raise HookrunError("it has no rows")
@@ -168,14 +149,14 @@ def rows_of_samples(
     pairs = torch.stack([splits[is_last], samples[is_last]], dim=1).unique(dim=0).tolist()
     pairs.sort(key=lambda pair: ((SPLITS[pair[0]] if pair[0] >= 0 else "", pair[1]) not in known, pair))
     most_rows = max(1, min(most_rows, MOST_BYTES // max(size, 1)))
-    found = list[CapturedRows]()
+    of_samples = list[CapturedRows]()
     for split, sample in pairs[: most if size <= MOST_BYTES else 1]:
         rows = (is_last & (splits == split) & (samples == sample)).nonzero().squeeze(1)
         for column in (-some.steps, some.calls):  # of the latest step the first call
             rows = rows[column[rows] == column[rows].min()]
         rows = rows[:most_rows]
-        found.append(_read(some, rows[some.positions[rows].argsort(stable=True)]))
-    return found
+        of_samples.append(_read(some, rows[some.positions[rows].argsort(stable=True)]))
+    return of_samples
 
 
 def _read(capture: StoredCapture, rows: Tensor) -> CapturedRows:

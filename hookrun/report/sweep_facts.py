@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from hookrun.report.jobs import TAGS, JobFacts, find_jobs, read_yaml
 from hookrun.spec.objective import Goal
 from hookrun.store.files import StoreError
 from hookrun.store.format import MULTIRUN, SWEEP
 from hookrun.store.inside import is_there
-from hookrun.store.records import SweepRecord, read_record
+from hookrun.store.records import SweepRecord, typed_record
 
 MOST_OVERRIDES = 50_000
 """Longest command line, in characters, that is parsed."""
 
-MOST_JOBS = 10**9
-"""For a sweep of more jobs than this the number of jobs counts as unknown."""
-
-_BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 _NOT_WELL = ("cut off", "failed", "stopped", "interrupted", "unreadable")
 _ORDER = ("running", "cut off", "failed", "stopped", "interrupted", "not started", "done")
 
@@ -33,14 +27,14 @@ _ORDER = ("running", "cut off", "failed", "stopped", "interrupted", "not started
 class SweepFacts:
     """The data of one sweep's directory.
 
-    asked: swept key -> number of its values, from the start of the sweep; empty if that is not known
+    asked: the keys that the sweep varies, from its start; empty if that is not known
     stopped_by: the job whose failure ended the sweep under `fail_fast`; "" if none did
     started_with: the number of jobs that the sweep recorded; 0 if it did not
     """
 
     folder: Path
     jobs: Sequence[JobFacts]
-    asked: dict[str, int]
+    asked: Sequence[str] = ()
     stopped_by: str = ""
     started_with: int = 0
 
@@ -113,8 +107,7 @@ class SweepFacts:
     @cached_property
     def total(self) -> int:
         """How many jobs the sweep has, including those that have not started."""
-        asked = math.prod(self.asked.values()) if self.asked else 0
-        return max(len(self.jobs), self.started_with or asked)
+        return max(len(self.jobs), self.started_with)
 
     @property
     def over(self) -> int:
@@ -161,42 +154,26 @@ def read_sweep(folder: Path) -> SweepFacts:
     if not jobs:
         raise StoreError(f"{folder} holds no run: no directory in it has a status.json")
     path = folder / SWEEP
-    record = read_record(path, SweepRecord) if is_there(path) else {}
-    started_with = min(record.get("jobs") or 0, MOST_JOBS)
-    return SweepFacts(folder, jobs, _asked(folder), record.get("stopped_by", ""), started_with)
+    record = typed_record(path, SweepRecord) if is_there(path) else SweepRecord()
+    return SweepFacts(folder, jobs, _asked(folder), record.stopped_by, record.jobs or 0)
 
 
-def _asked(folder: Path) -> dict[str, int]:
-    """Swept key -> number of its values, from the file that Hydra wrote when the sweep began."""
+def _asked(folder: Path) -> list[str]:
+    """The keys that the sweep varies, from the file that Hydra wrote when it began; empty if that is not known."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     content = read_yaml(folder / MULTIRUN, folder)
-    hydra = content.get("hydra", {}) if isinstance(content, dict) else {}
     try:
-        if hydra["sweeper"].get("_target_") != _BASIC_SWEEPER:
-            return {}
+        hydra = content["hydra"]
         params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
         texts = [*params, *hydra["overrides"]["task"]]
         if sum(map(len, texts)) > MOST_OVERRIDES:
-            return {}
+            return []
         overrides = OverridesParser.create().parse_overrides(texts)
-        swept = [override for override in overrides if override.is_discrete_sweep()]
-        asked = {override.key_or_group: _values_of(override.value()) for override in swept}
     except (HydraException, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError, ValueError):
-        return {}  # incomplete, or of another sweeper
-    return asked if math.prod(asked.values()) <= MOST_JOBS else {}
-
-
-def _values_of(sweep: Any) -> int:
-    """The number of a sweep's values, counted without creating them. ValueError if it is not known."""
-    from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
-
-    if isinstance(sweep, ChoiceSweep):
-        return len(sweep.list)
-    if isinstance(sweep, RangeSweep) and sweep.start is not None and sweep.stop is not None:
-        return max(math.ceil((sweep.stop - sweep.start) / sweep.step), 0)
-    raise ValueError("a sweep whose values are not known")
+        return []  # incomplete, or of a sweeper with another syntax
+    return [override.key_or_group for override in overrides if override.is_sweep_override()]
 
 
 def is_about_hooks(key: str) -> bool:

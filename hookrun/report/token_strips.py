@@ -49,22 +49,22 @@ def strips_of_capture(capture: StoredCapture, facts: Facts) -> list[Figure]:
 
     Raises HookrunError for a shard that can't be read.
     """
-    found = Strips()
+    samples = Strips()
     for rows in rows_of_samples(capture, MOST_SAMPLES, facts.sequences, MOST_TOKENS):
         if not rows.by_token or (rows.keys >= 0).any() or not rows.values[0].numel():
             return []
         flat = rows.values.reshape(len(rows.values), -1)
         values = flat[:, 0] if flat.shape[1] == 1 else torch.linalg.vector_norm(flat, dim=1)
-        names = [facts.texts.get(each) or token_name("", each) for each in rows.token_ids.tolist()]
-        found[rows.name] = list(map(Token, names, rows.positions.tolist(), values.tolist()))
-    if max(map(len, found.values()), default=0) < 2:
+        names = [facts.texts.get(token) or token_name("", token) for token in rows.token_ids.tolist()]
+        samples[rows.name] = list(map(Token, names, rows.positions.tolist(), values.tolist()))
+    if max(map(len, samples.values()), default=0) < 2:
         return []
     if torch.Size(capture.shape[1:]).numel() == 1:
         what, of, ends = "value", "the value", ("low", "high")
     else:
         what, of, ends = "norm", "the norm of the values", ("small", "large")
     note = f"each token has the colour of {of} there"
-    return [strips(f"{what} at each token", found, what=what, note=note, ends=ends)]
+    return [strips(f"{what} at each token", samples, what=what, note=note, ends=ends)]
 
 
 def strips_of_predictions(capture: StoredCapture, facts: Facts) -> list[Figure]:
@@ -77,7 +77,7 @@ def strips_of_predictions(capture: StoredCapture, facts: Facts) -> list[Figure]:
         return []
     losses, chances = Strips(), Strips()
     for rows in rows_of_samples(capture, MOST_SAMPLES, facts.sequences, 1):
-        sequence = facts.sequences.get(rows.sample)
+        sequence = facts.sequences.get(rows.sample_of(0))
         if sequence is None or shape[0] != sequence.width:
             continue
         if any(target is not None and target >= shape[1] for target in sequence.targets):

@@ -414,7 +414,7 @@ def _best(sweep_dir: Path) -> str:
     from hookrun.report.jobs import find_jobs
     from hookrun.report.sweep_facts import SweepFacts
 
-    facts = SweepFacts(sweep_dir, find_jobs(sweep_dir), {})
+    facts = SweepFacts(sweep_dir, find_jobs(sweep_dir))
     best = facts.best
     if best is None or best.value is None or len(facts.jobs) < 2:
         return ""

@@ -294,7 +294,7 @@ def again(run: Run) -> list[str]:
     from hookrun.report.facts import read_facts
     from hookrun.report.sections.repeat import OF_A_RUN
 
-    words = shlex.split(OF_A_RUN.build(read_facts(run.path)).command)
+    words = shlex.split(OF_A_RUN.build(read_facts(run.path))["command"])
     assert words[:3] == ["python", "-m", "hookrun"]
     return words[3:]
 

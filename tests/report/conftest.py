@@ -15,6 +15,7 @@ import pytest
 
 import hookrun
 from hookrun.cli import main
+from hookrun.report import write_report
 from hookrun.store.reader import Run
 
 SMALL = ("compute.device=cpu", "compute.threads=1", "model=mlp")
@@ -101,6 +102,12 @@ def page() -> Callable[[Path], Page]:
     return lambda path: read_page(path / "report.html")
 
 
+@pytest.fixture
+def remade() -> Callable[[Path], Page]:
+    """The page of a directory, made again."""
+    return lambda path: read_page(write_report(path))
+
+
 @pytest.fixture(scope="session")
 def observed(run: Callable[..., Path]) -> Path:
     """A training run whose hooks look at everything, and one that never fires."""
@@ -156,6 +163,11 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def copied(sweep: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "moved"
-    shutil.copytree(sweep, path)
-    return path
+    """A copy of the sweep, free to change."""
+    return Path(shutil.copytree(sweep, tmp_path / "moved"))
+
+
+@pytest.fixture
+def copied_run(observed: Path, tmp_path: Path) -> Path:
+    """A copy of the training run, free to change."""
+    return Path(shutil.copytree(observed, tmp_path / "run"))

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from report_pages import cells, part_of
+import torch
+from report_pages import cells, part_of, read_lines, write_lines
+from torch.nn import functional
 
 from hookrun.report import write_report
 from hookrun.report.attention import MOST_CELLS, head_picture, is_causal, strongest
+from hookrun.report.token_strips import Token, strips
 from hookrun.store.reader import Run
 
 
 def test_the_tokens_of_a_sample_are_read_without_its_padding(predicted: Run) -> None:
-    lines = [json.loads(line) for line in (predicted.path / "samples.jsonl").read_text().splitlines()]
+    lines = read_lines(predicted.path / "samples.jsonl")
     assert [line["sample"] for line in lines] == list(range(6))
     assert len({len(line["tokens"]) for line in lines}) > 1
     for line in lines:
@@ -29,7 +31,7 @@ def test_the_tokens_of_a_sample_are_read_without_its_padding(predicted: Run) -> 
 
 def test_the_axes_of_a_pattern_are_the_tokens_and_padding_is_cut_off(predicted: Run) -> None:
     part = part_of(predicted, "patterns")
-    tokens = json.loads((predicted.path / "samples.jsonl").read_text().splitlines()[0])["tokens"]
+    tokens = read_lines(predicted.path / "samples.jsonl")[0]["tokens"]
     names = ["start" if token == 0 else str(token) for token in tokens]
     pictures = re.findall(r'<svg class="chart attention".*?</svg>', part, re.S)
     assert len(pictures) == 3 * 4, "three samples, four heads"
@@ -57,7 +59,7 @@ def test_a_pattern_is_recognised_by_its_shape_and_values(predicted: Run) -> None
     assert [head for head in heads if head.isdigit()] == ["3"] * 3, "the others are of the figures' numbers"
     last = part_of(predicted, "last")
     assert last.count('<svg class="chart attention') == 3, "all heads of one query are one picture"
-    length = len(json.loads((predicted.path / "samples.jsonl").read_text().splitlines()[0])["tokens"])
+    length = len(read_lines(predicted.path / "samples.jsonl")[0]["tokens"])
     assert f"” at {length - 1}</span>" in last
 
 
@@ -65,19 +67,17 @@ def test_the_page_of_a_strangers_directory_is_bounded(
     predicted: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hookrun.report.facts.MOST_TOKENS", 30_000)
-    path = tmp_path / "run"
-    shutil.copytree(predicted.path, path)
+    path = Path(shutil.copytree(predicted.path, tmp_path / "run"))
     evil = "</svg><script>alert(1)</script>\u202e\x00\n" + "x" * 2000
-    lines = [json.loads(line) for line in (path / "samples.jsonl").read_text().splitlines()]
-    tokens = [{"token": number, "text": evil} for number in range(12)]
-    many = [*map(json.dumps, tokens), *(f'{{"token": {n}, "text": "t"}}' for n in range(12, 500))]
-    (path / "tokens.jsonl").write_text("\n".join(many) + "\n")
+    lines = read_lines(path / "samples.jsonl")
+    tokens = [{"token": number, "text": evil if number < 12 else "t"} for number in range(500)]
+    write_lines(path / "tokens.jsonl", tokens)
     lines[1] |= {"padding": [2**52, 2**52]}
     lines[2] |= {"targets": [2**50] * len(lines[2]["tokens"])}
     lines[3] |= {"tokens": [2**53] * 5000}
     lines[4] |= {"tokens": "many"}
     lines[5] |= {"padding": [1]}
-    (path / "samples.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_lines(path / "samples.jsonl", lines)
     write_report(path)
     page = (path / "report.html").read_text()
     assert len(page) < 2e6
@@ -112,3 +112,53 @@ def test_names_are_escaped_and_a_large_pattern_is_drawn_in_blocks() -> None:
     large = np.zeros((2 * MOST_CELLS, 2 * MOST_CELLS), dtype=np.float32)
     figure, _ = head_picture("t", large, rows=["r"] * 128, columns=["c"] * 128, says="")
     assert figure.note == "each pixel is the largest of 2 × 2 tokens"
+
+
+# ---- token strips
+
+
+def test_strips_have_a_value_for_each_token(predicted: Run) -> None:
+    for hook, what in (("norms", "norm"), ("neuron", "value")):
+        rows = predicted.captures[hook]["blocks.1.resid_post"]
+        there = rows.where(sample=0)
+        found = [row for row in cells(part_of(predicted, hook)) if row[0] == "val sample 0"]
+        values = rows[there].reshape(len(there), -1)
+        expected = values[:, 0] if what == "value" else values.norm(dim=1)
+        assert [float(row[3]) for row in found] == pytest.approx(expected.tolist(), rel=1e-3)
+        texts = rows.text
+        assert [row[2] for row in found] == [texts[int(place)] for place in there]
+
+
+def test_the_loss_at_each_token_is_that_of_its_target(predicted: Run) -> None:
+    scores = predicted.predictions[0]
+    line = read_lines(predicted.path / "samples.jsonl")[0]
+    part = part_of(predicted, "predictions")
+    found = [row for row in cells(part) if row[0] == "val sample 0"]
+    losses, chances = found[: len(line["tokens"])], found[len(line["tokens"]) :]
+    for row, chance, target, score in zip(
+        losses, chances, line["targets"], scores[line["padding"][0] :], strict=True
+    ):
+        if target is None:
+            assert (row[4], chance[4], row[3]) == ("–", "–", "–")
+            continue
+        loss = functional.cross_entropy(score, torch.tensor(target)).item()
+        assert float(row[4]) == pytest.approx(loss, rel=1e-3)
+        assert float(chance[4]) == pytest.approx(2.718281828**-loss, rel=1e-3)
+        assert row[3] == str(target)
+
+
+def test_equal_values_have_equal_colours_in_every_sequence_and_none_is_not_coloured() -> None:
+    samples = {
+        "val sample 0": [Token("a", 0, 1.0, ("x",)), Token("<b>", 1, None, ("y",))],
+        "val sample 1": [Token("c", 3, 0.0, ("x",)), Token("d", 4, 1.0, ("y",))],
+    }
+    figure = strips("t", samples, what="loss", note="n", ends=("low", "high"), heads=("target",))
+    styles = re.findall(
+        r"<span (?:class=\"on-\w+\" style=\"([^\"]*)\" )?title=\"([^\"]*)\">(.*?)</span>", figure.picture
+    )
+    assert [text for _, _, text in styles] == ["a", "&lt;b&gt;", "c", "d"]
+    assert styles[0][0] == styles[3][0] != styles[2][0] and styles[1][0] == ""
+    assert styles[1][1] == "1 · y · –"
+    assert figure.table is not None
+    assert figure.table.heads == ("sample", "position", "token", "target", "loss")
+    assert figure.table.rows[2] == ("val sample 1", "3", "c", "x", "0")

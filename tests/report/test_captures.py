@@ -13,7 +13,8 @@ import torch
 
 from hookrun.report.captures import BINS, idle_units, view_capture
 from hookrun.report.facts import Facts
-from hookrun.report.sampling import stored_captures
+from hookrun.report.sampling import MOST_ROWS, draw, rows_of_samples, stored_captures
+from hookrun.store.captures.read import StoredCapture
 from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.records import ModelRecord, PlanRecord
 
@@ -21,9 +22,11 @@ MODULE = {"path": "layer", "names": ["layer"], "class": "Tanh", "parameters": 0}
 VECTORS = ["distribution", "mean of 10 rows", "rows"]
 
 
-def captured(folder: Path, *batches: torch.Tensor, by_sample: bool = True) -> Any:
+def captured(
+    folder: Path, *batches: torch.Tensor, by_sample: bool = True, shard_bytes: int = 2**20
+) -> StoredCapture:
     """The capture of batches, or of firings."""
-    writer, first = CaptureWriter(folder), 0
+    writer, first = CaptureWriter(folder, shard_bytes=shard_bytes), 0
     for step, batch in enumerate(batches):
         ids = range(first, first + len(batch)) if by_sample else None
         writer.add("h", "layer", batch, sample_ids=ids, epoch=0, step=step, call=0)
@@ -99,13 +102,8 @@ def test_a_histogram_shows_finite_values_and_counts_the_rest(tmp_path: Path) -> 
     drawn_values = batch[batch.isfinite() & (batch != 0)]
     said = [int(count.replace(",", "")) for count in re.findall(r"to [^\"]*?\\n([\d,]+)", figure.picture)]
     assert said == np.histogram(drawn_values.double().numpy(), bins=BINS)[0].tolist()
-    assert (
-        "10 of 2,000 values are not finite" in figure.note
-        and "45% are exactly 0 and not drawn" in figure.note
-    )
-
-
-# ---- units
+    assert "10 of 2,000 values are not finite" in figure.note
+    assert "45% are exactly 0 and not drawn" in figure.note
 
 
 def test_attention_is_recognised(tmp_path: Path) -> None:
@@ -124,15 +122,14 @@ def test_the_mean_beside_a_histogram_counts_the_zeros_that_it_does_not_draw(tmp_
 def test_the_figures_of_a_histogram_are_of_all_rows(tmp_path: Path) -> None:
     values = random(3000, 4)
     values[1234, 2], values[77, 1] = 1e6, math.nan
-    writer = CaptureWriter(tmp_path, shard_bytes=20_000)
-    writer.add("h", "m", values, sample_ids=range(3000), epoch=0, step=0, call=0)
-    writer.close()
-    [capture] = stored_captures(tmp_path)
-    figure = view_capture(capture, Facts(tmp_path, {})).figures[0]
+    figure = view_capture(captured(tmp_path, values, shard_bytes=20_000), Facts(tmp_path, {})).figures[0]
     finite = values[values.isfinite()].double().numpy()
     assert f"mean {finite.mean():.4g}, std {finite.std():.4g}, min " in figure.note
     assert "max 1,000,000" in figure.note or "max 1e+06" in figure.note
     assert "12,000 values" in figure.note and "1 of 12,000 values are not finite" in figure.note
+
+
+# ---- idle units
 
 
 def test_dead_saturated_and_constant_units_are_named() -> None:
@@ -153,3 +150,36 @@ def test_the_units_of_pictures_are_channels() -> None:
 
 def test_a_few_rows_are_not_enough() -> None:
     assert idle_units(torch.zeros(3, 5), "ReLU") == []
+
+
+# ---- rows of captures of any size, read with limited memory
+
+
+def test_a_large_capture_is_drawn_from_rows_spread_over_all_shards(tmp_path: Path) -> None:
+    batches = [torch.full((20, 4), float(step)) for step in range(100)]
+    sample = draw(captured(tmp_path, *batches, shard_bytes=4_000))
+    assert len(list(tmp_path.glob("*.safetensors"))) > 20
+    assert 200 < len(sample.values) <= MOST_ROWS
+    assert (sample.values[0, 0], sample.values[-1, 0]) == (0, 99)
+    assert torch.equal(sample.values[:, 0].long(), sample.steps)
+    assert sample.samples.tolist() == sorted(sample.samples.tolist())
+
+
+def test_the_first_samples_of_the_last_epoch_known_ones_first(tmp_path: Path) -> None:
+    """Samples 0 to 3 in two epochs, two in each step, a shard for each step; a row holds epoch, step and its sample."""
+    writer = CaptureWriter(tmp_path)
+    for step in range(4):
+        ids, epoch = [2 * (step % 2) + 1, 2 * (step % 2)], step // 2
+        rows = torch.tensor([[epoch, step, sample] for sample in ids], dtype=torch.float32)
+        writer.add("h", "m", rows, sample_ids=ids, epoch=epoch, step=step, call=0, split="val")
+        writer.flush()
+    writer.close()
+    (capture,) = stored_captures(tmp_path)
+    found = rows_of_samples(capture, 3, {("val", 2)}, 10)
+    assert [rows.name for rows in found] == ["val sample 2", "val sample 0", "val sample 1"]
+    assert [rows.values.tolist() for rows in found] == [[[1, 3, 2]], [[1, 2, 0]], [[1, 2, 1]]]
+    assert (found[0].epochs.item(), found[0].steps.item(), found[0].by_token) == (1, 3, False)
+
+
+def test_captures_of_firings_have_no_samples(tmp_path: Path) -> None:
+    assert rows_of_samples(captured(tmp_path, random(2, 3), by_sample=False), 3, set(), 10) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_pages import read_lines, write_lines
 
 from hookrun.report import write_report
 
@@ -131,13 +132,11 @@ def test_a_click_on_a_header_sorts_and_another_reverses_the_order(sweep: Path, s
     assert cells(page, "train.optimizer.lr") == ["0.001", "0.001", "0.01", "0.01", "0.1", "0.1"]
 
 
-def test_cells_without_a_number_come_last_in_either_direction(sweep: Path, tmp_path: Path, show) -> None:
-    path = tmp_path / "sweep"
-    shutil.copytree(sweep, path)
-    with (path / "2/metrics.jsonl").open("a") as file:
+def test_cells_without_a_number_come_last_in_either_direction(copied: Path, show) -> None:
+    with (copied / "2/metrics.jsonl").open("a") as file:
         file.write('{"split": "val", "epoch": 9, "step": 99, "accuracy": "NaN"}\n')
-    write_report(path)
-    page = show(path)
+    write_report(copied)
+    page = show(copied)
     for _ in range(2):
         page.click("th[data-sort='val/accuracy'] button")
         assert cells(page, "val/accuracy")[-1] == "NaN"
@@ -235,16 +234,15 @@ def test_no_script_runs_from_names_and_values(observed: Path, tmp_path: Path, sh
             json.dumps({**evil(json.loads((path / name).read_text())), "manifest": None})
         )
     for name in ("metrics.jsonl", "stats.jsonl"):
-        records = [evil(json.loads(line)) for line in (path / name).read_text().splitlines()]
-        records += (
-            [{"split": EVIL, "step": n, EVIL: float(n)} for n in range(3)] if name == "metrics.jsonl" else []
-        )
-        (path / name).write_text("".join(f"{json.dumps(record)}\n" for record in records))
+        records = list(map(evil, read_lines(path / name)))
+        if name == "metrics.jsonl":
+            records += [{"split": EVIL, "step": n, EVIL: float(n)} for n in range(3)]
+        write_lines(path / name, records)
     index = path / "captures/index.jsonl"
-    lines = [json.loads(line) for line in index.read_text().splitlines()]
+    lines = read_lines(index)
     for entry in [entry for line in lines for entry in line["entries"]]:
         entry |= {"hook": EVIL + entry["hook"], "module": EVIL + entry["module"], "path": EVIL}
-    index.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_lines(index, lines)
     (path / "error.txt").write_text(EVIL)
     (path / ".hydra/config.yaml").write_text(json.dumps({"task": {"name": EVIL}, "model": {"name": EVIL}}))
     (path / ".hydra/overrides.yaml").write_text(json.dumps([f"seed={EVIL}"]))

@@ -1,19 +1,26 @@
-"""The page of a run: made from the run's directory alone."""
+"""The page of a run: made from the run's directory alone, whole, damaged or of a stranger, however the run ended."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
-import shutil
+import tracemalloc
 from pathlib import Path
+
+import pytest
+from report_pages import change_status, ended_process, write_lines
 
 import hookrun
 from hookrun.actions.base import RECORD_KEYS
 from hookrun.cli import main
-from hookrun.report import write_report
+from hookrun.report import lines
 from hookrun.report.__main__ import main as report_main
+from hookrun.report.facts import Facts, TokenSequence
 from hookrun.report.section import ReportSection
 from hookrun.report.sections import OF_A_RUN
 from hookrun.store.files import StoreError
+from hookrun.store.records import MetricsLine, ModelRecord
 
 
 def test_it_is_written_at_the_end_of_a_run_and_its_path_is_printed(run, page, capsys) -> None:
@@ -31,44 +38,28 @@ def test_it_shows_the_experiment_and_the_versions(observed: Path, page) -> None:
     assert f"val accuracy {last['accuracy']:.4g}" in text and f"val loss {last['loss']:.4g}" in text
 
 
-# ---- how runs end
-
-
-def test_a_page_that_cannot_be_written_does_not_fail_the_run(run, monkeypatch, capsys) -> None:
-    def refuse(*_: object) -> None:
-        raise StoreError("cannot write report.html: No space left on device")
-
-    monkeypatch.setattr("hookrun.report.pages.write_page", refuse)
-    path = run("task=evaluate", "train.limit_batches=1")
-    said = capsys.readouterr().err
-    assert "report: not made: cannot write report.html: No space left on device" in said
-    assert f"python -m hookrun.report {path}" in said
-    assert hookrun.open_run(path).status["status"] == "done"
-
-
-def test_a_refused_directory_keeps_the_page_it_has(run, observed: Path) -> None:
-    before = (observed / "report.html").stat().st_mtime_ns
-    assert main(["model=mlp", f"hydra.run.dir={observed}"]) == 2
-    assert (observed / "report.html").stat().st_mtime_ns == before
-
-
-# ---- again
-
-
 def test_every_record_begins_with_the_same_keys(observed: Path) -> None:
     records = hookrun.open_run(observed).stats
     assert {tuple(record)[: len(RECORD_KEYS)] for record in records} == {RECORD_KEYS}
 
 
-def test_a_section_is_one_entry_of_the_list(observed: Path, tmp_path: Path, page, monkeypatch) -> None:
+def test_every_figure_has_a_caption_its_numbers_and_a_button(observed: Path, page) -> None:
+    figures = re.findall(r"<figure.*?</figure>", page(observed).source, re.S)
+    assert len(figures) > 15
+    for figure in figures:
+        assert re.search(r'role="img"[^>]* aria-label="[^"]{20,}"', figure)
+        assert "data-save=" in figure and "<details><summary>the numbers" in figure
+    accuracy = next(figure for figure in figures if "<span>accuracy</span>" in figure)
+    last = hookrun.open_run(observed).metrics[-1]["accuracy"]
+    assert "val: " in accuracy and f'<td class="token">{last:.4g}</td>' in accuracy
+
+
+def test_a_section_is_one_entry_of_the_list(copied_run: Path, remade, monkeypatch) -> None:
     """The page and its navigation name no section."""
-    path = tmp_path / "run"
-    shutil.copytree(observed, path)
     added = ReportSection("mine", "My section", lambda facts: [f"seed {facts.config['seed']}"], "notes.html")
     missing = ReportSection("none", "Nothing to say", lambda facts: None, "notes.html")
     monkeypatch.setattr("hookrun.report.pages.OF_A_RUN", (missing, *OF_A_RUN, added))
-    write_report(path)
-    found = page(path)
+    found = remade(copied_run)
     assert '<a href="#mine">My section</a>' in found.source and "<li>seed 0</li>" in found.source
     assert "Nothing to say" not in found.text
     assert found.source.index("<li>seed 0</li>") > found.source.index('id="repeat"')
@@ -85,24 +76,111 @@ def test_the_module_writes_pages_of_any_directory(observed: Path, tmp_path: Path
     assert "holds no run" in capsys.readouterr().err
 
 
-def test_an_empty_status_is_an_error_that_names_the_file(observed: Path, tmp_path: Path, capsys) -> None:
-    path = tmp_path / "run"
-    shutil.copytree(observed, path)
-    (path / "status.json").write_text("[]")
-    assert report_main([str(path)]) == 1
-    assert f"{path}/status.json says no status" in capsys.readouterr().err
+# ---- how runs end
 
 
-def test_every_figure_has_a_caption_its_numbers_and_a_button(observed: Path, page) -> None:
-    source = page(observed).source
-    figures = re.findall(r"<figure.*?</figure>", source, re.S)
-    assert len(figures) > 15
-    for figure in figures:
-        assert re.search(r'role="img"[^>]* aria-label="[^"]{20,}"', figure)
-        assert "data-save=" in figure and "<details><summary>the numbers" in figure
-    accuracy = next(figure for figure in figures if "<span>accuracy</span>" in figure)
-    last = hookrun.open_run(observed).metrics[-1]["accuracy"]
-    assert "val: " in accuracy and f'<td class="token">{last:.4g}</td>' in accuracy
+def test_the_page_of_a_failed_run_says_why(run, page, capsys) -> None:
+    path = run("model=mlp", "train.limit_batches=1", "train.optimizer.name=SparseAdam", code=1)
+    assert f"report: {path}/report.html" in capsys.readouterr().out
+    found = page(path)
+    assert "It failed RuntimeError: SparseAdam does not support dense gradients" in found.text
+    assert "Traceback (most recent call last)" in found.text
+
+
+def test_the_page_of_a_run_that_was_cut_off_says_so(copied_run: Path, remade) -> None:
+    change_status(copied_run, status="running", ended=None, exit_code=None, pid=ended_process())
+    with (copied_run / "metrics.jsonl").open("a") as file:
+        file.write('{"split": "val", "lo')  # a partly written line
+    assert "cut off" in remade(copied_run).text
+
+
+def test_a_run_that_is_still_running_has_a_page(tmp_path: Path, remade) -> None:
+    status = {"status": "running", "reason": "", "started": "2026-01-01T00:00:00+00:00", "ended": None}
+    (tmp_path / "status.json").write_text(json.dumps({**status, "pid": os.getpid(), "exit_code": None}))
+    assert "The run is not finished" in remade(tmp_path).text
+
+
+def test_a_page_that_cannot_be_written_does_not_fail_the_run(run, monkeypatch, capsys) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreError("cannot write report.html: No space left on device")
+
+    monkeypatch.setattr("hookrun.report.pages.write_page", refuse)
+    path = run("task=evaluate", "train.limit_batches=1")
+    said = capsys.readouterr().err
+    assert "report: not made: cannot write report.html: No space left on device" in said
+    assert f"python -m hookrun.report {path}" in said
+    assert hookrun.open_run(path).status["status"] == "done"
+
+
+def test_a_refused_directory_keeps_the_page_it_has(observed: Path) -> None:
+    before = (observed / "report.html").stat().st_mtime_ns
+    assert main(["model=mlp", f"hydra.run.dir={observed}"]) == 2
+    assert (observed / "report.html").stat().st_mtime_ns == before
+
+
+# ---- damaged files
+
+
+def test_an_empty_status_is_an_error_that_names_the_file(copied_run: Path, capsys) -> None:
+    (copied_run / "status.json").write_text("[]")
+    assert report_main([str(copied_run)]) == 1
+    assert f"{copied_run}/status.json says no status" in capsys.readouterr().err
+
+
+def test_damaged_files_leave_a_page_with_notes(copied_run: Path, remade) -> None:
+    (copied_run / "plan.json").write_text("{")
+    (copied_run / "model.json").unlink()
+    shard = sorted((copied_run / "captures").glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:100])
+    metrics = (copied_run / "metrics.jsonl").read_text()
+    (copied_run / "metrics.jsonl").write_text(metrics.replace('{"split": "val"', "{split", 1))
+    text = remade(copied_run).text
+    assert "the plan can't be read" in text and "1 lines are not JSON" in text and "Not drawn" in text
+    assert "val accuracy" in text
+
+
+def test_records_of_another_shape_are_left_out_and_counted(copied_run: Path, remade) -> None:
+    with (copied_run / "stats.jsonl").open("a") as file:
+        file.write('[1, 2]\n{"hook": "norms"}\n{"hook": 3, "module": {}, "action": "stats"}\n')
+    (copied_run / "hooks.json").write_text('{"sites": [3]}')
+    text = remade(copied_run).text
+    assert "stats.jsonl: 3 lines are not valid records" in text
+    assert "the hooks' counts can't be read: " in text
+    assert "hooks.json: found an int, expected a mapping" in text
+
+
+@pytest.mark.parametrize(
+    ("from_start", "note"),
+    [(False, "1,000 lines: 86 of them, drawn at random, are shown"), (True, "only its first 2,000 bytes")],
+)
+def test_of_a_long_file_a_sample_or_the_beginning_is_read(
+    tmp_path: Path, from_start: bool, note: str
+) -> None:
+    write_lines(tmp_path / "metrics.jsonl", [{"step": step, "of": "epoch"} for step in range(1000)])
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    read = lines.sampled(tmp_path / "metrics.jsonl", MetricsLine, limit=2_000, from_start=from_start)
+    steps = [record["step"] for record in read.records]
+    assert steps == (list(range(len(steps))) if from_start else sorted(steps))
+    assert abs(len(steps) / 1000 - 2_000 / size) < 0.05
+    assert read.is_sample and note in read.notes[0]
+
+
+def test_many_long_lines_that_are_not_json_take_the_memory_of_a_few(tmp_path: Path) -> None:
+    file, size = tmp_path / "metrics.jsonl", lines.MOST_LINE - 1
+    with file.open("wb") as opened:
+        for _ in range(24):
+            opened.write(b"x" * size + b"\n")
+    tracemalloc.start()
+    try:
+        found = lines.sampled(file, MetricsLine, always=lines.is_kept, limit=4 * lines.MOST_LINE)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * lines.MOST_LINE
+    assert found.records == [] and "24 lines are not JSON and left out" in found.notes[-1]
+
+
+# ---- files of a stranger
 
 
 def test_it_makes_no_network_request(observed: Path, page) -> None:
@@ -111,15 +189,36 @@ def test_it_makes_no_network_request(observed: Path, page) -> None:
     assert not re.search(r"@import|url\(|<link|\bsrc=[\"']?http", found.source)
 
 
-def test_names_are_escaped(observed: Path, tmp_path: Path, page) -> None:
-    path = tmp_path / "run"
-    shutil.copytree(observed, path)
+def test_names_are_escaped(copied_run: Path, remade) -> None:
     for name in ("plan.json", "model.json", "hooks.json", "stats.jsonl", "status.json", "env.json"):
-        file = path / name
+        file = copied_run / name
         text = file.read_text().replace("layers.1", r"<img src=x onerror=alert(1)>\u202e</script>\n&amp;")
         file.write_text(text.replace('"done"', r'"</b><script>alert(1)</script>"'))
-    write_report(path)
-    found = page(path)
+    found = remade(copied_run)
     assert "<script>alert" not in found.source and "onerror" not in found.links
     assert found.tags.count("script") == 1 and "\u202e" not in found.source
     assert "<img src=x onerror=alert(1)>" in found.text
+
+
+# ---- tokens of samples
+
+
+def test_a_decoder_after_an_encoder_has_other_tokens() -> None:
+    def facts(*paths: str) -> Facts:
+        modules = [{"path": path, "names": [path], "class": "Stack", "parameters": 0} for path in paths]
+        return Facts(Path(), {}, model=ModelRecord.model_validate({"modules": modules}))
+
+    both = facts("encoder", "decoder", "decoder.attn")
+    assert both.reads_inputs("encoder.attn") and not both.reads_inputs("decoder.attn")
+    assert not both.reads_inputs("lm_head")
+    assert facts("decoder", "decoder.attn").reads_inputs("decoder.attn")
+
+
+def test_padding_is_cut_off_and_unknown_tokens_are_numbers() -> None:
+    found = TokenSequence.of({"tokens": [5, 6], "padding": [3, 1], "targets": [6, None]}, {5: "a"})
+    assert (found.before, found.width, found.targets, found.names) == (3, 6, (6, None), ["a", "#6"])
+
+
+def test_targets_of_another_length_are_left_out() -> None:
+    assert TokenSequence.of({"tokens": [5, 6], "targets": [6]}, {}).targets == (None, None)
+    assert TokenSequence.of({"tokens": [5, 6]}, {}).width == 2

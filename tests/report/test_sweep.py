@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-from report_pages import SHORT, table
+from report_pages import SHORT, change_status, ended_process, read_lines, table, write_lines
 
 import hookrun
 from hookrun.cli import main
-from hookrun.report import write_report
 from hookrun.report.jobs import find_jobs, read_yaml
 from hookrun.report.sweep_facts import read_sweep
+
+
+def give(job: Path, *overrides: str) -> None:
+    """Change the overrides that a job was given."""
+    (job / ".hydra/overrides.yaml").write_text(json.dumps(overrides))
+
+
+def figure(source: str, title: str) -> str:
+    """The figure with that title."""
+    return source.split(f"<span>{title}</span>")[1].split("</figure>")[0]
 
 
 def test_it_is_made_at_the_end_of_a_multirun(sweep: Path, page) -> None:
@@ -27,35 +34,24 @@ def test_it_is_made_at_the_end_of_a_multirun(sweep: Path, page) -> None:
 def test_the_table_holds_every_job_with_its_keys_and_latest_metrics(sweep: Path) -> None:
     rows = table(sweep)
     assert [row["job"] for row in rows] == ["0", "1", "2", "3", "4", "5"]
-    assert [(row["train.optimizer.lr"], row["seed"]) for row in rows[:3]] == [
-        ("0.001", "0"),
-        ("0.001", "1"),
-        ("0.01", "0"),
-    ]
+    keys = [(row["train.optimizer.lr"], row["seed"]) for row in rows]
+    assert keys[:3] == [("0.001", "0"), ("0.001", "1"), ("0.01", "0")]
     for row in rows:
-        last = hookrun.open_run(sweep / row["job"]).metrics[-1]
+        metrics = hookrun.open_run(sweep / row["job"]).metrics
+        (mean,) = [line["loss"] for line in metrics if (line["split"], line["of"]) == ("train", "epoch")]
+        assert float(row["train/loss"]) == mean, "of the last epoch"
+        last = metrics[-1]
         assert (float(row["val/accuracy"]), float(row["val/loss"])) == (last["accuracy"], last["loss"])
         assert (row["status"], row["exit_code"], row["reason"]) == ("done", "0", "")
         assert float(row["seconds"]) > 0
 
 
-def test_the_training_loss_is_the_mean_of_the_last_epoch(sweep: Path) -> None:
-    for row in table(sweep):
-        (mean,) = [
-            line["loss"]
-            for line in hookrun.open_run(sweep / row["job"]).metrics
-            if (line["split"], line["of"]) == ("train", "epoch")
-        ]
-        assert float(row["train/loss"]) == mean
-
-
-def test_names_in_a_sweep_are_escaped(copied: Path, page) -> None:
+def test_names_in_a_sweep_are_escaped(copied: Path, remade) -> None:
     evil = "<script>alert(1)</script>"
-    (copied / "0/.hydra/overrides.yaml").write_text(json.dumps([f"{evil}={evil}"]))
-    (copied / "1/status.json").write_text(json.dumps({"status": "failed", "reason": evil}))
+    give(copied / "0", f"{evil}={evil}")
+    change_status(copied / "1", status="failed", reason=evil)
     (copied / "2").rename(copied / '"><img src=x>')
-    write_report(copied)
-    found = page(copied)
+    found = remade(copied)
     assert found.tags.count("script") == 1
     assert evil in found.text and "x" not in found.links
 
@@ -63,8 +59,7 @@ def test_names_in_a_sweep_are_escaped(copied: Path, page) -> None:
 def test_the_page_of_an_interrupted_sweep(folder: Path, page, monkeypatch) -> None:
     from hookrun import tasks
 
-    ran = tasks.execute
-    seen = []
+    ran, seen = tasks.execute, []
 
     def interrupted(prepared, path, **options):
         seen.append(path)
@@ -81,22 +76,22 @@ def test_keys_with_one_value_were_not_swept(sweep: Path) -> None:
     assert read_sweep(sweep).varied == ["train.optimizer.lr", "seed"]
 
 
-def test_a_sweep_that_has_just_begun_has_its_keys_and_its_number_of_jobs(copied: Path, page) -> None:
+def test_a_sweep_that_has_just_begun_has_its_keys_and_its_number_of_jobs(copied: Path, remade) -> None:
     for job in range(1, 6):
         shutil.rmtree(copied / str(job))
-    write_report(copied)
-    text = page(copied).text
+    text = remade(copied).text
     assert "not started 5" in text and "5 jobs not finished" in text
     assert [(row["train.optimizer.lr"], row["seed"]) for row in table(copied)] == [("0.001", "0")]
-    (copied / "sweep.json").unlink()  # as written by an earlier version
-    write_report(copied)
-    assert "not started 5" in page(copied).text
     (copied / "multirun.yaml").write_text("hydra: [half")
-    write_report(copied)
-    assert "not finished" not in page(copied).text
+    (copied / "sweep.json").unlink()
+    text = remade(copied).text
+    assert "not finished" not in text and "train.optimizer.lr" not in text, "its start is not known"
 
 
-def test_baselines_come_first_and_each_job_is_compared_with_its_own(folder: Path, page) -> None:
+# ---- baselines, the objective, the best job
+
+
+def test_baselines_come_first_and_each_job_is_compared_with_its_own(folder: Path, page, remade) -> None:
     """One sweep: its title, its order, its differences, and its progress while it runs."""
     keys = (*SHORT, "+hooks.loud={select: fc, hook: forward, action: scale, factor: -1}")
     assert main([*keys, "baseline=true", "seed=0,1", "hydra.sweep.dir=compared"]) == 0
@@ -113,30 +108,58 @@ def test_baselines_come_first_and_each_job_is_compared_with_its_own(folder: Path
     assert first == ["./0/report.html", "./1/report.html"] and found.text.count(" baseline ") >= 2
     assert 'id="best"' in found.source and "without hooks: " in found.text
     shutil.rmtree(path / "3")
-    write_report(path)
-    assert "3 of 4 jobs finished" in page(path).text
+    assert "3 of 4 jobs finished" in remade(path).text
 
 
 def test_metrics_that_only_the_baselines_have_are_not_drawn(folder: Path, page) -> None:
     hook = "+hooks.c={select: fc, hook: forward, action: check, max: 1e-4}"
     keys = ["-m", "task=evaluate", *SHORT[1:4], hook, "seed=0,1", "baseline=true", "hydra.sweep.dir=ends"]
     assert main(keys) == 3
-    assert "failed 2" in page(folder / "ends").text or "stopped 2" in page(folder / "ends").text
+    assert re.search("(failed|stopped) 2", page(folder / "ends").text)
 
 
-def test_directories_of_other_machines_and_depths_are_found(copied: Path) -> None:
+def test_the_page_states_the_objective_and_marks_the_best_job(
+    sweep: Path, copied: Path, page, remade
+) -> None:
+    best = max(table(sweep), key=lambda row: float(row["objective"]))["job"]
+    found = page(sweep)
+    assert f"maximize val/accuracy (best epoch of a run). Best: job {best} with" in found.text
+    assert found.source.count('<tr id="best">') == 1 and "Single batches" not in found.text
+    give(copied / best, "seed=7")
+    assert ': <span class="mono">seed=7 </span>' in remade(copied).source
+    for job in map(
+        str, range(6)
+    ):  # as written by an earlier version: no means of training, no result in the status
+        metrics = copied / job / "metrics.jsonl"
+        kept = [line for line in read_lines(metrics) if line.pop("of") == "batch" or line["split"] == "val"]
+        write_lines(metrics, kept)
+        change_status(copied / job, objective=None)
+    old = remade(copied)
+    assert "Single batches, not means train/accuracy, train/loss" in old.text
+    assert f"Best: job {best} with" in old.text
+
+
+def test_the_page_links_to_the_page_of_each_job(sweep: Path, page) -> None:
+    links = [link for link in page(sweep).links if link.startswith("./")]
+    best_first = sorted(table(sweep), key=lambda row: -float(row["objective"]))
+    assert links == [f"./{row['job']}/report.html" for row in best_first]
+    assert all((sweep / link).is_file() for link in links)
+
+
+# ---- jobs in any state
+
+
+def test_jobs_are_found_at_any_depth_and_are_in_the_order_of_their_numbers(copied: Path) -> None:
     (copied / "lr=0.1").mkdir()
     (copied / "5").rename(copied / "lr=0.1" / "seed=1")
-    write_report(copied)
-    names = [job.name for job in find_jobs(copied)]
-    assert set(names) == {"0", "1", "2", "3", "4", "lr=0.1/seed=1"}
+    (copied / "4").rename(copied / "10")
+    assert [job.name for job in find_jobs(copied)] == ["lr=0.1/seed=1", "0", "1", "2", "3", "10"]
 
 
 def test_a_job_that_continues_or_is_edited_after_a_page_is_read_again(copied: Path) -> None:
     before = find_jobs(copied)
     assert all(job.status == "done" for job in before)
-    path = copied / before[0].name / "status.json"
-    path.write_text(path.read_text().replace('"done"', '"failed"'))
+    change_status(copied / before[0].name, status="failed")
     metrics = copied / before[1].name / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"loss": ', '"loss": 1'))  # another number
     shutil.rmtree(copied / before[2].name)
@@ -147,29 +170,18 @@ def test_a_job_that_continues_or_is_edited_after_a_page_is_read_again(copied: Pa
     assert after[2:] == before[3:]
 
 
-def test_numbers_are_in_order(copied: Path) -> None:
-    (copied / "5").rename(copied / "10")
-    assert [job.name for job in find_jobs(copied)] == ["0", "1", "2", "3", "4", "10"]
-
-
-def test_a_killed_job_is_not_shown_as_running(copied: Path, page) -> None:
-    gone = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
-    )
-    status = json.loads((copied / "5/status.json").read_text())
-    status |= {"status": "running", "ended": None, "exit_code": None, "pid": int(gone.stdout)}
-    (copied / "5/status.json").write_text(json.dumps(status))
-    write_report(copied)
-    text = page(copied).text
+def test_a_killed_job_is_not_shown_as_running(copied: Path, remade) -> None:
+    change_status(copied / "5", status="running", ended=None, exit_code=None, pid=ended_process())
+    text = remade(copied).text
     assert "cut off 1" in text and "1 job did not end well" in text and "not finished" not in text
     assert table(copied)[5]["status"] == "cut off"
 
 
-def test_the_page_is_written_despite_a_partly_written_file_of_one_job(copied: Path, page) -> None:
+def test_the_page_is_written_despite_a_partly_written_file_of_one_job(copied: Path, remade) -> None:
     (copied / "3/.hydra/overrides.yaml").write_text('- "train.optimizer.lr=0.0')
     (copied / "4/status.json").write_text("[1, 2]")
     (copied / "5/metrics.jsonl").write_text("[1, 2]\n3\n")
-    write_report(copied)
+    remade(copied)
     rows = table(copied)
     assert (len(rows), rows[3]["train.optimizer.lr"], rows[5]["val/loss"]) == (6, "", "")
 
@@ -186,13 +198,6 @@ def test_an_unreadable_file_counts_as_missing(tmp_path: Path) -> None:
     assert read_yaml(path, tmp_path) is None
 
 
-def test_the_page_links_to_the_page_of_each_job(sweep: Path, page) -> None:
-    links = [link for link in page(sweep).links if link.startswith("./")]
-    best_first = sorted(table(sweep), key=lambda row: -float(row["objective"]))
-    assert links == [f"./{row['job']}/report.html" for row in best_first]
-    assert all((sweep / link).is_file() for link in links)
-
-
 def test_jobs_that_failed_are_listed_with_their_reasons(folder: Path, page) -> None:
     assert main([*SHORT, "hydra.sweep.dir=unlucky", "train.optimizer.name=SGD,SparseAdam"]) == 1
     found, rows = page(folder / "unlucky"), table(folder / "unlucky")
@@ -203,51 +208,63 @@ def test_jobs_that_failed_are_listed_with_their_reasons(folder: Path, page) -> N
     assert "SparseAdam" in rows[1]["reason"]
 
 
-def test_a_failed_job_is_listed_with_the_keys_that_it_was_given(copied: Path, page) -> None:
-    status = json.loads((copied / "0/status.json").read_text()) | {"status": "failed", "exit_code": 1}
-    (copied / "0/status.json").write_text(json.dumps(status))
-    (copied / "0/.hydra/overrides.yaml").write_text(json.dumps(["seed=7"]))
-    write_report(copied)
-    rows = re.findall('<td class="mono long">(.*?)</td>', page(copied).source)
+def test_a_failed_job_is_listed_with_the_keys_that_it_was_given(copied: Path, remade) -> None:
+    change_status(copied / "0", status="failed", exit_code=1)
+    give(copied / "0", "seed=7")
+    rows = re.findall('<td class="mono long">(.*?)</td>', remade(copied).source)
     assert [row.strip() for row in rows] == ["seed=7"]
 
 
-def test_it_can_be_made_while_jobs_run(copied: Path, page) -> None:
-    status = json.loads((copied / "5/status.json").read_text())
-    (copied / "5/status.json").write_text(
-        json.dumps({**status, "status": "running", "ended": None, "exit_code": None})
-    )
+def test_it_can_be_made_while_jobs_run(copied: Path, remade) -> None:
+    change_status(copied / "5", status="running", ended=None, exit_code=None)
     (copied / "4/status.json").unlink()  # Hydra has created its directory, and nothing more
     (copied / "4/metrics.jsonl").unlink()
     with (copied / "5/metrics.jsonl").open("a") as file:
         file.write('{"split": "val", "accu')
-    write_report(copied)
-    found = page(copied)
-    assert "2 jobs not finished" in found.text and "running 1" in found.text and "not started 1" in found.text
+    text = remade(copied).text
+    assert "2 jobs not finished" in text and "running 1" in text and "not started 1" in text
     assert [row["status"] for row in table(copied)][4:] == ["not started", "running"]
 
 
-def test_the_page_states_the_objective_and_marks_the_best_job(sweep: Path, copied: Path, page) -> None:
-    best = max(table(sweep), key=lambda row: float(row["objective"]))
-    found = page(sweep)
-    assert f"maximize val/accuracy (best epoch of a run). Best: job {best['job']} with" in found.text
-    assert found.source.count('<tr id="best">') == 1 and "Single batches" not in found.text
-    for job in range(6):  # as written by an earlier version: no means of training, no result in the status
-        path = copied / str(job)
-        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        kept = [line for line in lines if line.pop("of") == "batch" or line["split"] == "val"]
-        (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in kept))
-        status = json.loads((path / "status.json").read_text())
-        del status["objective"]
-        (path / "status.json").write_text(json.dumps(status))
-    write_report(copied)
-    old = page(copied)
-    assert "Single batches, not means train/accuracy, train/loss" in old.text
-    assert f"Best: job {best['job']} with" in old.text
+# ---- metrics by swept key
 
 
-def test_the_best_job_is_named_with_the_keys_that_it_was_given(sweep: Path, copied: Path, page) -> None:
-    best = max(table(sweep), key=lambda row: float(row["objective"]))
-    (copied / best["job"] / ".hydra/overrides.yaml").write_text(json.dumps(["seed=7"]))
-    write_report(copied)
-    assert ': <span class="mono">seed=7 </span>' in page(copied).source
+def test_repetitions_are_one_curve_with_a_band(sweep: Path, page) -> None:
+    source = page(sweep).source
+    assert "<span>val/accuracy against train.optimizer.lr</span>" in source and 'class="band c0"' in source
+    assert "against seed" not in source
+    assert '<h2 id="figures">Metrics by swept key</h2>' in source
+    assert '<a href="#figures">Metrics by swept key</a>' in source, "the words of the heading"
+
+
+def test_one_key_is_a_curve_two_are_a_map_and_three_a_curve_each(copied: Path, remade) -> None:
+    def with_keys(*keys: str) -> str:
+        for job in range(6):
+            values = [f"{key}={(job // 2**place) % 2 + 1}" for place, key in enumerate(keys)]
+            give(copied / str(job), *values)
+        return str(remade(copied).source)
+
+    assert "val/accuracy against a<" in with_keys("a")
+    two = with_keys("a", "b")
+    assert "<span>val/accuracy</span>" in two and "across: a; down: b" in two
+    three = with_keys("a", "b", "c")
+    assert all(f"val/accuracy against {key}<" in three for key in "abc")
+
+
+def test_the_cells_of_a_map_are_means(copied: Path, remade) -> None:
+    for job in range(6):
+        give(copied / str(job), f"a={job % 2}", f"b={job % 2}", f"seed={job}")
+    cells = re.findall(r'class="on-\w+">([\w.]*)<', figure(remade(copied).source, "val/accuracy"))
+    values = [float(row["val/accuracy"]) for row in table(copied)]
+    first, second = (f"{sum(values[start::2]) / 3:.3g}" for start in (0, 1))
+    assert cells == [first, "", "", second]
+
+
+def test_a_job_whose_metric_is_nan_is_counted_and_the_curve_continues(copied: Path, remade) -> None:
+    for job in "01":
+        with (copied / job / "metrics.jsonl").open("a") as file:
+            file.write('{"split": "val", "epoch": 9, "step": 99, "loss": "NaN", "accuracy": 0.1}\n')
+    drawn = figure(remade(copied).source, "val/loss against train.optimizer.lr")
+    assert "left out: 2 jobs whose value is not finite" in drawn
+    assert re.search(r'class="line c0" d="M[\d.]+ [\d.]+L', drawn)
+    assert [row["val/loss"] for row in table(copied)][:2] == ["nan", "nan"]

@@ -52,10 +52,10 @@ def axis_of(
     values: Iterable[float], start: float, end: float, *, log: bool = False, from_zero: bool = False
 ) -> Axis:
     """An axis that contains every finite value, with a margin; if logarithmic, every positive value."""
-    found = [_held(value, log) for value in values if math.isfinite(value) and (value > 0 or not log)]
-    if not found:
+    inside = [_held(value, log) for value in values if math.isfinite(value) and (value > 0 or not log)]
+    if not inside:
         return Axis(1.0 if log else 0.0, 10.0 if log else 1.0, start, end, log)
-    low, high = min(found), max(found)
+    low, high = min(inside), max(inside)
     if log:
         room = max((high / low) ** 0.04 if high / low < math.inf else _LARGEST**0.08, 1.05)
         return Axis(low / room, high * room, start, end, log)
@@ -78,5 +78,5 @@ def _held(value: float, log: bool) -> float:
 
 def spans_magnitudes(values: Iterable[float], ratio: float = 50.0) -> bool:
     """Whether all finite values are positive and so far apart that a logarithmic scale shows more."""
-    found = [value for value in values if math.isfinite(value)]
-    return bool(found) and min(found) > 0 and max(found) / min(found) >= ratio
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) / min(finite) >= ratio

@@ -45,8 +45,8 @@ def _analysis(facts: Facts) -> dict[str, Any] | None:
 
 def _lines(facts: Facts, keys: set[str], result: str) -> list[Line]:
     """The lines that have all of the keys; `result` is the key of the measured number."""
-    found = [line for line in facts.metrics.records if line.keys() >= keys]
-    return [line for line in found if is_number(line[result]) and isinstance(line["module"], str)]
+    lines = [line for line in facts.metrics.records if line.keys() >= keys]
+    return [line for line in lines if is_number(line[result]) and isinstance(line["module"], str)]
 
 
 def _bars(probes: list[Line]) -> Figure:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import defaultdict
 from typing import Any
 
 from hookrun.actions.check import verdict
@@ -12,50 +11,40 @@ from hookrun.report.lines import is_number
 from hookrun.report.section import ReportSection
 
 
-@dataclass(frozen=True)
-class CheckFailure:
-    """The first failure of a check at one module, and the number of its failures there.
+def _failures(facts: Facts) -> list[dict[str, Any]] | None:
+    """The first failure of each check at each module, in the order in which modules first failed.
 
     cls:       the class of the module; "" if the record does not say
     last_good: the last module before it in the same pass at which the check passed, with its class; "" if there is none
+    times:     how often it failed there
     """
-
-    hook: str
-    module: str
-    epoch: int
-    step: int
-    mode: str
-    message: str
-    policy: str
-    cls: str = ""
-    last_good: str = ""
-    times: int = 1
-
-
-def _failures(facts: Facts) -> list[CheckFailure] | None:
-    """The failures, in the order in which modules first failed."""
-    found = dict[tuple[str, str], CheckFailure]()
+    failures = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
     for record in facts.stats.records:
-        if record.get("ok") is not False:
-            continue
-        key = (record["hook"], f"{record['module']}{record.get('path') or ''}")
-        if key in found:
-            found[key] = replace(found[key], times=found[key].times + 1)
-        else:
-            when = (record["epoch"], record["step"], record["mode"])
-            policy, cls, last_good = (
-                str(record.get(each) or "") for each in ("policy", "class", "last_good")
-            )
-            found[key] = CheckFailure(*key, *when, _message(record), policy, cls, last_good)
-    return list(found.values()) or None
+        if record.get("ok") is False:
+            failures[record["hook"], f"{record['module']}{record.get('path') or ''}"].append(record)
+    return [
+        {
+            "hook": hook,
+            "module": module,
+            "cls": str(records[0].get("class") or ""),
+            "last_good": str(records[0].get("last_good") or ""),
+            "epoch": records[0]["epoch"],
+            "step": records[0]["step"],
+            "mode": records[0]["mode"],
+            "times": len(records),
+            "policy": str(records[0].get("policy") or ""),
+            "message": _message(records[0]),
+        }
+        for (hook, module), records in failures.items()
+    ] or None
 
 
-def _message(record: Mapping[str, Any]) -> str:
+def _message(record: dict[str, Any]) -> str:
     """What a check required, and what it found, if the record says that."""
-    found = isinstance(record.get("message"), str) and all(
-        map(is_number, map(record.get, ("least", "largest")))
+    is_whole = isinstance(record.get("message"), str) and is_number(record.get("least"))
+    return (
+        verdict(record) if is_whole and is_number(record.get("largest")) else str(record.get("message") or "")
     )
-    return verdict(record) if found else str(record.get("message") or "")
 
 
 SECTION = ReportSection("checks", "", _failures, "checks.html")

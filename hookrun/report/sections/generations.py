@@ -132,7 +132,7 @@ def _next(now: Sequence[Sequence[Any]], without: Sequence[Sequence[Any]]) -> lis
     tokens = sorted(after | before, key=lambda token: -max(after.get(token, 0.0), before.get(token, 0.0)))
     return [
         {
-            "token": repr(_shortened(texts[token])) if texts[token] else f"#{token}",
+            "token": _token(token, texts[token]),
             "without": _percent(before.get(token), least_before) if without else "",
             "now": _percent(after.get(token), least_after),
             "share_without": before.get(token, 0.0),
@@ -151,8 +151,10 @@ def _percent(share: float | None, least: float) -> str:
     return f"< {min(max(least, 0.001), 1.0):.1%}" if share is None else f"{share:.1%}"
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= MOST_TOKEN else f"{text[:MOST_TOKEN]}…"
+def _token(token: int, text: str | None) -> str:
+    if not text:
+        return f"#{token}"
+    return repr(text if len(text) <= MOST_TOKEN else f"{text[:MOST_TOKEN]}…")
 
 
 SECTION = ReportSection("generations", "Generations", _generations, "generations.html")

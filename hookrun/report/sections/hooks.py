@@ -22,7 +22,7 @@ from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number, one_line, shortened
-from hookrun.report.facts import MOST_HOOKS, NOTICES, Facts
+from hookrun.report.facts import MOST_HOOKS, NOTICES, ON_PARAMETERS, Facts
 from hookrun.report.lines import is_number
 from hookrun.report.section import ReportSection
 from hookrun.store.captures.read import StoredCapture
@@ -260,7 +260,7 @@ def _of_hook(
 ) -> HookViews:
     title, places = "", dict[str, int]()
     if hook := facts.planned.get(name):
-        matches = counted(len(hook.targets), "parameter" if facts.is_on_parameters(name) else "module")
+        matches = counted(len(hook.targets), "parameter" if hook.hook in ON_PARAMETERS else "module")
         title = f"{hook.hook}, {hook.action} on {matches}"
         places = {match.path: place for place, match in enumerate(hook.targets)}
     captures.sort(key=lambda capture: places.get(capture.module, len(places)))

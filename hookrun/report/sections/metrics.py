@@ -63,22 +63,20 @@ def latest(facts: Facts) -> list[LatestValue]:
 
     Values of single batches are used only if the split has no means.
     """
-    found = dict[tuple[str, str], LatestValue]()
+    values_of = dict[tuple[str, str], LatestValue]()
     lines = list(_measured(facts))
     with_means = {(split, name) for line, split, _, values in lines if not is_batch(line) for name in values}
     for line, split, _, values in lines:
         for name, value in values.items():
             key = (split, name)
-            if is_batch(line) and key in with_means:
+            if name == "lr" or (is_batch(line) and key in with_means):
                 continue
-            before = found[key].best if key in found else value
-            better = (
-                min(value, before)
-                if direction_of(name) == "minimize" or "loss" in name
-                else max(value, before)
-            )
-            found[key] = LatestValue(*key, value, before if value != value else better, is_batch(line))
-    return [each for each in found.values() if each.name != "lr"][:MOST_LATEST]
+            best = values_of[key].best if key in values_of else value
+            if value == value:
+                is_loss = direction_of(name) == "minimize" or "loss" in name
+                best = min(value, best) if is_loss else max(value, best)
+            values_of[key] = LatestValue(*key, value, best, is_batch(line))
+    return list(values_of.values())[:MOST_LATEST]
 
 
 def _measured(facts: Facts) -> Iterator[tuple[Line, str, int, dict[str, float]]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookrun.report.facts import Facts
+from hookrun.report.facts import ON_PARAMETERS, Facts
 from hookrun.report.section import ReportSection
 
 SHORT = 40
@@ -64,8 +64,8 @@ def _model(facts: Facts) -> dict[str, Any] | None:
     marks = _marks(facts, modules)
     shapes = {
         match.path: match.shape
-        for name, hook in facts.planned.items()
-        if not facts.is_on_parameters(name)
+        for hook in facts.planned.values()
+        if hook.hook not in ON_PARAMETERS
         for match in hook.targets
     }
     parts = [path.split(".") for path in marks]
@@ -137,7 +137,7 @@ def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[HookMa
         counts, silent = defaultdict[str, list[tuple[str, int | None]]](list), dict[str, str]()
         for match in hook.targets:
             path, parameter = match.path, ""
-            if facts.is_on_parameters(name):
+            if hook.hook in ON_PARAMETERS:
                 path, _, parameter = path.rpartition(".")
             site = facts.sites.get((name, match.path))
             counts[path].append((parameter, None if site is None else site.fired))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hookrun.report.facts import MOST_HOOKS, Facts
@@ -12,30 +11,12 @@ from hookrun.report.section import ReportSection
 SHOWN_MODULES = 4
 
 
-@dataclass(frozen=True)
-class PlanRow:
-    """One hook.
+def _rows(facts: Facts) -> list[dict[str, Any]] | None:
+    """One row for each hook, in firing order.
 
     fired:   how often, over all its modules; None if the run kept no counts
     changed: the fraction of elements that its edits changed; None if that was not counted
     """
-
-    order: int
-    name: str
-    modules: list[str]
-    more_modules: int
-    classes: list[str]
-    type: str
-    action: str
-    settings: str
-    when: list[str]
-    shapes: list[str | None]
-    fired: int | None
-    changed: float | None
-
-
-def _rows(facts: Facts) -> list[PlanRow] | None:
-    """One row for each hook, in firing order."""
     rows = []
     for order, hook in enumerate(list(facts.planned.values())[:MOST_HOOKS]):
         shown = hook.targets[:SHOWN_MODULES]
@@ -43,24 +24,24 @@ def _rows(facts: Facts) -> list[PlanRow] | None:
         sites = [facts.sites[key] for key in keys if key in facts.sites]
         total = sum(site.total for site in sites)
         clauses = {key: value for key, value in hook.clauses.items() if key in _CLAUSES}
-        settings = {**clauses, **(hook.params or {})}
-        row = PlanRow(
-            order=order,
-            name=hook.name,
-            modules=[match.path for match in shown],
-            more_modules=len(hook.targets) - len(shown),
-            classes=[match.type or "" for match in shown],
-            type=hook.hook or "",
-            action=hook.action or "",
-            settings=" ".join(
-                f"{key}={_text(value)}" for key, value in settings.items() if value is not None
-            ),
-            when=_when(hook.when or {}),
-            shapes=[match.shape for match in shown],
-            fired=sum(site.fired for site in sites) if sites else None,
-            changed=sum(site.changed for site in sites) / total if total else None,
+        given = {**clauses, **(hook.params or {})}
+        settings = [f"{key}={_text(value)}" for key, value in given.items() if value is not None]
+        rows.append(
+            {
+                "order": order,
+                "name": hook.name,
+                "modules": [match.path for match in shown],
+                "more_modules": len(hook.targets) - len(shown),
+                "classes": [match.type or "" for match in shown],
+                "type": hook.hook or "",
+                "action": hook.action or "",
+                "settings": " ".join(settings),
+                "when": _when(hook.when or {}),
+                "shapes": [match.shape for match in shown],
+                "fired": sum(site.fired for site in sites) if sites else None,
+                "changed": sum(site.changed for site in sites) / total if total else None,
+            }
         )
-        rows.append(row)
     return rows or None
 
 

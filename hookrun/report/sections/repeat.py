@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,58 +20,37 @@ _SHIPPED = "conf"
 WEIGHTS = "model.weights"
 
 
-@dataclass(frozen=True)
-class RunAgain:
-    """How to run it again.
-
-    command:  for a shell, in the folder `folder`; ``""`` if the directory does not have it
-    composed: the whole configuration of a run
-    """
-
-    command: str = ""
-    folder: str = ""
-    composed: str = ""
-
-
-def _of_a_run(facts: Facts) -> RunAgain | None:
-    """The command of a run or a job of a sweep; None if it was a loop of the user's own."""
+def _of_a_run(facts: Facts) -> dict[str, str] | None:
+    """The command of a run or a job of a sweep, and its configuration; None if it was a loop of the user's own."""
     if facts.env.recorded:
         return None
-    hydra = _hydra(facts.path / ".hydra/hydra.yaml", facts.path)
     runs, weights = [*facts.plan.runs, *facts.env.runs], facts.model.weights or ""
-    is_trained = any(
-        run.where == f"{WEIGHTS}.run" for run in runs
-    )  # the run that trained the weights is named
-    if os.path.isabs(weights) and not is_trained:
+    is_of_a_run = any(run.where == f"{WEIGHTS}.run" for run in runs)  # which the command names
+    if os.path.isabs(weights) and not is_of_a_run:
         runs.append(UsedRunRecord(where=WEIGHTS, run="", path=weights))
-    return replace(_again(hydra, facts.env.argv, is_job=True, runs=runs), composed=facts.composed)
+    again = _again(facts.path / ".hydra/hydra.yaml", facts.path, facts.env.argv, is_job=True, runs=runs)
+    return {**again, "composed": facts.composed}
 
 
-def _of_a_sweep(facts: SweepFacts) -> RunAgain:
+def _of_a_sweep(facts: SweepFacts) -> dict[str, str]:
     argv = next((job.argv for job in facts.jobs if job.argv), [])
-    return _again(_hydra(facts.folder / MULTIRUN, facts.folder), argv, is_job=False)
-
-
-def _hydra(path: Path, root: Path) -> HydraRecord | None:
-    """The data that Hydra wrote; None if there is none, or it has another form."""
-    content = read_yaml(path, root)
-    hydra = content.get("hydra", content) if isinstance(content, dict) else None
-    try:
-        return checked(hydra, HydraRecord) if hydra else None
-    except ValueError:
-        return None
+    return _again(facts.folder / MULTIRUN, facts.folder, argv, is_job=False)
 
 
 def _again(
-    hydra: HydraRecord | None, argv: list[Any], *, is_job: bool, runs: Sequence[UsedRunRecord] = ()
-) -> RunAgain:
-    """The command, from what Hydra wrote into the directory.
+    path: Path, root: Path, argv: list[Any], *, is_job: bool, runs: Sequence[UsedRunRecord] = ()
+) -> dict[str, str]:
+    """The command for a shell, and the folder to run it in; both ``""`` if they are not known.
 
+    path: the file that Hydra wrote into the directory of the run or the sweep, `root`
     argv: the command line of the run; only its `trust=` is not in Hydra's files
     runs: the runs that it took values from; `outputs/latest` may now be a different run
     """
-    if hydra is None:
-        return RunAgain()
+    content = read_yaml(path, root)
+    try:
+        hydra = checked((content or {}).get("hydra", content) or None, HydraRecord)
+    except (AttributeError, ValueError):  # there is none, or it has another form
+        return {"command": "", "folder": "", "composed": ""}
     words = ["python", "-m", "hookrun"]
     if hydra.mode == "MULTIRUN" or not is_job:
         words.append("--run" if is_job else "--multirun")
@@ -90,7 +68,7 @@ def _again(
     trusted = [text for text in map(str, argv) if text.lstrip("+").startswith("trust=")]
     words += [text for text in trusted if text not in words]
     command = " ".join(shlex.quote(str(word)) for word in words)
-    return RunAgain(command, hydra.runtime.cwd)
+    return {"command": command, "folder": hydra.runtime.cwd, "composed": ""}
 
 
 def _with_places(overrides: list[str], runs: Sequence[UsedRunRecord], cwd: str) -> list[str]:

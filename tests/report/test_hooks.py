@@ -7,14 +7,12 @@ import io
 import json
 import math
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from hookrun.report import write_report
 from hookrun.report.sections.hooks import over_steps
 
 
@@ -38,20 +36,17 @@ def test_activations_of_convolutions_are_pictures(run, page) -> None:
     assert found.source.count('alt="the input"') == 8, "beside each row of maps"
 
 
-def test_the_records_of_an_unknown_action_are_shown(observed: Path, tmp_path: Path, page) -> None:
+def test_the_records_of_an_unknown_action_are_shown(copied_run: Path, remade) -> None:
     """Numbers as a chart over steps, everything else as lines; the plan's hook type may be unknown too."""
-    path = tmp_path / "run"
-    shutil.copytree(observed, path)
-    plan = (path / "plan.json").read_text()
-    (path / "plan.json").write_text(plan.replace('"optimizer_step_pre"', '"of_the_future"'))
+    plan = copied_run / "plan.json"
+    plan.write_text(plan.read_text().replace('"optimizer_step_pre"', '"of_the_future"'))
     context = {"hook": "norms", "module": "fc", "path": "", "action": "rank", "mode": "train", "epoch": 0}
-    with (path / "stats.jsonl").open("a") as file:
+    with (copied_run / "stats.jsonl").open("a") as file:
         for step in range(4):
             record = {**context, "step": step, "call": 0}
             file.write(json.dumps({**record, "rank": step}) + "\n")
             file.write(json.dumps({**record, "largest": "fc.weight"}) + "\n")
-    write_report(path)
-    found = page(path)
+    found = remade(copied_run)
     assert "<span>rank</span>" in found.source and "largest=fc.weight" in found.text
     assert "of_the_future, stats on 6 modules" in found.text
 
@@ -88,10 +83,8 @@ def test_a_hook_that_never_fired_is_shown_first(observed: Path, page) -> None:
 
 def test_a_budget_that_was_used_up_is_noted(run, page) -> None:
     path = run("task=predict", h="{select: fc, hook: forward, action: capture, max_bytes: 6000}")
-    assert (
-        "h captured nothing after epoch 0, step 2 (eval mode): its max_bytes of 6,000 were used up"
-        in page(path).text
-    )
+    said = "h captured nothing after epoch 0, step 2 (eval mode): its max_bytes of 6,000 were used up"
+    assert said in page(path).text
 
 
 @pytest.mark.parametrize(

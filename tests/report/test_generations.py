@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_pages import write_lines
 
 import hookrun
 from hookrun.report import write_report
@@ -40,8 +41,7 @@ def page(tmp_path: Path) -> Callable[..., str]:
         (tmp_path / "status.json").write_text(json.dumps({"status": "done"}))
         written = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         (tmp_path / "generations.jsonl").write_text("".join(f"{line}\n" for line in written))
-        tokens = [json.dumps({"token": token, "text": text}) for token, text in texts]
-        (tmp_path / "tokens.jsonl").write_text("".join(f"{line}\n" for line in tokens))
+        write_lines(tmp_path / "tokens.jsonl", ({"token": token, "text": text} for token, text in texts))
         return write_report(tmp_path).read_text()
 
     return page

@@ -1,0 +1,268 @@
+"""The sections of a run's page: the plan, the model, the metrics, what tasks found, and the command that repeats it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_pages import read_lines, table, table_rows, write_lines
+
+import hookrun
+from hookrun.cli import main
+from hookrun.report.facts import Facts, read_facts
+from hookrun.report.lines import SampledLines
+from hookrun.report.sections import lens, metrics, model, parts_of_passes, summary
+from hookrun.report.sections.metrics import LatestValue, latest
+from hookrun.store.records import EnvRecord, ModelRecord, PlanRecord
+
+# ---- summary
+
+STATUS = {
+    "status": "done",
+    "started": "2026-01-01T00:00:00+00:00",
+    "ended": "2026-01-01T00:03:20+00:00",
+    "exit_code": 0,
+}
+
+
+def test_the_facts_of_a_run() -> None:
+    facts = Facts(
+        Path("/runs/a"),
+        STATUS,
+        plan=PlanRecord(hash="0123456789abcdef", model="ResNet"),
+        env=EnvRecord(torch="2.9", python="3.12", device="cpu", threads=1, cpu_count=2),
+        config={
+            "task": {"name": "train"},
+            "model": {"name": "resnet18"},
+            "data": {"name": "digits"},
+            "seed": 0,
+        },
+    )
+    assert dict(summary.SECTION.build(facts) or []) == {
+        "task": "train", "model": "resnet18 (ResNet)", "data": "digits", "started": "2026-01-01 00:00 UTC",
+        "duration": "3 min 20 s", "seed": "0", "device": "cpu, 1 thread of 2 cores",
+        "versions": "torch 2.9, python 3.12", "plan": "0123456789ab", "exit code": "0", "directory": "/runs/a",
+    }  # fmt: skip
+
+
+def test_unknown_facts_are_left_out_and_an_analysis_names_its_run() -> None:
+    config = {"task": {"name": "probe", "run": "/runs/b"}, "seed": "x"}
+    assert dict(summary.SECTION.build(Facts(Path("a"), {"status": "running"}, config=config)) or []) == {
+        "task": "probe", "of the run": "/runs/b", "started": "–", "directory": "a",
+    }  # fmt: skip
+    cut_off = Facts(Path("a"), STATUS, cut_off="its process is gone")
+    assert "duration" not in dict(summary.SECTION.build(cut_off) or [])
+
+
+# ---- plan and model
+
+
+def test_the_plan_counts_what_fired_and_what_was_changed(observed: Path, page) -> None:
+    rows = {cells[1]: cells for cells in table_rows(page(observed).source, "plan")}
+    assert list(rows) == ["norms", "spread", "seen", "gradient", "halved", "said", "late"]
+    assert rows["halved"][3:7] == ["Linear", "forward", "scale", "factor=0.5"]
+    assert rows["halved"][-2:] == ["36", "100.0 %"]
+    assert rows["norms"][-2] == str(6 * 18) and "and 2 more" in rows["norms"][2]
+    assert rows["late"][-2] == "0" and rows["late"][7] == "epoch start 99"
+
+
+def test_the_tree_marks_hooked_modules_with_their_counts(observed: Path, page) -> None:
+    tree = page(observed).source.split('id="tree"')[1].split("<h2")[0]
+    lines = [
+        re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", line)).strip()
+        for line in re.findall(r"<li><div>(.*?)</div>", tree, re.S)
+    ]
+    assert lines[0] == "(root) MLP 8,970"
+    [fc] = [line for line in lines if line.startswith("fc ")]
+    assert fc.startswith("fc Linear 650 [2, 10]")
+    assert "halved ×36" in fc and "norms weight ×18, bias ×18" in fc
+    [flatten] = [line for line in lines if "flatten" in line]
+    assert "×" not in flatten
+    assert '<span class="mark silent" title="never fired">late ×0</span>' in tree
+
+
+def test_the_tree_is_nested_as_the_model_is(observed: Path, page) -> None:
+    tree = page(observed).source.split('id="tree"')[1].split("<h2")[0]
+    depth, found = 0, dict[str, int]()
+    for closes, opens, name in re.findall(r"(</ul>)|(<ul>)|<li><div><span[^>]*>([^<]*)<", tree):
+        depth += bool(opens) - bool(closes)
+        if name:
+            found[name] = depth
+    assert found == {"(root)": 0, "flatten": 1, "layers": 1, "0": 2, "1": 2, "2": 2, "3": 2, "fc": 1}
+
+
+def tree_of(*paths: str) -> dict[str, Any]:
+    """What the page shows of a model with these modules."""
+    modules = [{"path": path, "names": [path], "class": "M", "parameters": 0} for path in paths]
+    shown = model.SECTION.build(Facts(Path(), {}, model=ModelRecord.model_validate({"modules": modules})))
+    assert shown is not None
+    return dict(shown)
+
+
+def test_a_tree_as_deep_as_it_may_be_and_with_gaps() -> None:
+    """Modules below the deepest level are shown on it; one whose parent is missing is shown under the next ancestor."""
+    paths = ["", *(".".join(["m"] * level) for level in range(1, 301)), "gone.child"]
+    root = tree_of(*paths)["root"]
+    assert [child.name for child in root.children] == ["m", "child"]
+    depth, count, level = 0, 0, [root]
+    while level:
+        depth, count = depth + 1, count + len(level)
+        level = [child for node in level for child in node.children]
+    assert (depth, count) == (model.DEEPEST + 2, len(paths))
+
+
+def test_a_large_tree_is_folded_to_forty_rows() -> None:
+    def rows(node: Any) -> int:
+        return 1 + (sum(map(rows, node.children)) if node.opened else 0)
+
+    shown = tree_of("", "h", *(path for n in range(30) for path in (f"h.{n}", f"h.{n}.mlp")))
+    assert shown["folds"] and rows(shown["root"]) <= 40 < shown["modules"]
+
+
+# ---- metrics
+
+
+def facts(*lines: dict[str, Any]) -> Facts:
+    return Facts(Path(), {}, metrics=SampledLines(list(lines)))
+
+
+def line(step: int, of: str = "epoch", split: str = "val", **values: float) -> dict[str, Any]:
+    return {"split": split, "of": of, "step": step, **values}
+
+
+def test_each_metric_is_one_chart_and_single_batches_are_named() -> None:
+    found = metrics.SECTION.build(
+        facts(
+            *(line(step, "batch", "train", loss=1.0 / step, lr=0.1) for step in (1, 2)),
+            *(line(step, split=split, loss=0.5) for step in (2, 4) for split in ("train", "val")),
+            line(4, accuracy=0.5),
+        )
+    )
+    assert found is not None
+    assert [figure.title for figure in found] == ["loss"], "a constant lr and a single value are not drawn"
+    assert found[0].legend == ("train, single batches", "train", "val")
+
+
+def test_the_latest_and_the_best_of_means_before_those_of_batches() -> None:
+    lines = [line(1, loss=0.5, accuracy=0.9), line(2, loss=0.7, accuracy=0.8)]
+    lines += [line(3, "batch", loss=0.1), line(3, "batch", "train", loss=0.2, lr=0.1)]
+    assert latest(facts(*lines)) == [
+        LatestValue("val", "loss", 0.7, 0.5, False),
+        LatestValue("val", "accuracy", 0.8, 0.9, False),
+        LatestValue("train", "loss", 0.2, 0.2, True),
+    ]
+
+
+def test_a_nan_can_be_the_latest_value_and_never_the_best() -> None:
+    (found,) = latest(facts(line(1, loss=0.5), line(2, loss=math.nan)))
+    assert math.isnan(found.last) and found.best == 0.5
+
+
+def test_lines_without_a_step_are_of_analyses() -> None:
+    assert metrics.SECTION.build(facts({"module": "fc", "accuracy": 0.5})) is None
+
+
+def test_only_whole_numbers_from_0_are_positions_and_samples() -> None:
+    values = (0, 1, True, -1, 2**60)
+    lines = [
+        {"split": "val", "of": of, of: value, "loss": 1.0}
+        for of in ("position", "sample")
+        for value in values
+    ]
+    parts = parts_of_passes.SECTION.build(facts(*lines))
+    assert parts is not None
+    ((_, rows),) = parts["tables"]
+    assert [sample for sample, *_ in rows] == [0, 1, 2**60]
+    assert len(parts["figures"]) == 1
+
+
+# ---- what tasks found
+
+
+def test_the_confusion_matrix_and_the_worst_samples_equal_the_files(
+    run, page, remade, tmp_path: Path
+) -> None:
+    path = run("task=evaluate")
+    lines = read_lines(path / "samples.jsonl")
+    right = sum(line["class"] == line["predicted_class"] for line in lines)
+    measured = hookrun.open_run(path).metrics[-1]
+    assert right / len(lines) == measured["accuracy"]
+    assert sum(line["loss"] for line in lines) / len(lines) == pytest.approx(measured["loss"], rel=1e-5)
+    found = page(path)
+    said = f"val: {right} of {len(lines)} samples classified correctly, {len(lines) - right} misclassified"
+    assert said in found.text
+    matrix = found.source.split("<span>confusion matrix", 1)[1].split("</figure>")[0]
+    assert sum(map(int, re.findall(r'class="on-\w+">([\w.]*)<', matrix))) == len(lines)
+    worst = max(lines, key=lambda line: line["loss"])
+    first = found.source.split('class="worst"')[1].split("</li>")[0]
+    assert f"val sample {worst['sample']}" in first and "data:image/png;base64," in first
+    (tmp_path / "status.json").write_text((path / "status.json").read_text())
+    write_lines(tmp_path / "pictures.jsonl", [{"split": "val", "sample": 0, "png": 'x" onerror="alert(1)'}])
+    evil = {**lines[0], "class": "<script>1</script>", "predicted_class": "\u202e", "file": "<b>"}
+    write_lines(tmp_path / "samples.jsonl", [evil])
+    hostile = remade(tmp_path)
+    assert hostile.tags.count("script") == 1 and 'onerror="' not in hostile.source
+
+
+@pytest.mark.parametrize("task", ["probe", "similarity"])
+def test_analyses_have_their_table_and_their_picture(run: Callable[..., Path], page, task: str) -> None:
+    source = run("task=predict", seen="{select: [flatten, layers.1, fc], hook: forward, action: capture}")
+    path = run(f"task={task}", f"task.run={source}")
+    found, lines = page(path), hookrun.open_run(path).metrics
+    if task == "probe":
+        rows = {cells[0]: cells[-2] for cells in table_rows(found.source, "analysis")}
+        assert rows == {line["module"]: f"{line['accuracy']:.4g}" for line in lines}
+        assert "chance" in found.text and found.tags.count("svg") == 1
+    else:
+        assert "linear CKA" in found.text and found.tags.count("img") == 1
+        cells = re.findall(r'class="on-\w+">([\d.e-]+)<', found.source)
+        assert [float(cell) for cell in cells] == [float(f"{line['cka']:.3g}") for line in lines]
+
+
+def test_places_and_sizes_in_the_files_of_a_lens_are_bounded(tmp_path: Path) -> None:
+    about = {"split": "val", "module": "blocks.0.attn", "kind": "heads", "layer": 0, "logit_difference": 1.0}
+    strange = [{**about, "head": head} for head in (-5, -1, "x", 1.5, True, 10**9)]
+    strange += [{**about, "layer": layer, "head": 1} for layer in ("x", -1, True)]
+    strange.append({**about, "module": 3, "head": 1})
+    write_lines(tmp_path / "metrics.jsonl", [{**about, "head": 0}, *strange])
+    cell = {"split": "val", "kind": "heads", "layer": 0, "token": 1, "text": "a", "top": [[1, "a", 0.5]]}
+    cells = [
+        {**cell, "sample": sample, "part": f"p{part}", "position": position}
+        for sample in range(2)
+        for part in range(200)
+        for position in range(40)
+    ]
+    write_lines(tmp_path / "lens.jsonl", cells)
+    (tmp_path / "status.json").write_text(json.dumps({"status": "completed"}))
+    found = lens.SECTION.build(read_facts(tmp_path))
+    assert found is not None
+    (figure,) = found["figures"]
+    assert "--rows:1;--columns:1" in figure.picture
+    (shown,) = found["tables"]
+    assert len(shown["rows"]) == 200 and len(shown["columns"]) == lens.MOST_CELLS // 200
+    assert any("the first 30 positions" in note for note in found["notes"])
+
+
+# ---- again
+
+
+def test_the_command_on_the_page_repeats_the_results(observed: Path, page) -> None:
+    words = shlex.split(page(observed).command)
+    assert words[:3] == ["python", "-m", "hookrun"]
+    assert not any(word.startswith("hydra.run.dir") for word in words)
+    assert main([*words[3:], "hydra.run.dir=repeated"]) == 0
+    assert hookrun.open_run("repeated").metrics == hookrun.open_run(observed).metrics
+
+
+def test_the_command_on_the_page_repeats_the_sweep(sweep: Path, page) -> None:
+    words = shlex.split(page(sweep).command)
+    assert words[:4] == ["python", "-m", "hookrun", "--multirun"]
+    assert main([*words[3:], "hydra.sweep.dir=again"]) == 0
+    again = [row["val/accuracy"] for row in table(sweep.parent / "again")]
+    assert again == [row["val/accuracy"] for row in table(sweep)]
