@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hookrun.data.info import DataInfo, Split, TensorInfo
+from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source, part_of, val_count
 from hookrun.errors import Problem, SpecError, nearest, spec_error
@@ -74,13 +74,13 @@ class Tensors(Source):
 
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         files = self._files(root)
-        sizes: dict[Split, int | None] = {"train": 0, "val": 0}
-        for key, file in files.items():
-            if key == "file":
-                held_out = val_count(file.count, self.val_fraction)
-                sizes = {"train": file.count - held_out, "val": held_out}
-            else:
-                sizes["train" if key == "train_file" else "val"] = file.count
+        sizes: dict[Split, int]
+        if self.file:
+            held_out = val_count(files["file"].count, self.val_fraction)
+            sizes = {"train": files["file"].count - held_out, "val": held_out}
+        else:
+            keys = {split: f"{split}_file" for split in SPLITS}
+            sizes = {split: files[key].count if key in files else 0 for split, key in keys.items()}
         if sizes[split] == 0:
             raise SpecError([self._no_rows(files, split)])
         row = next(iter(files.values())).row
