@@ -1,4 +1,4 @@
-"""Data by name: every mistake of the section at once, before anything is read."""
+"""Data by name: its file in conf/data, and every mistake of the section at once, before anything is read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torchvision.datasets import mnist
 
 from hookrun import data
 from hookrun.data import Split, describe, load, names
 from hookrun.data.info import TensorInfo
 from hookrun.data.source import Source
+from hookrun.data.transforms import parse_transforms
 from hookrun.errors import Problem, SpecError
 from hookrun.spec.experiment import Data
 
@@ -162,3 +164,47 @@ def test_a_file_that_cannot_be_opened_is_a_configuration_error(
     (problem,) = problems(name="mnist", root=str(mnist_root))
     assert (problem.where, problem.hint) == ("data.root", "make it readable, or give another path")
     assert problem.what == f"{mnist_root / 'MNIST/raw/train-images-idx3-ubyte'}: Permission denied"
+
+
+FOLDER = Path(__file__).resolve().parents[2] / "conf" / "data"
+
+
+def content(name: str) -> dict[str, Any]:
+    loaded = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"), resolve=True)
+    assert isinstance(loaded, dict)
+    return {str(key): value for key, value in loaded.items()}
+
+
+def test_there_is_a_file_for_each_data_set_and_no_other() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(names())
+
+
+@pytest.mark.parametrize("name", names())
+def test_it_names_its_data_set_and_shows_every_key(name: str) -> None:
+    own = set() if name == "python" else {"factory"}
+    assert set(content(name)) == set(Data.model_fields) - own
+    section = Data(**content(name))
+    assert (section.name, section.batch_size) == (name, 64)
+
+
+@pytest.mark.parametrize("name", names())
+def test_it_begins_with_a_comment_on_the_data(name: str) -> None:
+    first = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert first[2] != "@"
+
+
+@pytest.mark.parametrize("name", data._SOURCES)
+def test_it_lists_all_arguments_at_their_defaults(name: str) -> None:
+    module, cls = data._SOURCES[name]
+    source: type[Source] = getattr(import_module(f"hookrun.data.{module}"), cls)
+    assert content(name)["args"] == {
+        key: field.get_default(call_default_factory=False) for key, field in source.model_fields.items()
+    }
+
+
+@pytest.mark.parametrize("name", names())
+def test_its_transforms_are_valid(name: str) -> None:
+    section = Data(**content(name))
+    for transforms in (section.transforms, section.train_transforms or {}):
+        assert parse_transforms(transforms, "data.transforms")[1] == []
