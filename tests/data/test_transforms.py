@@ -28,7 +28,10 @@ EXAMPLES: dict[str, tuple[dict[str, Any], torch.nn.Module | None]] = {
     "random_crop": ({"size": 4, "padding": 2}, v2.RandomCrop(4, padding=2)),
     "random_resized_crop": ({"size": 4, "scale": [0.5, 1]}, v2.RandomResizedCrop(4, scale=[0.5, 1])),
     "random_horizontal_flip": ({"p": 0.7}, v2.RandomHorizontalFlip(0.7)),
-    "random_rotation": ({"degrees": [-30, 60]}, v2.RandomRotation([-30, 60])),
+    "random_rotation": (
+        {"degrees": [-30, 60], "center": [1.0, 2.0], "fill": [0.1, 0.2, 0.3]},
+        v2.RandomRotation([-30, 60], center=[1.0, 2.0], fill=[0.1, 0.2, 0.3]),
+    ),
     "color_jitter": (
         {"brightness": 0.5, "contrast": [0.5, 2], "saturation": 0.3, "hue": 0.1},
         v2.ColorJitter(0.5, [0.5, 2], 0.3, 0.1),
@@ -90,35 +93,25 @@ def test_flatten_leaves_one_dimension() -> None:
     assert torch.equal(transform("flatten").function(IMAGE), IMAGE.reshape(-1))
 
 
-def test_one_channel_becomes_three_equal_ones() -> None:
-    grey = IMAGE[:1]
-    assert torch.equal(transform("rgb").function(grey), grey.expand(3, -1, -1))
-
-
 def test_interpolation_is_chosen_by_name() -> None:
     resized = transform("resize", size=[2, 2], interpolation="nearest").function(IMAGE)
     assert torch.equal(resized, v2.Resize([2, 2], interpolation=v2.InterpolationMode.NEAREST)(IMAGE))
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"flatten", "to_dtype"}))
+@pytest.mark.parametrize("name", NAMES)
 def test_transforms_of_images_refuse_other_samples(name: str) -> None:
-    assert misfit(name, (64,), **EXAMPLES[name][0]) == "it takes an image [C, H, W]"
-    assert misfit(name, (3, 8, 8), **EXAMPLES[name][0]) is None
+    takes_any = name in ("flatten", "to_dtype")
+    args = EXAMPLES[name][0]
+    assert misfit(name, (64,), **args) == (None if takes_any else "it takes an image [C, H, W]")
+    assert misfit(name, (3, 8, 8), **args) is None
 
 
-@pytest.mark.parametrize("name", ["flatten", "to_dtype"])
-def test_some_take_any_sample(name: str) -> None:
-    assert misfit(name, (64,), **EXAMPLES[name][0]) is None
-
-
-@pytest.mark.parametrize("name", ["rgb", "grayscale", "color_jitter"])
-def test_colours_are_one_channel_or_three(name: str) -> None:
-    assert misfit(name, (2, 8, 8)) == "it takes images of 1 or 3 channels"
-    assert misfit(name, (1, 8, 8)) is None
-
-
-def test_statistics_are_as_many_as_channels() -> None:
+def test_channels_must_fit_colours_and_statistics() -> None:
+    for name in ("rgb", "grayscale", "color_jitter"):
+        assert misfit(name, (2, 8, 8)) == "it takes images of 1 or 3 channels"
+        assert misfit(name, (1, 8, 8)) is None
     assert misfit("normalize", (3, 8, 8), mean=[0], std=[1]) == "the number of means is 1"
+    assert misfit("normalize", (3, 8, 8), mean=[0, 0, 0], std=[1]) == "the number of stds is 1"
 
 
 def refused(name: str, args: dict[str, Any]) -> Problem:
@@ -126,10 +119,6 @@ def refused(name: str, args: dict[str, Any]) -> Problem:
     assert made is None
     (problem,) = problems
     return problem
-
-
-def test_statistics_are_refused_where_only_one_of_both_fits() -> None:
-    assert misfit("normalize", (3, 8, 8), mean=[0, 0, 0], std=[1]) == "the number of stds is 1"
 
 
 @pytest.mark.parametrize(
@@ -217,15 +206,6 @@ def test_a_callable_or_a_class_is_never_an_argument(name: str) -> None:
     for key in EXAMPLES[name][0]:
         for value in (print, torch.Tensor, "os.system"):
             assert refused(name, EXAMPLES[name][0] | {key: value}).where == f"{name}.{key}"
-
-
-def test_every_argument_of_torchvision_that_yaml_can_hold_is_taken() -> None:
-    ours = transform("random_rotation", degrees=30, center=[1.0, 2.0], fill=[0.1, 0.2, 0.3]).function
-    theirs = v2.RandomRotation(30, center=[1.0, 2.0], fill=[0.1, 0.2, 0.3])
-    torch.manual_seed(0)
-    expected = theirs(IMAGE)
-    torch.manual_seed(0)
-    assert torch.equal(ours(IMAGE), expected)
 
 
 WHERE = "data.transforms"
@@ -337,16 +317,6 @@ def test_fitting_does_not_change_torchs_random_state() -> None:
     before = torch.get_rng_state()
     fitted(ANY_IMAGE, random_crop={"size": 4}, color_jitter={"hue": 0.1})
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_random_transforms_are_repeated_with_the_same_seed() -> None:
-    crop = transform("random_crop", size=4).function
-    image = torch.rand(3, 16, 16)
-    torch.manual_seed(5)
-    first = [crop(image) for _ in range(4)]
-    torch.manual_seed(5)
-    assert all(torch.equal(crop(image), each) for each in first)
-    assert not all(torch.equal(each, first[0]) for each in first)
 
 
 def test_all_mistakes_are_reported_together() -> None:
