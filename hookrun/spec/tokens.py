@@ -190,11 +190,6 @@ class TokenSet(Section):
             raise ValueError(f"found an empty mapping, expected one of {', '.join(type(self).model_fields)}")
         return self
 
-    @property
-    def reads_ids(self) -> bool:
-        """Whether the choice depends on token ids."""
-        return self.id is not None or self.text is not None
-
     def __str__(self) -> str:
         if self.model_fields_set == {"position"}:
             return str(self.position)
