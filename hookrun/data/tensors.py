@@ -173,7 +173,7 @@ def _inspect_file(path: Path, where: str, args: Tensors) -> _File:
     if args.target:
         wanted[args.target] = "data.args.target"
     problems: list[Problem] = []
-    found: dict[str, TensorInfo] = {}
+    tensors: dict[str, TensorInfo] = {}
     for name, key in wanted.items():
         info = header.get(name)
         if name not in header:
@@ -186,14 +186,14 @@ def _inspect_file(path: Path, where: str, args: Tensors) -> _File:
             what = f"the tensor '{name}' in {path} is a single number"
             problems.append(Problem(key, what, "give it a first dimension, one row for each sample"))
         else:
-            found[name] = info
-    if len({info.shape[0] for info in found.values()}) > 1:
-        what = f"the tensors in {path} differ in their number of rows: {_shown(found)}"
+            tensors[name] = info
+    if len({info.shape[0] for info in tensors.values()}) > 1:
+        what = f"the tensors in {path} differ in their number of rows: {_shown(tensors)}"
         problems.append(Problem(where, what, "write one row of each for each sample"))
     if problems:
         raise SpecError(problems)
-    row = {name: TensorInfo(info.shape[1:], info.dtype) for name, info in found.items()}
-    return _File(path, next(iter(found.values())).shape[0], row)
+    row = {name: TensorInfo(info.shape[1:], info.dtype) for name, info in tensors.items()}
+    return _File(path, next(iter(tensors.values())).shape[0], row)
 
 
 def _shown(tensors: Mapping[str, TensorInfo]) -> str:

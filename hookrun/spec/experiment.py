@@ -351,10 +351,10 @@ class Settings(Section):
 
 def runs_of(settings: Settings) -> Mapping[str, str]:
     """Key path -> name of each run that `model.weights` and `task.metrics` name."""
-    found = dict[str, str]()
+    runs = dict[str, str]()
     if isinstance(settings.model.weights, RunWeights):
-        found["model.weights.run"] = settings.model.weights.run
+        runs["model.weights.run"] = settings.model.weights.run
     for place, metric in enumerate(getattr(settings.task, "metrics", None) or ()):
         if metric.against is not None:
-            found[f"task.metrics.{place}.against.run"] = metric.against.run
-    return found
+            runs[f"task.metrics.{place}.against.run"] = metric.against.run
+    return runs
