@@ -49,8 +49,8 @@ def _read() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dty
     The file is read without importing scikit-learn, whose import takes half as long as torch's. If a version of it
     has the file elsewhere or in another form, scikit-learn's own function reads it.
     """
-    found = find_spec("sklearn")
-    path = None if found is None or found.origin is None else Path(found.origin).parent / _FILE
+    installed = find_spec("sklearn")
+    path = None if installed is None or installed.origin is None else Path(installed.origin).parent / _FILE
     table = np.loadtxt(path, delimiter=",") if path is not None and path.is_file() else None
     if table is None or table.shape != (_ROWS, _PIXELS + 1):
         from sklearn.datasets import load_digits

@@ -83,10 +83,9 @@ class DataInfo:
         """The one input tensor. Raises SpecError where the data gives several by name."""
         if isinstance(self.inputs, TensorInfo):
             return self.inputs
-        found = ", ".join(self.inputs)
         raise spec_error(
             "data.args.input",
-            f"one input tensor is needed here, and the data set '{self.name}' gives several: {found}",
+            f"one input tensor is needed here, and the data set '{self.name}' gives several: {', '.join(self.inputs)}",
             "name one of them in data.args.input",
         )
 

@@ -130,9 +130,7 @@ class _OwnSamples(Samples):
     def _target(self, value: Any, index: int) -> Tensor:
         if value is None:
             return torch.empty(0)
-        if isinstance(value, bool):
-            return torch.tensor(int(value))
-        return torch.tensor(value) if isinstance(value, int | float) else self._tensor(value, index)
+        return self._tensor(int(value) if isinstance(value, bool) else value, index)
 
     def _tensor(self, value: Any, index: int) -> Tensor:
         try:

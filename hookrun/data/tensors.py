@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hookrun.data.info import DataInfo, Split, TensorInfo
+from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source, part_of, val_count
 from hookrun.errors import Problem, SpecError, nearest, spec_error
@@ -74,13 +74,13 @@ class Tensors(Source):
 
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         files = self._files(root)
-        sizes: dict[Split, int | None] = {"train": 0, "val": 0}
-        for key, file in files.items():
-            if key == "file":
-                held_out = val_count(file.count, self.val_fraction)
-                sizes = {"train": file.count - held_out, "val": held_out}
-            else:
-                sizes["train" if key == "train_file" else "val"] = file.count
+        sizes: dict[Split, int]
+        if self.file:
+            held_out = val_count(files["file"].count, self.val_fraction)
+            sizes = {"train": files["file"].count - held_out, "val": held_out}
+        else:
+            keys = {split: f"{split}_file" for split in SPLITS}
+            sizes = {split: files[key].count if key in files else 0 for split, key in keys.items()}
         if sizes[split] == 0:
             raise SpecError([self._no_rows(files, split)])
         row = next(iter(files.values())).row
@@ -173,7 +173,7 @@ def _inspect_file(path: Path, where: str, args: Tensors) -> _File:
     if args.target:
         wanted[args.target] = "data.args.target"
     problems: list[Problem] = []
-    found: dict[str, TensorInfo] = {}
+    tensors: dict[str, TensorInfo] = {}
     for name, key in wanted.items():
         info = header.get(name)
         if name not in header:
@@ -186,14 +186,14 @@ def _inspect_file(path: Path, where: str, args: Tensors) -> _File:
             what = f"the tensor '{name}' in {path} is a single number"
             problems.append(Problem(key, what, "give it a first dimension, one row for each sample"))
         else:
-            found[name] = info
-    if len({info.shape[0] for info in found.values()}) > 1:
-        what = f"the tensors in {path} differ in their number of rows: {_shown(found)}"
+            tensors[name] = info
+    if len({info.shape[0] for info in tensors.values()}) > 1:
+        what = f"the tensors in {path} differ in their number of rows: {_shown(tensors)}"
         problems.append(Problem(where, what, "write one row of each for each sample"))
     if problems:
         raise SpecError(problems)
-    row = {name: TensorInfo(info.shape[1:], info.dtype) for name, info in found.items()}
-    return _File(path, next(iter(found.values())).shape[0], row)
+    row = {name: TensorInfo(info.shape[1:], info.dtype) for name, info in tensors.items()}
+    return _File(path, next(iter(tensors.values())).shape[0], row)
 
 
 def _shown(tensors: Mapping[str, TensorInfo]) -> str:

@@ -217,8 +217,8 @@ class FileTokens(Source, PaddingArgs):
         spans = self.inspect(root, split).spans
         _, layout, parts = self.read(root)
         samples = parts[split]
-        sequence, place = partial(self._sequence, samples), partial(_place, samples)
-        return TokenSamples(layout, len(samples), sequence, spans, place)
+        places = [sample.place for sample in samples]
+        return TokenSamples(layout, len(samples), partial(self._sequence, samples), spans, places)
 
     def _sequence(self, samples: Sequence[FileSample], number: int) -> TokenSequence:
         sample = samples[number]
@@ -229,7 +229,3 @@ class FileTokens(Source, PaddingArgs):
             targets[-1] = sample.answer[0]
         wrong = sample.wrong[0] if sample.wrong else None
         return TokenSequence(ids, targets, labels if self.labels else None, sample.spans, wrong)
-
-
-def _place(samples: Sequence[FileSample], number: int) -> str:
-    return samples[number].place

@@ -89,8 +89,8 @@ class Words(Tokenizer):
         object.__setattr__(self, "vocab_size", len(self.words))
 
     def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
-        found = list(re.finditer(r"[^ ]+", text))
-        return Encoded([self.id(each.group()) for each in found], [each.span() for each in found])
+        words = list(re.finditer(r"[^ ]+", text))
+        return Encoded([self.id(word.group()) for word in words], [word.span() for word in words])
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(self.words[each] for each in ids)
@@ -115,8 +115,8 @@ class FromFolder(Tokenizer):
         self.pad_id = pad if isinstance(pad, int) else self.separator or 0
 
     def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
-        found = self._tokenizer(text, add_special_tokens=special, return_offsets_mapping=offsets)
-        return Encoded(found["input_ids"], found["offset_mapping"] if offsets else ())
+        encoding = self._tokenizer(text, add_special_tokens=special, return_offsets_mapping=offsets)
+        return Encoded(encoding["input_ids"], encoding["offset_mapping"] if offsets else ())
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
@@ -152,10 +152,10 @@ def _from_folder(folder: Path, stamp: tuple[tuple[str, int], ...]) -> Tokenizer:
             "pip install 'hookrun[transformers]'",
         ) from error
     try:
-        found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        fast = bool(found.is_fast)
-        found.model_max_length = 10**12  # the data has a `length` of its own
-        made = FromFolder(found)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        fast = bool(tokenizer.is_fast)
+        tokenizer.model_max_length = 10**12  # the data has a `length` of its own
+        made = FromFolder(tokenizer)
     except Exception as error:  # a damaged or unknown tokenizer may raise anything
         raise spec_error(
             WHERE,

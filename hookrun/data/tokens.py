@@ -129,7 +129,7 @@ class TokenSamples(Samples):
 
     sequence:   number of a sample -> the sample, not longer than the layout's length
     span_names: of the spans that samples may have
-    place:      number of a sample -> file and line; None: they are in no file
+    places:     file and line of each sample; empty: they are in no file
     """
 
     of_tokens: ClassVar[bool] = True
@@ -140,13 +140,13 @@ class TokenSamples(Samples):
         count: int,
         sequence: Callable[[int], TokenSequence],
         span_names: Sequence[str] = (),
-        place: Callable[[int], str] | None = None,
+        places: Sequence[str] = (),
     ) -> None:
         self._layout = layout
         self._count = count
         self._sequence = sequence
         self._span_names = tuple(span_names)
-        self._place = place
+        self._places = places
 
     def __len__(self) -> int:
         return self._count
@@ -157,7 +157,7 @@ class TokenSamples(Samples):
 
     def file(self, index: int) -> str:
         """File and line: ``prompts.jsonl:17``."""
-        return "" if self._place is None else self._place(index)
+        return self._places[index] if self._places else ""
 
     def spans(self, ids: Tensor) -> Mapping[str, Tensor]:
         if not self._span_names:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -199,28 +199,28 @@ def without_boolean_keys(config: Mapping[Any, Any], where: str = "") -> tuple[di
 
 
 def in_file_order(problems: Iterable[Problem], config: Mapping[Any, Any]) -> list[Problem]:
-    """The problems, each once, in the order in which the configuration names their keys; others come last."""
-    places = dict[int, dict[str, tuple[int, Any]]]()
-    return sorted(dict.fromkeys(problems), key=lambda problem: _position(problem.where, config, places))
+    """The problems, each once, in the order of the configuration; a missing key comes after those beside it."""
+    order = {path: number for number, path in enumerate(_paths(config, ""))}
+
+    def position(problem: Problem) -> int:
+        path = problem.where
+        if path in order:
+            return order[path]
+        while path not in order:
+            path = path.rpartition(".")[0]
+        return order[path + _END]
+
+    return sorted(dict.fromkeys(problems), key=position)
 
 
-def _position(
-    where: str, config: Mapping[Any, Any], places: dict[int, dict[str, tuple[int, Any]]]
-) -> list[int]:
-    """The position of each part of a key path among its siblings; a missing key comes after them.
+_END = "\n"
+"""Marks the end of a section among key paths."""
 
-    places: the siblings of each mapping by its `id`, filled here: each mapping is indexed once
-    """
-    position, node, parts = list[int](), config, where.split(".") if where else []
-    while parts and isinstance(node, Mapping):
-        if id(node) not in places:
-            places[id(node)] = {str(key): (n, value) for n, (key, value) in enumerate(node.items())}
-        siblings = places[id(node)]
-        names = (".".join(parts[:count]) for count in range(1, len(parts) + 1))  # a key may contain a dot
-        name = next((name for name in names if name in siblings), None)
-        if name is None:
-            return [*position, len(siblings)]
-        number, node = siblings[name]
-        position.append(number)
-        parts = parts[1 + name.count(".") :]
-    return position
+
+def _paths(value: Any, path: str) -> Iterator[str]:
+    """The key paths of a section in its order, its own first and its end last."""
+    yield path
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _paths(inner, join(path, str(key)))
+    yield path + _END

@@ -155,28 +155,27 @@ class Data(FromRegistry):
     workers: int = Field(default=0, ge=0, le=256)
 
 
-class Named(Section):
+class WithArguments(Section):
+    """A section whose further keys are arguments of a class or function."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The arguments by name."""
+        return dict(self.model_extra or {})
+
+
+class Named(WithArguments):
     """A class or function by name; the other keys are its arguments."""
 
-    model_config = ConfigDict(extra="allow")
     name: str
 
-    @property
-    def args(self) -> dict[str, Any]:
-        """Its keyword arguments."""
-        return dict(self.model_extra or {})
 
-
-class Group(Section):
+class Group(WithArguments):
     """A parameter group of the optimizer; the keys beside `select` are arguments that differ for it."""
 
-    model_config = ConfigDict(extra="allow")
     select: AnyChoice
-
-    @property
-    def args(self) -> dict[str, Any]:
-        """The arguments that differ from the optimizer's."""
-        return dict(self.model_extra or {})
 
 
 class Optimizer(Named):
@@ -352,10 +351,10 @@ class Settings(Section):
 
 def runs_of(settings: Settings) -> Mapping[str, str]:
     """Key path -> name of each run that `model.weights` and `task.metrics` name."""
-    found = dict[str, str]()
+    runs = dict[str, str]()
     if isinstance(settings.model.weights, RunWeights):
-        found["model.weights.run"] = settings.model.weights.run
+        runs["model.weights.run"] = settings.model.weights.run
     for place, metric in enumerate(getattr(settings.task, "metrics", None) or ()):
         if metric.against is not None:
-            found[f"task.metrics.{place}.against.run"] = metric.against.run
-    return found
+            runs[f"task.metrics.{place}.against.run"] = metric.against.run
+    return runs

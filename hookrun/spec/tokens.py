@@ -97,8 +97,8 @@ def _place(raw: Any) -> Place:
 def _range(raw: dict[Any, Any]) -> TokenRange:
     unknown = [key for key in raw if key not in ("start", "end", "every")]
     if unknown or not raw:
-        found = shown(unknown[0]) if unknown else "nothing"
-        raise ValueError(f"found {found} in a range, expected start, end or every")
+        wrong = shown(unknown[0]) if unknown else "nothing"
+        raise ValueError(f"found {wrong} in a range, expected start, end or every")
     for bound in raw.values():
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
             raise ValueError(f"found {shown(bound)} in a range, expected a whole number")
@@ -189,11 +189,6 @@ class TokenSet(Section):
         if not self.model_fields_set:
             raise ValueError(f"found an empty mapping, expected one of {', '.join(type(self).model_fields)}")
         return self
-
-    @property
-    def reads_ids(self) -> bool:
-        """Whether the choice depends on token ids."""
-        return self.id is not None or self.text is not None
 
     def __str__(self) -> str:
         if self.model_fields_set == {"position"}:

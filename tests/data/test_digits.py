@@ -31,11 +31,6 @@ def test_the_description_fits_the_loaded_samples(split: Split) -> None:
     assert targets.unique().tolist() == list(range(info.num_classes or 0))
 
 
-def test_values_fill_zero_to_one() -> None:
-    inputs, _ = tensors("train")
-    assert (float(inputs.min()), float(inputs.max())) == (0, 1)
-
-
 def test_both_splits_together_are_the_whole_set() -> None:
     from sklearn.datasets import load_digits
 
@@ -51,13 +46,6 @@ def test_each_digit_is_validated_on_a_fifth_of_its_images() -> None:
 
 def test_the_split_does_not_depend_on_the_experiments_seed() -> None:
     assert torch.equal(tensors("val", seed=0)[0], tensors("val", seed=1)[0])
-
-
-def test_the_rows_are_those_of_scikit_learn_in_its_order() -> None:
-    from sklearn.datasets import load_digits
-
-    digits, (pixels, labels) = load_digits(), digits_module._read()
-    assert (digits.data == pixels).all() and (digits.target == labels).all()
 
 
 def test_scikit_learn_reads_them_where_its_file_is_elsewhere(

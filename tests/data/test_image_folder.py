@@ -76,12 +76,6 @@ def test_samples_are_ordered_by_class_and_file_name(split_root: Path) -> None:
     assert levels == pytest.approx([0, 1, 2, 0, 1, 2])
 
 
-def test_a_description_reads_no_image(split_root: Path) -> None:
-    for path in split_root.rglob("*.png"):
-        path.write_bytes(b"no image")
-    assert describe(section(split_root)).shape == (3, 4, 6)
-
-
 def test_a_single_root_is_split_class_by_class_always_the_same_way(flat_root: Path) -> None:
     config = section(flat_root, val_fraction=0.4)
     train, val = load(config, "train", seed=0), load(config, "val", seed=0)
@@ -120,19 +114,23 @@ def test_different_classes_would_shift_the_labels_and_are_refused(
     assert found.what.endswith("differ in their class folders, hence in their labels: aa")
 
 
-def test_folders_named_like_splits_are_not_classes(tmp_path: Path, write_images: Any) -> None:
-    write_images(tmp_path / "training" / "a")
-    write_images(tmp_path / "testing" / "a")
-    assert problem(section(tmp_path)).what.endswith("beside it there is testing, training")
-
-
-@pytest.mark.parametrize("folder", ["", "train"])
-def test_no_class_folders(tmp_path: Path, folder: str) -> None:
-    (tmp_path / folder).mkdir(exist_ok=True)
-    assert (
-        problem(section(tmp_path)).what
-        == f"the data set 'image_folder' finds no class folders in {tmp_path / folder}"
-    )
+@pytest.mark.parametrize(
+    ("name", "folders", "said"),
+    [
+        ("image_folder", ["training/a", "testing/a"], "beside it there is testing, training"),
+        ("image_folder", [], "the data set 'image_folder' finds no class folders in {root}"),
+        ("image_folder", ["train"], "the data set 'image_folder' finds no class folders in {root}/train"),
+        ("imagenet", ["a", "b"], "has no folder {root}/train; beside it there is a, b"),
+    ],
+)
+def test_folders_that_are_no_splits_with_classes_are_refused(
+    tmp_path: Path, name: str, folders: list[str], said: str
+) -> None:
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    found = problem(section(tmp_path, name))
+    assert found.where == "data.root" and found.what.endswith(said.format(root=tmp_path))
+    assert (name == "imagenet") == ("torchvision.datasets.ImageNet" in found.hint)
 
 
 def test_a_class_without_images_is_named_before_the_data_is_loaded(
@@ -148,7 +146,10 @@ def test_a_class_without_images_is_named_before_the_data_is_loaded(
     assert problem(section(split_root), "val").what.startswith(f"{split_root / 'val'}: ")
 
 
-def test_images_of_different_sizes_are_refused_with_advice(split_root: Path) -> None:
+def test_a_description_reads_no_image_and_needs_one_size(split_root: Path) -> None:
+    for path in split_root.rglob("*.png"):
+        path.write_bytes(b"no image")
+    assert describe(section(split_root)).shape == (3, 4, 6)
     with pytest.raises(SpecError) as caught:
         describe(Data(name="image_folder", root=str(split_root)))
     assert [p.where for p in caught.value.errors] == ["data.transforms"]
@@ -179,9 +180,3 @@ def test_imagenet_has_all_its_classes_unless_another_number_is_given(split_root:
         config = section(split_root, "imagenet", classes=classes)
         assert describe(config).num_classes == 2
         assert labels(load(config, "val", seed=0)) == [0, 1]
-
-
-def test_imagenet_has_a_folder_for_each_split(flat_root: Path) -> None:
-    found = problem(section(flat_root, "imagenet", classes=None))
-    assert found.what.endswith(f"{flat_root / 'train'}; beside it there is a, b")
-    assert "torchvision.datasets.ImageNet" in found.hint

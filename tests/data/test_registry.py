@@ -1,19 +1,22 @@
-"""Data by name: every mistake of the section at once, before anything is read."""
+"""Data by name: its file in conf/data, and every mistake of the section at once, before anything is read."""
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torchvision.datasets import mnist
 
 from hookrun import data
 from hookrun.data import Split, describe, load, names
 from hookrun.data.info import TensorInfo
 from hookrun.data.source import Source
+from hookrun.data.transforms import parse_transforms
 from hookrun.errors import Problem, SpecError
 from hookrun.spec.experiment import Data
 
@@ -76,24 +79,11 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     ]
 
 
-def test_wrong_arguments_are_found_beside_wrong_transforms() -> None:
-    found = problems(name="digits", args={"root": 1}, transforms={"rgb": {"x": 1}})
-    assert [problem.where for problem in found] == ["data.args.root", "data.transforms.rgb.x"]
-
-
-def test_misfits_of_both_splits_are_found_at_once() -> None:
-    three = {"mean": [0, 0, 0], "std": [1, 1, 1]}
-    found = problems(
-        name="digits", transforms={"normalize": three}, train_transforms={"random_crop": {"size": 9}}
-    )
-    assert {problem.where for problem in found} == {
-        "data.transforms.normalize",
-        "data.train_transforms.random_crop",
-    }
-
-
-def test_a_misfit_of_both_splits_is_reported_once() -> None:
-    assert [p.where for p in problems(name="digits", transforms={"random_crop": {"size": 9}})] == [
+def test_misfits_of_both_splits_are_found_at_once_and_each_once() -> None:
+    three, crop = {"mean": [0, 0, 0], "std": [1, 1, 1]}, {"random_crop": {"size": 9}}
+    both = problems(name="digits", transforms={"normalize": three}, train_transforms=crop)
+    assert [each.where for each in both] == ["data.transforms.normalize", "data.train_transforms.random_crop"]
+    assert [each.where for each in problems(name="digits", transforms=crop)] == [
         "data.transforms.random_crop"
     ]
 
@@ -108,7 +98,19 @@ def test_transforms_shape_what_is_described_and_what_is_loaded(split: Split) -> 
     assert info.target == TensorInfo(tuple(target.shape), target.dtype)
 
 
+def test_a_root_is_shown_as_the_absolute_path_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for root in ("~/mine", "mine"):
+        (problem,) = problems(name="image_folder", root=root)
+        assert str(tmp_path / "mine") in problem.what
+
+
 def test_the_train_split_has_transforms_of_its_own_where_given() -> None:
+    none = Data(name="digits", train_transforms={}, transforms={"flatten": {}})
+    assert (describe(none, "train").shape, describe(none, "val").shape) == ((1, 8, 8), (64,))
     config = Data(
         name="digits", train_transforms={"random_crop": {"size": 4}}, transforms={"center_crop": {"size": 6}}
     )
@@ -117,33 +119,6 @@ def test_the_train_split_has_transforms_of_its_own_where_given() -> None:
         value, _ = load(config, split, seed=0)[0]  # type: ignore[arg-type]
         assert isinstance(value, torch.Tensor)
         assert value.shape == shape
-
-
-def test_no_transforms_for_the_train_split_are_an_empty_mapping() -> None:
-    config = Data(name="digits", train_transforms={}, transforms={"flatten": {}})
-    assert describe(config, "train").shape == (1, 8, 8)
-    assert describe(config, "val").shape == (64,)
-
-
-def test_values_are_transformed() -> None:
-    plain, _ = load(Data(name="digits"), "val", seed=0)[7]
-    normal, _ = load(Data(name="digits", transforms={"normalize": NORMALIZE}), "val", seed=0)[7]
-    assert isinstance(plain, torch.Tensor)
-    assert torch.equal(torch.as_tensor(normal), plain * 2 - 1)
-
-
-def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (problem,) = problems(name="mnist", root="~/mine")
-    assert str(tmp_path / "mine") in problem.what
-
-
-def test_a_relative_root_is_shown_as_the_absolute_path_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (problem,) = problems(name="image_folder", root="mine")
-    assert str(tmp_path / "mine") in problem.what
 
 
 def test_a_path_that_the_system_refuses_is_a_configuration_error(tmp_path: Path) -> None:
@@ -162,3 +137,41 @@ def test_a_file_that_cannot_be_opened_is_a_configuration_error(
     (problem,) = problems(name="mnist", root=str(mnist_root))
     assert (problem.where, problem.hint) == ("data.root", "make it readable, or give another path")
     assert problem.what == f"{mnist_root / 'MNIST/raw/train-images-idx3-ubyte'}: Permission denied"
+
+
+FOLDER = Path(__file__).resolve().parents[2] / "conf" / "data"
+
+
+def content(name: str) -> dict[str, Any]:
+    loaded = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"), resolve=True)
+    assert isinstance(loaded, dict)
+    return {str(key): value for key, value in loaded.items()}
+
+
+def test_there_is_a_file_for_each_data_set_and_no_other() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(names())
+
+
+@pytest.mark.parametrize("name", names())
+def test_it_names_its_data_set_and_shows_every_key(name: str) -> None:
+    own = set() if name == "python" else {"factory"}
+    assert set(content(name)) == set(Data.model_fields) - own
+    section = Data(**content(name))
+    assert (section.name, section.batch_size) == (name, 64)
+    assert re.match("# [^@]", (FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", data._SOURCES)
+def test_it_lists_all_arguments_at_their_defaults(name: str) -> None:
+    module, cls = data._SOURCES[name]
+    source: type[Source] = getattr(import_module(f"hookrun.data.{module}"), cls)
+    assert content(name)["args"] == {
+        key: field.get_default(call_default_factory=False) for key, field in source.model_fields.items()
+    }
+
+
+@pytest.mark.parametrize("name", names())
+def test_its_transforms_are_valid(name: str) -> None:
+    section = Data(**content(name))
+    for transforms in (section.transforms, section.train_transforms or {}):
+        assert parse_transforms(transforms, "data.transforms")[1] == []

@@ -1,14 +1,20 @@
-"""Samples have a fixed order; their input goes through the transforms, their target does not."""
+"""What kinds of data share: descriptions, samples in a fixed order, root folders and splits that never change."""
 
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, default_collate
 
+from hookrun.data.info import DataInfo, TensorInfo
 from hookrun.data.samples import Sample, Samples, TensorSamples, Transformed, unit_float
+from hookrun.data.source import split_indices, stratified_indices, val_count
+from hookrun.errors import SpecError
 
 
 def double(value: torch.Tensor) -> torch.Tensor:
@@ -42,14 +48,10 @@ def test_past_the_end_is_an_index_error() -> None:
         Transformed(ROWS, [double])[3]
 
 
-def test_transforms_apply_in_order_to_the_input_only() -> None:
+def test_transforms_apply_in_order_to_a_copy_of_the_input_only() -> None:
     value, target = Transformed(ROWS, [double, increase])[2]
     assert (float(value), int(target)) == (5, 20)  # type: ignore[arg-type]
-
-
-def test_the_source_is_not_changed() -> None:
-    Transformed(ROWS, [double])[1]
-    assert float(ROWS[1][0]) == 1  # type: ignore[arg-type]
+    assert float(ROWS[2][0]) == 2  # type: ignore[arg-type]
 
 
 def test_inputs_by_name_take_no_transforms() -> None:
@@ -76,3 +78,75 @@ def test_a_batch_in_one_go_is_the_batch_of_its_rows() -> None:
     assert torch.equal(inputs, torch.stack([x for x, _ in rows]))  # type: ignore[arg-type]
     assert torch.equal(targets, torch.stack([y for _, y in rows]))
     assert Transformed(ROWS, [double]).batch(indices) is None  # one by one, as a step takes one sample
+
+
+IMAGE = TensorInfo((3, 8, 8), torch.float32)
+LABEL = TensorInfo((), torch.int64)
+PLAIN = DataInfo("plain", IMAGE, LABEL, 10, {"train": 8, "val": 2})
+NAMED = DataInfo("named", {"ids": LABEL, "image": IMAGE}, None, None, {"train": 8, "val": 0})
+
+
+def test_shape_and_dtype_are_those_of_the_one_input() -> None:
+    assert (PLAIN.shape, PLAIN.dtype) == ((3, 8, 8), torch.float32)
+
+
+def test_an_example_is_a_batch_of_zeros() -> None:
+    batch = PLAIN.example(4)
+    assert isinstance(batch, torch.Tensor)
+    assert (batch.shape, batch.dtype, int(batch.count_nonzero())) == ((4, 3, 8, 8), torch.float32, 0)
+    target = PLAIN.example_target(4)
+    assert (target.shape, target.dtype) == ((4,), torch.int64)
+
+
+def test_named_inputs_give_a_batch_by_name() -> None:
+    batch = NAMED.example(2)
+    assert isinstance(batch, dict)
+    assert {name: (tuple(t.shape), t.dtype) for name, t in batch.items()} == {
+        "ids": ((2,), torch.int64),
+        "image": ((2, 3, 8, 8), torch.float32),
+    }
+
+
+def test_asking_for_the_one_input_of_several_is_an_error_that_names_them() -> None:
+    with pytest.raises(SpecError, match="ids, image") as caught:
+        _ = NAMED.shape
+    assert [problem.where for problem in caught.value.errors] == ["data.args.input"]
+
+
+def test_without_a_target_an_empty_one_batches_as_the_samples_do() -> None:
+    batched = default_collate([torch.empty(0), torch.empty(0)])
+    assert torch.equal(NAMED.example_target(2), batched)
+
+
+def test_a_tensor_is_shown_by_shape_and_dtype() -> None:
+    assert str(IMAGE) == "[3, 8, 8] float32"
+
+
+FRACTIONS = st.floats(0, 1)
+
+
+@given(st.integers(0, 300), FRACTIONS)
+def test_the_parts_are_disjoint_complete_and_as_large_as_the_fraction(total: int, fraction: float) -> None:
+    train, val = split_indices(total, fraction)
+    assert sorted(train + val) == list(range(total))
+    assert (train, val) == (sorted(train), sorted(val))
+    assert len(val) == val_count(total, fraction)
+    assert abs(len(val) - total * fraction) <= 1
+    if total > 1 and 0 < fraction < 1:
+        assert train and val, "neither part is empty unless that is requested"
+
+
+def test_the_split_has_the_recorded_indices_or_one_empty_part() -> None:
+    assert split_indices(12, 0.25)[1] == [4, 6, 11]
+    assert split_indices(3, 0) == ([0, 1, 2], [])
+    assert split_indices(3, 1) == ([], [0, 1, 2])
+
+
+@given(st.lists(st.integers(0, 4), max_size=100), FRACTIONS)
+def test_a_stratified_split_takes_the_fraction_of_each_class(labels: list[int], fraction: float) -> None:
+    train, val = stratified_indices(labels, fraction)
+    assert sorted(train + val) == list(range(len(labels)))
+    held_out = Counter(labels[i] for i in val)
+    assert held_out == {
+        label: n for label, total in Counter(labels).items() if (n := val_count(total, fraction))
+    }

@@ -86,7 +86,7 @@ def test_a_fraction_of_one_file_is_for_validation_in_the_files_order(root: Path)
     assert describe(config).sizes == {"train": len(train), "val": len(val)} == {"train": 7, "val": 3}
 
 
-def test_two_files_are_the_two_splits(root: Path) -> None:
+def test_two_files_are_the_two_splits_and_one_is_enough_for_its_own(root: Path) -> None:
     save_file(
         {"input": torch.full((2, 2), 7.0), "target": torch.zeros(2, dtype=torch.int64)},
         root / "val.safetensors",
@@ -95,12 +95,11 @@ def test_two_files_are_the_two_splits(root: Path) -> None:
     assert first_values(config, "train") == list(range(ROWS))
     assert first_values(config, "val") == [7, 7]
     assert describe(config).sizes == {"train": ROWS, "val": 2}
-
-
-def test_one_of_two_files_suffices_where_only_one_is_used(root: Path) -> None:
-    config = section(root, val_file="x.npz")
-    assert describe(config, "val").sizes == {"train": 0, "val": ROWS}
-    assert wheres(config, "train") == ["data.args.train_file"]
+    one = section(root, val_file="x.npz")
+    assert describe(one, "val").sizes == {"train": 0, "val": ROWS}
+    assert wheres(one, "train") == ["data.args.train_file"]
+    ((where, what),) = problems(section(root, train_file="x.npz", input="none", target=None))
+    assert (where, what) == ("data.args.train_file", f"{root / 'x.npz'} has no rows")
 
 
 def test_file_names_start_at_the_root_or_the_working_directory(
@@ -115,37 +114,24 @@ def test_file_names_start_at_the_root_or_the_working_directory(
         assert describe(config).sizes["train"] == 8
 
 
-@pytest.mark.parametrize("name", ["input", "double", "half"])
-def test_floating_point_becomes_the_models_usual_dtype(root: Path, name: str) -> None:
-    config = section(root, file="x.npz", input=name, target="double")
-    info = describe(config)
-    value, target = load(config, "train", seed=0)[0]
-    assert isinstance(value, torch.Tensor)
-    assert info.target is not None
-    assert (info.dtype, info.target.dtype) == (value.dtype, target.dtype) == (torch.float32, torch.float32)
-
-
-def test_the_floating_point_dtype_is_kept_if_requested(root: Path) -> None:
-    config = section(root, file="x.npz", input="half", target="double", dtype=None)
-    info = describe(config)
-    value, target = load(config, "train", seed=0)[0]
-    assert isinstance(value, torch.Tensor)
-    assert info.target is not None
-    assert (info.dtype, info.target.dtype) == (value.dtype, target.dtype) == (torch.float16, torch.float64)
-
-
 @pytest.mark.parametrize(
-    ("name", "target_dtype"), [("target", torch.int64), ("bytes", torch.int64), ("flags", torch.bool)]
+    ("args", "dtype", "target_dtype"),
+    [
+        ({"input": "double", "target": "half"}, torch.float32, torch.float32),
+        ({"input": "half", "target": "double", "dtype": None}, torch.float16, torch.float64),
+        ({"input": "bytes", "target": "bytes"}, torch.uint8, torch.int64),
+        ({"input": "bytes", "target": "flags"}, torch.uint8, torch.bool),
+    ],
 )
-def test_integer_targets_become_labels_and_inputs_keep_their_dtype(
-    root: Path, name: str, target_dtype: torch.dtype
+def test_floats_are_converted_and_integer_targets_become_labels(
+    root: Path, args: dict[str, Any], dtype: torch.dtype, target_dtype: torch.dtype
 ) -> None:
-    config = section(root, file="x.npz", input="bytes", target=name)
+    config = section(root, file="x.npz", num_classes=3, **args)
     info = describe(config)
     value, target = load(config, "train", seed=0)[0]
-    assert isinstance(value, torch.Tensor)
-    assert info.target is not None
-    assert (info.dtype, info.target.dtype) == (value.dtype, target.dtype) == (torch.uint8, target_dtype)
+    assert isinstance(value, torch.Tensor) and info.target is not None
+    assert (info.dtype, info.target.dtype) == (value.dtype, target.dtype) == (dtype, target_dtype)
+    assert info.num_classes == 3
 
 
 def test_several_inputs_come_by_name(root: Path) -> None:
@@ -157,12 +143,8 @@ def test_several_inputs_come_by_name(root: Path) -> None:
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in batch.items()} == {
         name: (tensor.shape, tensor.dtype) for name, tensor in example.items()
     }
-
-
-def test_a_list_of_one_name_still_gives_a_keyword(root: Path) -> None:
-    value, _ = load(section(root, file="x.npz", input=["input"]), "train", seed=0)[0]
-    assert isinstance(value, dict)
-    assert list(value) == ["input"]
+    one, _ = load(section(root, file="x.npz", input=["input"]), "train", seed=0)[0]
+    assert isinstance(one, dict) and list(one) == ["input"]
 
 
 def test_without_a_target_the_batch_of_targets_is_empty(root: Path) -> None:
@@ -171,25 +153,6 @@ def test_without_a_target_the_batch_of_targets_is_empty(root: Path) -> None:
     assert info.target is None
     _, targets = default_collate([load(config, "train", seed=0)[i] for i in range(4)])
     assert torch.equal(targets, info.example_target(4))
-
-
-def test_an_input_can_be_its_own_target(root: Path) -> None:
-    value, target = load(section(root, file="x.npz", target="input"), "train", seed=0)[3]
-    assert isinstance(value, torch.Tensor)
-    assert torch.equal(value, target)
-
-
-def test_images_take_transforms(root: Path) -> None:
-    config = section(root, {"resize": {"size": [4, 4]}}, file="x.npz", input="images")
-    assert describe(config).shape == (1, 4, 4)
-    value, _ = load(config, "train", seed=0)[0]
-    assert isinstance(value, torch.Tensor)
-    assert value.shape == (1, 4, 4)
-
-
-def test_the_number_of_labels_can_be_given(root: Path) -> None:
-    assert describe(section(root, file="x.npz")).num_classes is None
-    assert describe(section(root, file="x.npz", num_classes=3)).num_classes == 3
 
 
 def test_samples_pickle_for_worker_processes(root: Path) -> None:
@@ -244,12 +207,6 @@ def test_tensors_that_are_not_rows_of_samples_are_refused(
     assert what in found[1]
 
 
-def test_an_empty_file_of_one_split(root: Path) -> None:
-    config = section(root, train_file="x.npz", input="none", target=None)
-    ((where, what),) = problems(config)
-    assert (where, what) == ("data.args.train_file", f"{root / 'x.npz'} has no rows")
-
-
 def test_two_files_hold_the_same_kind_of_rows(root: Path) -> None:
     np.savez(root / "val.npz", input=np.zeros((4, 5)), target=np.zeros(4))
     ((where, what),) = problems(section(root, train_file="x.npz", val_file="val.npz"))
@@ -270,6 +227,7 @@ DTYPES = [
     torch.float64,
     torch.float32,
     torch.float16,
+    torch.bfloat16,
     torch.int64,
     torch.int32,
     torch.int16,
@@ -304,22 +262,16 @@ def damage(path: Path) -> Problem:
 def test_a_header_tells_what_the_file_holds(
     suffix: str, tensors: dict[str, tuple[list[int], torch.dtype]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    saved = {name: torch.ones(shape, dtype=dtype) for name, (shape, dtype) in tensors.items()}
+    saved = {
+        name: torch.ones(shape, dtype=dtype)
+        for name, (shape, dtype) in tensors.items()
+        if suffix != ".npz" or dtype is not torch.bfloat16  # NumPy does not have it
+    }
     path = save(tmp_path_factory.mktemp("file") / f"x{suffix}", saved)
     assert read_header(path, WHERE) == {n: TensorInfo(tuple(t.shape), t.dtype) for n, t in saved.items()}
     loaded = read_tensors(path, WHERE, saved)
     assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.items())
-
-
-def test_bfloat16_is_read_from_safetensors(tmp_path: Path) -> None:
-    path = save(tmp_path / "x.safetensors", {"a": torch.ones(2, dtype=torch.bfloat16)})
-    assert read_header(path, WHERE) == {"a": TensorInfo((2,), torch.bfloat16)}
-
-
-def test_only_the_named_tensors_are_read(tmp_path: Path) -> None:
-    for suffix in (".npz", ".safetensors"):
-        path = save(tmp_path / f"x{suffix}", {"a": torch.zeros(1), "b": torch.ones(1)})
-        assert read_tensors(path, WHERE, ["b"]) == {"b": torch.ones(1)}
+    assert read_tensors(path, WHERE, list(saved)[:1]).keys() == set(list(saved)[:1])
 
 
 @pytest.mark.parametrize("order", ["<", ">"])

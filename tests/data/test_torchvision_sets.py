@@ -66,22 +66,19 @@ def test_mnist_is_described_and_loaded_alike(mnist_root: Path, name: str, split:
 
 @pytest.mark.parametrize("name", CIFAR_LIKE)
 @pytest.mark.parametrize(("split", "part"), [("train", "train_list"), ("val", "test_list")])
-def test_cifar_is_loaded_channels_first(cifar_root: Path, name: str, split: Split, part: str) -> None:
+def test_cifar_is_as_published_with_channels_first(
+    cifar_root: Path, name: str, split: Split, part: str
+) -> None:
     config = section(name, cifar_root)
     samples = load(config, split, seed=0)
     assert len(samples) == 2 * len(getattr(CIFAR_LIKE[name], part))
     info = describe(config, split)
+    assert (info.num_classes, info.sizes) == (int(name[5:]), {"train": 50_000, "val": 10_000})
     red = torch.stack([torch.ones(32, 32), torch.zeros(32, 32), torch.zeros(32, 32)])
     value, target = samples[1]
     assert torch.equal(torch.as_tensor(value), red)
     assert (info.shape, info.dtype) == (red.shape, red.dtype)
     assert (target.dtype, int(target)) == (torch.int64, 1)
-
-
-@pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("cifar100", 100)])
-def test_cifar_is_described_as_it_was_published(cifar_root: Path, name: str, classes: int) -> None:
-    info = describe(section(name, cifar_root))
-    assert (info.num_classes, info.sizes) == (classes, {"train": 50_000, "val": 10_000})
 
 
 def test_samples_pickle_for_worker_processes(mnist_root: Path) -> None:
@@ -103,12 +100,6 @@ def test_missing_files_are_named_with_where_they_were_looked_for_and_how_to_get_
     cls = MNIST_LIKE.get(name) or CIFAR_LIKE[name].__name__
     assert f"from torchvision.datasets import {cls}; {cls}('DIR', download=True)" in found.hint
     assert "data.args.download=true" in found.hint
-
-
-def test_only_the_missing_files_are_named(mnist_root: Path) -> None:
-    (mnist_root / "MNIST/raw/t10k-labels-idx1-ubyte").unlink()
-    found = problem(lambda: describe(section("mnist", mnist_root)))
-    assert found.what == f"the data set 'mnist' lacks t10k-labels-idx1-ubyte in {mnist_root / 'MNIST/raw'}"
 
 
 @pytest.mark.parametrize("download", [False, True])
@@ -145,15 +136,26 @@ def test_a_damaged_file_of_mnist_is_named(
     assert found.hint.startswith("replace the data: on a machine with a network run python -c")
 
 
-def test_images_and_labels_of_mnist_are_as_many(mnist_root: Path, idx: WriteIdx) -> None:
-    idx(mnist_root / "MNIST/raw/train-labels-idx1-ubyte", np.zeros(5))
-    assert "6 images and 5 labels" in problem(lambda: describe(section("mnist", mnist_root))).what
-
-
-def test_both_splits_of_mnist_have_images_of_one_shape(mnist_root: Path, idx: WriteIdx) -> None:
-    idx(mnist_root / "MNIST/raw/t10k-images-idx3-ubyte", np.zeros((4, 8, 9)))
-    found = problem(lambda: describe(section("mnist", mnist_root)))
-    assert "images of [1, 28, 28] for training and of [1, 8, 9] for validation" in found.what
+@pytest.mark.parametrize(
+    ("file", "array", "said"),
+    [
+        ("train-labels-idx1-ubyte", np.zeros(5), "6 images and 5 labels"),
+        (
+            "t10k-images-idx3-ubyte",
+            np.zeros((4, 8, 9)),
+            "images of [1, 28, 28] for training and of [1, 8, 9]",
+        ),
+        ("t10k-labels-idx1-ubyte", None, "the data set 'mnist' lacks t10k-labels-idx1-ubyte in "),
+    ],
+)
+def test_files_of_mnist_that_do_not_fit_each_other_are_refused(
+    mnist_root: Path, idx: WriteIdx, file: str, array: np.ndarray | None, said: str
+) -> None:
+    path = mnist_root / "MNIST/raw" / file
+    path.unlink()
+    if array is not None:
+        idx(path, array)
+    assert said in problem(lambda: describe(section("mnist", mnist_root))).what
 
 
 class Explosive:

@@ -138,12 +138,6 @@ def test_boolean_keys_are_reported_with_advice_to_quote_them() -> None:
     assert all(problem.hint.endswith("as true and false: quote the key") for problem in error.errors)
 
 
-@pytest.mark.parametrize("kind", [hookrun.SpecError, hookrun.CompileError])
-def test_an_error_without_a_problem_cannot_be_created(kind: type[Refusal]) -> None:
-    with pytest.raises(ValueError, match="at least one problem"):
-        kind([])
-
-
 @pytest.mark.parametrize(
     ("weights", "where", "says"),
     [

@@ -90,11 +90,6 @@ def test_a_name_in_the_place_of_the_section_is_a_choice_of_the_defaults_list() -
     assert "in its defaults list: `- override /task: bake`; its keys: name" in problems("bake")["task"]
 
 
-def test_mistakes_of_all_sections_are_reported_with_those_of_the_task() -> None:
-    found = problems({"name": "bake", "minutes": "x"}, seed=-1, hooks={"h": {}}, modl={})
-    assert {"task.minutes", "seed", "modl", "hooks.h.select"} <= set(found)
-
-
 def test_the_text_of_sampling_has_the_given_keys() -> None:
     assert str(Sampling()) == "temperature 1"
     assert str(Sampling(temperature=0.5, top_k=3, top_p=0.9)) == "temperature 0.5, top_k 3, top_p 0.9"

@@ -38,8 +38,8 @@ __all__ = [
 def forms() -> tuple[type[Selector], ...]:
     """Every form of a selector, in the order of the reference table."""
     subclasses = own_subclasses(sys.modules[__name__], Selector)  # type: ignore[type-abstract]
-    found = [form for form in subclasses if not inspect.isabstract(form)]
-    return tuple(sorted(found, key=lambda form: (form.position, form.__name__)))
+    concrete = [form for form in subclasses if not inspect.isabstract(form)]
+    return tuple(sorted(concrete, key=lambda form: (form.position, form.__name__)))
 
 
 def parse_selector(raw: Any) -> Selector:

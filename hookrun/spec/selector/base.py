@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -75,11 +75,11 @@ class Selector(ABC):
 
     def select_parameters(self, modules: Tree, parameters: Tree) -> set[str]:
         """The parameters that match: by name, or because a module that they belong to matches."""
-        found = set(self.find(parameters))
+        names = set(self.find(parameters))
         owners = set(self.find(modules))
         if owners:
-            found.update(name for name in parameters.nodes if not owners.isdisjoint(ancestors(name)))
-        return found
+            names.update(name for name in parameters.nodes if not owners.isdisjoint(ancestors(name)))
+        return names
 
     def unmatched(
         self, modules: Tree, parameters: Tree | None = None, where: str = ""
@@ -123,13 +123,6 @@ class Parser:
         finally:
             self._depth -= 1
 
-    def named(self, key: str, raw: Any, parse: Callable[[Any], Selector] | None = None) -> Selector:
-        """The selector under a key of a mapping; errors name the key. parse: by default `Parser.parse`."""
-        try:
-            return (parse or self.parse)(raw)
-        except ValueError as error:
-            raise ValueError(f"{key}: {error}") from error
-
     def count(self, parts: int) -> None:
         """Add to the number of parts read so far. Raises ValueError above MAX_PARTS."""
         self._parts += parts
@@ -143,9 +136,9 @@ class Parser:
 def _plain(raw: Any) -> Any:
     """The value itself, an integer as text; ValueError for scalars that are not names."""
     if isinstance(raw, bool) or raw is None:
-        found = {True: "true", False: "false", None: "nothing (null)"}[raw]
+        word = {True: "true", False: "false", None: "nothing (null)"}[raw]
         raise ValueError(
-            f"found {found}, expected a path, a list or a mapping; quote a name that is a YAML word"
+            f"found {word}, expected a path, a list or a mapping; quote a name that is a YAML word"
         )
     if isinstance(raw, int):
         if abs(raw) >= _MAX_INTEGER:

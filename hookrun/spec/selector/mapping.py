@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hookrun.errors import nearest
 from hookrun.spec.selector.base import Parser, Selector, Unmatched, check_text, shown
 from hookrun.spec.selector.class_name import ClassSelector
-from hookrun.spec.selector.tree import Names, Node, Tree
+from hookrun.spec.selector.tree import Names, Tree
 from hookrun.spec.selector.union import UnionSelector
 
 KEYS = ("path", "type", "leaf", "exclude", "min_params")
@@ -51,38 +51,34 @@ class MappingSelector(Selector):
     def parse(cls, raw: Any, parser: Parser) -> Selector:
         _check_keys(raw)
         keys = dict(raw)
-        for key in ("path", "exclude"):
+        for key in ("path", "type", "exclude"):
             if key in keys:
-                keys[key] = parser.named(key, keys[key])
-        if "type" in keys:
-            keys["type"] = parser.named("type", keys["type"], lambda value: _parse_types(value, parser))
+                try:
+                    keys[key] = _parse_types(keys[key], parser) if key == "type" else parser.parse(keys[key])
+                except ValueError as error:
+                    raise ValueError(f"{key}: {error}") from error
         written = {
             key: str(value).lower() if isinstance(value, bool) else value for key, value in keys.items()
         }
         return cls("{" + ", ".join(f"{key}: {value}" for key, value in written.items()) + "}", **keys)
 
     def find(self, tree: Tree) -> set[str]:
-        found = set(tree.nodes)
-        for part in (self.path, self.type):
-            if part is not None:
-                found &= set(part.find(tree))
-        found = {path for path in found if self._holds(tree.nodes[path])}
-        return found if self.exclude is None else tree.without(found, self.exclude.find(tree))
+        return self._all_hold(tree, lambda part: set(part.find(tree)))
 
     def select_parameters(self, modules: Tree, parameters: Tree) -> set[str]:
-        found = set(parameters.nodes)
+        return self._all_hold(parameters, lambda part: part.select_parameters(modules, parameters))
+
+    def _all_hold(self, tree: Tree, paths_of: Callable[[Selector], set[str]]) -> set[str]:
+        """The paths for which every condition holds; `paths_of` gives those of a selector inside it."""
+        paths = set(tree.nodes)
         for part in (self.path, self.type):
             if part is not None:
-                found &= part.select_parameters(modules, parameters)
-        found = {name for name in found if self._holds(parameters.nodes[name])}
-        if self.exclude is None:
-            return found
-        return parameters.without(found, self.exclude.select_parameters(modules, parameters))
-
-    def _holds(self, node: Node) -> bool:
-        return (self.leaf is None or self.leaf == node.leaf) and (
-            self.min_params is None or node.parameters >= self.min_params
-        )
+                paths &= paths_of(part)
+        if self.leaf is not None:
+            paths = {path for path in paths if tree.nodes[path].leaf == self.leaf}
+        if self.min_params is not None:
+            paths = {path for path in paths if tree.nodes[path].parameters >= self.min_params}
+        return paths if self.exclude is None else tree.without(paths, paths_of(self.exclude))
 
     def unmatched(
         self, modules: Tree, parameters: Tree | None = None, where: str = ""

@@ -78,10 +78,10 @@ class PathSelector(Selector):
     def find(self, tree: Tree) -> set[str]:
         if self.text in tree.nodes:  # an exact name wins, also if it looks like a glob
             return {self.text}
-        found = set(self.exact & tree.nodes.keys())
+        paths = set(self.exact & tree.nodes.keys())
         for starts, globs in self._below_indexes(tree).items():
-            found.update(matching(_pattern(globs), tree.below(tree.nodes, starts)))
-        return found
+            paths.update(matching(_pattern(globs), tree.below(tree.nodes, starts)))
+        return paths
 
     def _below_indexes(self, tree: Tree) -> Mapping[frozenset[str], list[Glob]]:
         """Paths -> the globs without indexes that a path below one of them has to match."""

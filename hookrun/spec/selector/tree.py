@@ -55,15 +55,15 @@ class Tree:
             if start in starts
         )
 
-    def ordered(self, found: Collection[str]) -> list[str]:
-        """The paths found, each once, in the tree's order."""
-        return [path for path in self.nodes if path in found] if found else []
+    def ordered(self, paths: Collection[str]) -> list[str]:
+        """The paths, each once, in the tree's order."""
+        return [path for path in self.nodes if path in paths] if paths else []
 
-    def without(self, found: Iterable[str], excluded: Iterable[str]) -> set[str]:
-        """The found paths, without any name of an object if one of its names is excluded."""
+    def without(self, paths: Iterable[str], excluded: Iterable[str]) -> set[str]:
+        """The paths, without any name of an object if one of its names is excluded."""
         first = self.first
         objects = {first.get(path, path) for path in excluded}
-        return {path for path in found if first.get(path, path) not in objects}
+        return {path for path in paths if first.get(path, path) not in objects}
 
 
 @dataclass(frozen=True)

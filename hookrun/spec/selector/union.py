@@ -56,10 +56,10 @@ class UnionSelector(Selector):
             if inner:
                 yield from inner
                 continue
-            found = (
+            paths = (
                 member.find(modules) if parameters is None else member.select_parameters(modules, parameters)
             )
-            if not found:
+            if not paths:
                 yield Unmatched(member, place)
 
     def nearest(self, names: Names) -> str:

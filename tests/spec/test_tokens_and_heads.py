@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from hookrun.errors import SpecError
 from hookrun.spec import parse_spec
+from hookrun.spec.heads import Heads, HeadsClause
 from hookrun.spec.hook import HookKeys
 
 
@@ -73,19 +75,46 @@ def test_mistakes_in_tokens_are_reported_at_their_key() -> None:
         assert problem.where == f"hooks.h.{where}" and what in str(problem), (raw, problem)
 
 
-def test_heads_are_numbers_with_an_optional_count() -> None:
-    assert str(keys_of(heads=[3, 5]).heads) == "[3, 5]"
-    assert str(keys_of(heads={"count": 12, "pick": 3}).heads) == "{count: 12, pick: [3]}"
-    wrong: list[tuple[Any, str, str]] = [
-        ([1, 1], "heads", "names head 1 twice"),
-        ({"count": 4, "pick": [4]}, "heads", "there is no head 4 among 4, which are 0 to 3"),
-        ({"count": 4, "pick": [-1, 3]}, "heads", "names a head of 4 twice"),
-        ("all", "heads.pick", "expected the numbers of heads"),
-        ([], "heads.pick", "at least 1 item"),
-        ({"count": 0, "pick": [0]}, "heads.count", "greater than or equal to 1"),
-    ]
-    for raw, where, what in wrong:
-        with pytest.raises(SpecError) as found:
-            keys_of(heads=raw)
-        [problem] = found.value.errors
-        assert problem.where == f"hooks.h.{where}" and what in str(problem), (raw, problem)
+CLAUSE = TypeAdapter[Heads](HeadsClause)
+
+
+@pytest.mark.parametrize(
+    ("raw", "text", "plain"),
+    [
+        (3, "[3]", {"pick": [3]}),
+        ([3, -1], "[3, -1]", {"pick": [3, -1]}),
+        ({"pick": 0, "count": 4}, "{count: 4, pick: [0]}", {"pick": [0], "count": 4}),
+        ({"pick": [0], "dim": 2}, "{dim: 2, pick: [0]}", {"pick": [0], "dim": 2}),
+    ],
+)
+def test_a_number_a_list_or_a_mapping(raw: Any, text: str, plain: dict[str, Any]) -> None:
+    heads = CLAUSE.validate_python(raw)
+    assert (str(heads), heads.to_dict()) == (text, plain)
+    assert CLAUSE.validate_python(plain) == heads
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ([3, 3], "names head 3 twice"),
+        ({"pick": [4], "count": 4}, "there is no head 4 among 4, which are 0 to 3"),
+        ({"pick": [-5], "count": 4}, "there is no head -5"),
+        ({"pick": [1, -3], "count": 4}, "from the start and from the end"),
+        ({"count": 0, "pick": [0]}, "greater than or equal to 1"),
+        ([], "at least 1 item"),
+        (True, "expected the numbers of heads"),
+        ("3", "expected the numbers of heads"),
+        ([1.0], "valid integer"),
+        ({"pick": [1], "dim": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_no_heads_and_repeated_heads_are_refused(raw: Any, reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        CLAUSE.validate_python(raw)
+
+
+def test_missing_heads_are_reported_if_the_count_is_known() -> None:
+    heads = CLAUSE.validate_python([1, -3])
+    assert heads.misfit(8) is None
+    assert "twice" in str(heads.misfit(4))
+    assert "no head -3" in str(heads.misfit(2))
