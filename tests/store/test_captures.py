@@ -306,15 +306,13 @@ def test_names_by_split_and_sample_and_texts_by_token(tmp_path: Path) -> None:
     )
     (tmp_path / "tokens.jsonl").write_text('{"token": 7, "text": " the"}\n')
     table = SampleTable(tmp_path)
-    asked = [("val", 0), ("train", 0), ("train", 1)]
-    assert table.column("file", asked) == ["b.png", "a.png", ""]
-    assert table.column("class", asked) == ["", "cat", ""]
-    assert (table.text(7), table.text(8)) == (" the", "")
+    assert table.by_sample["val", 0]["file"] == "b.png" and table.by_sample["train", 0]["class"] == "cat"
+    assert table.texts == {7: " the"}
 
 
 def test_a_run_without_names_has_an_empty_table(tmp_path: Path) -> None:
     table = SampleTable(tmp_path)
-    assert (table.lines, table.text(0), table.column("file", [("val", 0)])) == ([], "", [""])
+    assert (table.lines, table.by_sample, table.texts) == ([], {}, {})
 
 
 def test_a_link_is_an_error_and_not_an_empty_table(tmp_path: Path) -> None:

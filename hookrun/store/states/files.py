@@ -76,7 +76,7 @@ def write_state(
         aside.mkdir()
         with open(aside / TENSORS, "xb") as file:
             crc = Crc32()
-            size = write_tensors(file, {name: [each] for name, each in tensors.items()}, digest=crc)
+            size = write_tensors(file, tensors, digest=crc)
             file.flush()
             os.fsync(file.fileno())
         head = f'"version": {VERSION}, "about": {about}, "tree": {encode(values)}'
