@@ -218,7 +218,8 @@ class Run:
 
         An item is (row, label); rows are read from disk when needed.
         """
-        return StackDataset(capture, self.labels_of(capture))
+        labels = self.labels_of(capture)
+        return StackDataset(capture, labels)  # type: ignore[arg-type]  # they have a length and items
 
     def table(
         self,

@@ -51,11 +51,11 @@ class StoredSweep:
     @property
     def config_name(self) -> str:
         """The name of the root configuration."""
-        return self.record.job.config_name or "config"
+        return self.record.config_name or "config"
 
     def refuse_config_dir(self) -> None:
         """Raise SpecError where the sweep had a `--config-dir`: only the command line chooses which folder is read."""
-        sources = self.record.runtime.config_sources
+        sources = self.record.config_sources
         found = [each.path for each in sources if each.provider == "command-line" and each.path]
         if found:
             folder = shlex.quote(found[0][:MOST_SHOWN])
@@ -75,17 +75,17 @@ class StoredSweep:
         """
         problems, kept = list[Problem](), list[str]()
         typed_keys = set(map(_key, typed))
-        for text in self.record.overrides.task:
+        for text in self.record.overrides:
             key = text.partition("=")[0]
             problems += hydra_section.wrong_params({key: ""}, str(self.file), groups, "sweep over")
-        for text in self.record.overrides.hydra:
+        for text in self.record.hydra_overrides:
             key = _key(text)
             if key not in _SAID_BY_RESUME and key not in typed_keys:
                 kept.append(text)
                 problems += _wrong_setting(key, text, self.file, groups)
         if problems:
             raise SpecError(problems)
-        return [*self.record.overrides.task, *kept]
+        return [*self.record.overrides, *kept]
 
 
 def _key(text: str) -> str:

@@ -26,7 +26,7 @@ from hookrun.store.captures.tensor_file import (
 )
 from hookrun.store.files import StoreError, os_reason
 from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
-from hookrun.store.inside import is_there, size_inside
+from hookrun.store.inside import size_inside
 from hookrun.store.records import SampleLine, TokenLine, read_records
 
 T = TypeVar("T")
@@ -48,14 +48,14 @@ class _Part:
     entry: Entry
 
 
+@dataclass(frozen=True)
 class _Column:
     """An attribute of StoredCapture: a column of `COLUMNS` for its rows."""
 
-    def __init__(self, name: str) -> None:
-        self.number = COLUMNS.index(name)
+    name: str
 
     def __get__(self, capture: StoredCapture, owner: type[StoredCapture]) -> Tensor:
-        return capture._table[0][:, self.number].clone()
+        return capture._table[0][:, COLUMNS.index(self.name)].clone()
 
 
 class StoredCapture:
@@ -419,20 +419,19 @@ def spread(items: Sequence[T], most: int) -> list[T]:
     return [items[n * (len(items) - 1) // max(count - 1, 1)] for n in range(count)]
 
 
+@dataclass(frozen=True)
 class SampleTable:
     """Reads the files when they are first needed; empty if the run did not write them.
 
     folder: the run directory
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / SAMPLES
-        self._tokens = folder / TOKENS
+    folder: Path
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         """One line per sample in the order of the run: `split`, `sample`, `file`, `class`, `predicted_class`."""
-        return read_records(self._path, SampleLine) if is_there(self._path) else []
+        return read_records(self.folder / SAMPLES, SampleLine)
 
     @cached_property
     def by_sample(self) -> Mapping[tuple[str, int], dict[str, Any]]:
@@ -442,5 +441,4 @@ class SampleTable:
     @cached_property
     def texts(self) -> Mapping[int, str]:
         """Token id -> its text, for the tokens of captured rows."""
-        lines = read_records(self._tokens, TokenLine) if is_there(self._tokens) else []
-        return {line["token"]: line["text"] for line in lines}
+        return {line["token"]: line["text"] for line in read_records(self.folder / TOKENS, TokenLine)}

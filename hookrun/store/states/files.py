@@ -68,11 +68,12 @@ def write_state(
     """
     folder = run / CHECKPOINTS
     there = sorted(_numbers(run))
-    path = folder / _named(max(there, default=0) + 1)
+    number = max(there, default=0) + 1
+    path = folder / _named(number)
     aside = folder / f".{path.name}.{os.getpid()}.tmp"
     try:
         folder.mkdir(exist_ok=True)  # but not the run directory, which may have been removed
-        _remove(aside)
+        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         with open(aside / TENSORS, "xb") as file:
             crc = Crc32()
@@ -88,16 +89,14 @@ def write_state(
             os.fsync(file.fileno())
         os.rename(aside, path)
     except BaseException as error:
-        with suppress(OSError):
-            _remove(aside)
+        shutil.rmtree(aside, ignore_errors=True)
         if isinstance(error, OSError):
             kept = f"{_named(there[-1])} before it is kept" if there else "there is none before it"
             raise StoreError(f"cannot write {path}: {os_reason(error)}; {kept}") from error
         raise
     sync_folder(folder)
-    for number in [*there, max(there, default=0) + 1][: -max(keep, LEAST_KEPT)]:
-        with suppress(OSError):  # a state too many does no harm
-            _remove(folder / _named(number))
+    for old in [*there, number][: -max(keep, LEAST_KEPT)]:
+        shutil.rmtree(folder / _named(old), ignore_errors=True)  # a state too many does no harm
     return path
 
 
@@ -125,7 +124,7 @@ def remove_states(run: Path) -> None:
     for number in _numbers(run):
         path = run / CHECKPOINTS / _named(number)
         try:
-            _remove(path)
+            shutil.rmtree(path)
         except OSError as error:
             raise StoreError(f"cannot remove {path}: {os_reason(error)}") from error
     with suppress(OSError):
@@ -138,8 +137,7 @@ def remove_unfinished(run: Path, damaged: Iterable[int]) -> None:
     if folder.is_symlink():
         return
     for path in (*folder.glob(".state_*.tmp"), *(folder / _named(number) for number in damaged)):
-        with suppress(OSError):  # it does no harm
-            _remove(path)
+        shutil.rmtree(path, ignore_errors=True)  # it does no harm
 
 
 def _read(run: Path, path: Path) -> SavedState:
@@ -192,10 +190,3 @@ def _numbers(run: Path) -> list[int]:
     return [
         int(match[1]) for name in found if (match := _NAME.fullmatch(name)) and _named(int(match[1])) == name
     ]
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)
