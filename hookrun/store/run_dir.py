@@ -42,8 +42,8 @@ from hookrun.store.format import (
     encode,
 )
 from hookrun.store.manifest import write_manifest
-from hookrun.store.records import STREAMS, Status, typed_record
-from hookrun.store.states.position import cut_back, read_position
+from hookrun.store.records import STREAMS, Status, checked, typed_record
+from hookrun.store.states.position import PositionRecord, cut_back
 
 if TYPE_CHECKING:
     from hookrun.store.captures.write import CaptureWriter
@@ -83,7 +83,10 @@ class RunDir:
         self.path = path
         self.buffer = buffer
         self.ranks = ranks
-        self.reached = read_position(path, position)
+        try:
+            self.reached = checked(position or {}, PositionRecord)
+        except ValueError as error:
+            raise StoreError(f"{path}: not a position of a run directory: {error}") from error
         self.batches = self.reached.batches
         self.checkpoints = path / CHECKPOINTS
         self.resumed: SavedState | None = None
@@ -313,7 +316,7 @@ class RunDir:
 
             shard_bytes = SHARD_BYTES if self.buffer is None else max(self.buffer // BUFFERS, 1)
             before = self.reached.captures if name == CAPTURES else self.reached.predictions
-            in_turns = self.ranks.several or before.in_turns
+            in_turns = self.ranks.several or any(part.turns for part in before.parts)
             self._writers[name] = CaptureWriter(
                 self.path / name,
                 shard_bytes,

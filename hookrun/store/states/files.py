@@ -108,15 +108,10 @@ def newest_state(run: Path) -> tuple[SavedState | None, dict[int, str]]:
     damaged = dict[int, str]()
     for number in sorted(_numbers(run), reverse=True):
         try:
-            return _read(run, run / CHECKPOINTS / _named(number)), damaged
+            return read_state(run, _named(number)), damaged
         except StoreError as error:
             damaged[number] = str(error)
     return None, damaged
-
-
-def named_state(run: Path, name: str) -> SavedState:
-    """The state with this name. StoreError if it is damaged."""
-    return _read(run, run / CHECKPOINTS / name)
 
 
 def remove_states(run: Path) -> None:
@@ -140,7 +135,9 @@ def remove_unfinished(run: Path, damaged: Iterable[int]) -> None:
         shutil.rmtree(path, ignore_errors=True)  # it does no harm
 
 
-def _read(run: Path, path: Path) -> SavedState:
+def read_state(run: Path, name: str) -> SavedState:
+    """The state with this name. StoreError if it is damaged."""
+    path = run / CHECKPOINTS / name
     try:
         content = read_json(path / STATE, run)
         version = content.get("version") if isinstance(content, dict) else None
@@ -165,9 +162,7 @@ def _read(run: Path, path: Path) -> SavedState:
             if not isinstance(tree, dict):
                 raise ValueError(f"it holds a {type(tree).__name__}")
             return SavedState(path, content["about"], tree)
-    except (ValueError, KeyError) as error:
-        raise StoreError(f"{path} is damaged: {error}") from error
-    except StoreError as error:
+    except (ValueError, KeyError, StoreError) as error:
         raise StoreError(f"{path} is damaged: {error}") from error
 
 
