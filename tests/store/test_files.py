@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hookrun.store.files import Lines, StoreError, make_folder, read_json, read_lines, replacing, write_json
+from hookrun.store.inside import is_there, kind_of, listed_inside, open_inside, read_inside, size_inside
 
 
 def records(path: Path) -> tuple[list[object], list[str]]:
@@ -147,3 +148,27 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=rf"cannot read {tmp_path}/plan\.json: No such file"):
         read_json(tmp_path / "plan.json")
+
+
+def test_a_regular_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    path = tmp_path / "a/b"
+    path.write_bytes(b"12345")
+    assert read_inside(path, tmp_path, limit=5) == b"12345"
+    assert size_inside(path, tmp_path) == 5
+    with pytest.raises(OSError, match="it has 5 bytes, more than the 4 that are read"):
+        read_inside(path, tmp_path, limit=4)
+    with pytest.raises(FileNotFoundError):
+        open_inside(tmp_path / "a/c", tmp_path)
+
+
+def test_names_are_listed_with_links_that_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "b/c").mkdir(parents=True)
+    (tmp_path / "b/c/file").write_text("")
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "z").symlink_to(tmp_path / "nowhere")
+    found = {path: kind_of(stat) for path, stat in listed_inside(tmp_path)}
+    assert set(found) == {"a", "z", "b/c/file"}
+    assert found["b/c/file"] == "" and found["a"].startswith("a link")
+    assert is_there(tmp_path / "z") and not is_there(tmp_path / "y")
+    assert list(listed_inside(tmp_path, "none")) == []
