@@ -77,15 +77,7 @@ def test_each_line_is_readable_at_once(tmp_path: Path) -> None:
     for step in range(3):
         lines.extend([{"step": step}])
         assert records(lines.path) == ([{"step": number} for number in range(step + 1)], [])
-    lines.close()
-
-
-def test_lines_can_be_added_after_closing(tmp_path: Path) -> None:
-    lines = Lines(tmp_path / "metrics.jsonl")
-    for step in range(2):
-        lines.extend([{"step": step}])
-        lines.close()
-    assert records(lines.path)[0] == [{"step": 0}, {"step": 1}]
+        lines.close()  # a later line opens the file again
 
 
 def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,12 +112,8 @@ def test_an_incomplete_last_line_is_left_out_and_reported(tmp_path: Path, cut: i
     path.write_bytes(b'{"step": 0}\n' + b'{"loss": 1.25}\n'[:cut])
     note = f"{path}: the last line is cut off and left out; 1 before it are whole"
     assert records(path) == ([{"step": 0}], [note])
-
-
-def test_a_last_line_without_a_newline_counts_if_it_parses(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n{"step": 1}')
-    assert records(path) == ([{"step": 0}, {"step": 1}], [])
+    assert records(path) == ([{"step": 0}, {"step": 1}], []), "without its newline it counts if it parses"
 
 
 def test_a_broken_line_before_the_last_is_an_error(tmp_path: Path) -> None:
@@ -135,18 +123,12 @@ def test_a_broken_line_before_the_last_is_an_error(tmp_path: Path) -> None:
         records(path)
 
 
-def test_a_file_that_was_never_written_has_no_lines(tmp_path: Path) -> None:
+def test_a_missing_or_broken_file_is_named_and_one_of_lines_may_be_missing(tmp_path: Path) -> None:
     assert records(tmp_path / "stats.jsonl") == ([], [])
-
-
-def test_broken_json_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=rf"cannot read {tmp_path}/plan\.json: No such file"):
+        read_json(tmp_path / "plan.json")
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(StoreError, match=r"plan\.json is not JSON"):
-        read_json(tmp_path / "plan.json")
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=rf"cannot read {tmp_path}/plan\.json: No such file"):
         read_json(tmp_path / "plan.json")
 
 
