@@ -7,6 +7,7 @@ has no effect and never has to be removed.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -15,11 +16,6 @@ from pathlib import Path
 
 from hookrun.store.files import StoreError, make_folder, os_reason
 from hookrun.store.format import LOCK
-
-try:
-    import fcntl
-except ImportError:  # on Windows a writer of a folder above is not seen
-    fcntl = None  # type: ignore[assignment]
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 """Errors of a file system that does not support locks, such as some on clusters: it does not keep writers apart."""
@@ -85,12 +81,11 @@ def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 def refuse_held(folder: Path) -> None:
     """Raise LockedError where another process is writing into the folder."""
     path = folder / LOCK
-    if fcntl is None or not path.is_file():
+    if not path.is_file():
         return
     try:
-        with open(
-            path, "rb"
-        ) as file:  # a shared lock, so that two processes that look do not refuse each other
+        with open(path, "rb") as file:
+            # a shared lock, so that two processes that look do not refuse each other
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         raise _locked(folder) from None

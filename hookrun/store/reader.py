@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, StackDataset
 
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
 from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors, read_captures
 from hookrun.store.captures.shard import index_names, read_index
-from hookrun.store.captures.tensor_file import write_tensors
+from hookrun.store.captures.tensor_file import Chunks, write_tensors
 from hookrun.store.files import StoreError, collector_paused, os_reason, read_lines, replacing
 from hookrun.store.format import (
     CAPTURES,
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from hookrun.spec.experiment import Data
 
 _SHOWN = 12
+ROWS_AT_ONCE = 4096
+"""The rows of a capture that are exported at a time."""
 
 
 class Run:
@@ -210,9 +213,13 @@ class Run:
         by_split = [self.labels(ids[splits == part], SPLITS[part]) for part in splits.unique().tolist()]
         return torch.cat(by_split)[order.argsort()]
 
-    def dataset(self, capture: StoredCapture) -> Labelled:
-        """The rows of a capture with their labels, as a `torch.utils.data.Dataset`."""
-        return Labelled(capture, self.labels_of(capture))
+    def dataset(self, capture: StoredCapture) -> Dataset[tuple[Tensor, ...]]:
+        """The rows of a capture with the labels of their samples, for training a probe.
+
+        An item is (row, label); rows are read from disk when needed.
+        """
+        labels = self.labels_of(capture)
+        return StackDataset(capture, labels)  # type: ignore[arg-type]  # they have a length and items
 
     def table(
         self,
@@ -221,21 +228,46 @@ class Run:
     ) -> Any:
         """metrics.jsonl, stats.jsonl or samples.jsonl as a pandas DataFrame or an Arrow table.
 
+        There is a row for each line; keys that a line lacks are missing values. HookrunError if the library is not
+        installed.
+
         The samples have the columns `split`, `sample`, `file`, `class` and, for the task predict, `predicted_class`.
         """
-        rows = {
-            "metrics": lambda: self.metrics,
-            "stats": lambda: self.stats,
-            "samples": lambda: self.samples.lines,
-        }
-        return as_table(rows[of](), form)
+        rows: Sequence[Mapping[str, Any]] = self.samples.lines if of == "samples" else getattr(self, of)
+        module = {"pandas": "pandas", "arrow": "pyarrow"}[form]
+        if importlib.util.find_spec(module) is None:
+            raise HookrunError(f"{module} is not installed: pip install {module}")
+        keys = dict.fromkeys(key for row in rows for key in row)
+        columns = {key: [row.get(key) for row in rows] for key in keys}
+        if form == "pandas":
+            import pandas
+
+            return pandas.DataFrame(columns)
+        import pyarrow
+
+        return pyarrow.table(columns)
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
-        """Write every capture into one safetensors file as ``hook/module`` and ``hook/module.sample_ids``.
+        """Write every capture into one safetensors file, and return its keys.
 
-        Returns the keys of the file.
+        A capture is called ``hook/module`` (``hook/module/path`` within a container), its sample ids
+        ``hook/module.sample_ids``. Raises HookrunError if the rows of a capture differ in shape.
         """
-        return merge(self.captures, Path(path).expanduser())
+        target = Path(path).expanduser()
+        if target.suffix != ".safetensors":
+            raise HookrunError(
+                f"captures are exported as .safetensors, not {target.name}; run.table() is for metrics"
+            )
+        tensors = dict[str, Tensor | Chunks]()
+        for capture in captured_tensors(self.captures):
+            name = "/".join([capture.hook, capture.module, *filter(None, [capture.path])])
+            tensors[name] = Chunks(capture.dtype, capture.shape, capture.batches(ROWS_AT_ONCE))
+            tensors[f"{name}.sample_ids"] = capture.sample_ids
+        if not tensors:
+            raise HookrunError("the run captured nothing: there is nothing to export")
+        with replacing(target) as file:
+            write_tensors(file, tensors)
+        return list(tensors)
 
     def __repr__(self) -> str:
         return f"<run {self.path}: {self.status['status']}>"
@@ -246,8 +278,14 @@ class Run:
 
     def _captures(self, name: str) -> Lookup[Lookup[Leaf]]:
         folder = self.path / name
+        stored_as = {
+            name: target["path"]
+            for hook in self.plan.get("hooks", [])
+            for target in hook.get("targets", [])
+            for name in target.get("names", [])
+        }
         with collector_paused():
-            return read_captures(folder, read_index(folder)[0], _aliases(self.plan), self.samples)
+            return read_captures(folder, read_index(folder)[0], stored_as, self.samples)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -293,91 +331,3 @@ def _content(folder: Path) -> str:
 
 def _by_number(job: Path) -> tuple[int, str]:
     return (int(job.name), "") if job.name.isdecimal() else (-1, job.name)
-
-
-def _aliases(plan: Mapping[str, Any]) -> dict[str, str]:
-    """Other name of a module -> the name under which its captures are stored, from the plan's targets."""
-    return {
-        name: target["path"]
-        for hook in plan.get("hooks", [])
-        for target in hook.get("targets", [])
-        for name in target.get("names", [])
-    }
-
-
-ROWS_AT_ONCE = 4096
-
-
-def as_table(rows: Sequence[Mapping[str, Any]], form: Literal["pandas", "arrow"] = "pandas") -> Any:
-    """A pandas DataFrame or an Arrow table with a row for each line; keys that a line lacks are missing values.
-
-    Raises HookrunError if the library is not installed.
-    """
-    module = {"pandas": "pandas", "arrow": "pyarrow"}[form]
-    if importlib.util.find_spec(module) is None:
-        raise HookrunError(f"{module} is not installed: pip install {module}")
-    keys = dict.fromkeys(key for row in rows for key in row)
-    columns = {key: [row.get(key) for row in rows] for key in keys}
-    if form == "pandas":
-        import pandas
-
-        return pandas.DataFrame(columns)
-    import pyarrow
-
-    return pyarrow.table(columns)
-
-
-def merge(captures: Lookup[Lookup[Leaf]], path: Path) -> list[str]:
-    """Write every capture of a run into one safetensors file, and return its keys.
-
-    A capture is called ``hook/module`` (``hook/module/path`` within a container), its sample ids
-    ``hook/module.sample_ids``. Raises HookrunError if the rows of a capture differ in shape.
-    """
-    if path.suffix != ".safetensors":
-        raise HookrunError(
-            f"captures are exported as .safetensors, not {path.name}; run.table() is for metrics"
-        )
-    tensors = dict[str, Sequence[Tensor]]()
-    for capture in captured_tensors(captures):
-        name = "/".join([capture.hook, capture.module, *filter(None, [capture.path])])
-        tensors[name] = _Batches(capture)
-        tensors[f"{name}.sample_ids"] = [capture.sample_ids]
-    if not tensors:
-        raise HookrunError("the run captured nothing: there is nothing to export")
-    with replacing(path) as file:
-        write_tensors(file, tensors)
-    return list(tensors)
-
-
-class _Batches(Sequence[Tensor]):
-    """The rows of a capture as chunks that are read when needed: they need not all fit into memory."""
-
-    def __init__(self, capture: StoredCapture) -> None:
-        self._capture = capture
-
-    def __len__(self) -> int:
-        return -(-len(self._capture) // ROWS_AT_ONCE)
-
-    def __getitem__(self, number: Any) -> Any:
-        if not 0 <= number < len(self):
-            raise IndexError(number)  # ends an iteration
-        return self._capture[number * ROWS_AT_ONCE : (number + 1) * ROWS_AT_ONCE]
-
-
-class Labelled(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """The rows of a capture with the labels of their samples, for training a probe.
-
-    An item is (row, label); rows are read from disk when needed.
-    """
-
-    def __init__(self, capture: StoredCapture, labels: Tensor) -> None:
-        self.capture = capture
-        self.labels = labels
-
-    def __len__(self) -> int:
-        return len(self.capture)
-
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"no row {number}, there are {len(self)}")
-        return self.capture[number], self.labels[number]

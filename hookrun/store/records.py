@@ -6,12 +6,13 @@ have added them; a key may be missing, because an earlier version did not write 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AliasPath,
     BaseModel,
     ConfigDict,
     FailFast,
@@ -260,33 +261,22 @@ class ConfigSource(Record):
     path: Text
 
 
-class HydraRuntime(Record):
-    """The folder in which a run was started, and the folders of its configurations."""
-
-    cwd: Text = ""
-    config_sources: Listing[ConfigSource] = []
-
-
-class HydraOverrides(Record):
-    """The overrides of the command line: those of the experiment and those of Hydra itself."""
-
-    task: Listing[Text] = []
-    hydra: Listing[Text] = []
-
-
-class HydraJob(Record):
-    """The name of the root configuration."""
-
-    config_name: Name | None = None
-
-
 class HydraRecord(Record):
-    """Hydra's own settings, in .hydra/hydra.yaml or multirun.yaml."""
+    """Hydra's own settings, in .hydra/hydra.yaml or multirun.yaml.
+
+    overrides, hydra_overrides: the overrides of the command line: of the experiment, and of Hydra itself
+    cwd:                        the folder in which the run was started
+    config_name:                the name of the root configuration
+    """
 
     mode: Name | None = None
-    overrides: HydraOverrides = HydraOverrides.model_construct()
-    runtime: HydraRuntime = HydraRuntime.model_construct()
-    job: HydraJob = HydraJob.model_construct()
+    overrides: Annotated[Listing[Text], Field(validation_alias=AliasPath("overrides", "task"))] = []
+    hydra_overrides: Annotated[Listing[Text], Field(validation_alias=AliasPath("overrides", "hydra"))] = []
+    cwd: Annotated[Text, Field(validation_alias=AliasPath("runtime", "cwd"))] = ""
+    config_sources: Annotated[
+        Listing[ConfigSource], Field(validation_alias=AliasPath("runtime", "config_sources"))
+    ] = []
+    config_name: Annotated[Name | None, Field(validation_alias=AliasPath("job", "config_name"))] = None
 
 
 class SampleLine(Record):
@@ -398,13 +388,14 @@ STREAMS: Mapping[str, type[Record]] = {
 
 R = TypeVar("R", bound=Record)
 
-_adapter: Callable[[type[T]], TypeAdapter[T]] = cache(TypeAdapter)
+_adapter = cache(TypeAdapter)
 
 
 def checked(value: Any, model: type[T]) -> T:
     """The value as a record or a dataclass. Raises ValueError that says what is wrong first, and where."""
     try:
-        return _adapter(model).validate_python(value)
+        record: T = _adapter(model).validate_python(value)
+        return record
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None
 

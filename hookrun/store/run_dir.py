@@ -42,8 +42,8 @@ from hookrun.store.format import (
     encode,
 )
 from hookrun.store.manifest import write_manifest
-from hookrun.store.records import STREAMS, Status, typed_record
-from hookrun.store.states.position import cut_back, read_position
+from hookrun.store.records import STREAMS, Status, checked, typed_record
+from hookrun.store.states.position import PositionRecord, cut_back
 
 if TYPE_CHECKING:
     from hookrun.store.captures.write import CaptureWriter
@@ -83,7 +83,10 @@ class RunDir:
         self.path = path
         self.buffer = buffer
         self.ranks = ranks
-        self.reached = read_position(path, position)
+        try:
+            self.reached = checked(position or {}, PositionRecord)
+        except ValueError as error:
+            raise StoreError(f"{path}: not a position of a run directory: {error}") from error
         self.batches = self.reached.batches
         self.checkpoints = path / CHECKPOINTS
         self.resumed: SavedState | None = None
@@ -129,19 +132,32 @@ class RunDir:
         return run
 
     def position(self, *, on_disk: bool = True) -> dict[str, Any]:
-        """How far each file reaches; a resumable state holds it for `reopen`. Every rank must call it.
+        """How far the files of all ranks reach; a resumable state holds it for `reopen`. Every rank must call it.
 
         Buffered captured rows are written as shards. StoreError if that fails.
 
         on_disk: wait until every line is on the disk; False: `sync` is called later
         """
-        shards = self._shard_positions()
+        reached = {CAPTURES: self.reached.captures, PREDICTIONS: self.reached.predictions}
+        mine = {
+            name: self._writers[name].position()
+            if name in self._writers
+            else before.of_rank(self.ranks.rank).model_dump(exclude={"others"})
+            for name, before in reached.items()
+        }
+        of_ranks = self.ranks.gathered(mine)
         if not self.ranks.is_main:
             return {}
-        lines = {name.removesuffix(".jsonl"): lines.size() for name, lines in self._lines.items()}
+        position = {name.removesuffix(".jsonl"): lines.size() for name, lines in self._lines.items()}
         if on_disk:
             self.sync()
-        return {**lines, "batches": self.batches, **shards}
+        shards = {}
+        for name, before in reached.items():
+            others = [of_rank[name] for of_rank in of_ranks[1:]]
+            # those of ranks that the resumed run does not have
+            absent = [part.model_dump() for part in before.others[self.ranks.size - 1 :]]
+            shards[name] = {**of_ranks[0][name], "others": [*others, *absent]}
+        return {**position, "batches": self.batches, **shards}
 
     def sync(self) -> None:
         """Wait until every line so far is on the disk; another thread may add lines meanwhile.
@@ -151,23 +167,6 @@ class RunDir:
         for lines in self._lines.values():
             lines.sync()
         sync_folder(self.path)  # so that the names of the files are on the disk too
-
-    def _shard_positions(self) -> dict[str, Any]:
-        """How far captures and predictions of all ranks reach, also of ranks that the resumed run does not have."""
-        reached = {CAPTURES: self.reached.captures, PREDICTIONS: self.reached.predictions}
-        mine = {
-            name: self._writers[name].position()
-            if name in self._writers
-            else before.of_rank(self.ranks.rank).model_dump(exclude={"others"})
-            for name, before in reached.items()
-        }
-        of_ranks = self.ranks.gathered(mine)
-        positions = {}
-        for name, before in reached.items():
-            absent = [part.model_dump() for part in before.others[self.ranks.size - 1 :]]
-            others = [of_rank[name] for of_rank in of_ranks[1:]]
-            positions[name] = {**of_ranks[0][name], "others": [*others, *absent]}
-        return positions
 
     def set_status(
         self,
@@ -317,7 +316,7 @@ class RunDir:
 
             shard_bytes = SHARD_BYTES if self.buffer is None else max(self.buffer // BUFFERS, 1)
             before = self.reached.captures if name == CAPTURES else self.reached.predictions
-            in_turns = self.ranks.several or before.in_turns
+            in_turns = self.ranks.several or any(part.turns for part in before.parts)
             self._writers[name] = CaptureWriter(
                 self.path / name,
                 shard_bytes,

@@ -68,7 +68,7 @@ class StoredSweep:
         if self.is_typed:
             return name or "config", overrides
         file, record = _stored_command(self.folder)
-        sources = record.runtime.config_sources
+        sources = record.config_sources
         found = [each.path for each in sources if each.provider == "command-line" and each.path]
         if found and not has_folder:  # only the command line chooses which folder is read
             theirs = shlex.quote(found[0][:MOST_SHOWN])
@@ -76,16 +76,16 @@ class StoredSweep:
             what = f"the stored sweep had one, {theirs}, and a file does not choose which folder is read"
             raise SpecError([Problem("--config-dir", what, hint)])
         typed_keys = {_key(text) for text in typed}.union(_SAID_BY_RESUME)
-        kept = [text for text in record.overrides.hydra if _key(text) not in typed_keys]
+        kept = [text for text in record.hydra_overrides if _key(text) not in typed_keys]
         problems = list[Problem]()
-        for text in record.overrides.task:
+        for text in record.overrides:
             key = {text.partition("=")[0]: ""}
             problems += hydra_section.wrong_params(key, str(file), groups, "sweep over")
         for text in kept:
             problems += _wrong_setting(_key(text), text, file, groups)
         if problems:
             raise SpecError(problems)
-        return name or record.job.config_name or "config", [*record.overrides.task, *kept, *overrides]
+        return name or record.config_name or "config", [*record.overrides, *kept, *overrides]
 
 
 def _key(text: str) -> str:

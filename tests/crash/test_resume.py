@@ -80,34 +80,16 @@ HOOKS = [
     "+hooks.bias={select: fc, hook: forward, action: add_bias, value: 0.1, trainable: true}",
 ]
 SMALL = [
-    "compute.device=cpu",
-    "compute.threads=1",
-    "data.batch_size=50",
-    "train.limit_batches=6",
-    "train.log_every=2",
-]
+    "compute.device=cpu", "compute.threads=1", "data.batch_size=50", "train.limit_batches=6", "train.log_every=2",
+]  # fmt: skip
 TRAIN = [
-    *SMALL,
-    *HOOKS,
-    "train.epochs=2",
-    "train.accumulate=2",
-    "train.checkpoint.every.steps=1",
+    *SMALL, *HOOKS, "train.epochs=2", "train.accumulate=2", "train.checkpoint.every.steps=1", "train.ema={decay: 0.9}",
     "train.scheduler={name: CosineAnnealingLR, interval: step}",
-    "train.ema={decay: 0.9}",
     "data.train_transforms={random_horizontal_flip: {p: 0.5}, random_crop: {size: 8, padding: 1}}",
-]
-
-
+]  # fmt: skip
 PASS = [*SMALL, *HOOKS[:4], "compute.capture_buffer=1", "task.split=all"]
-WHILE_IT_TRAINS: list[Kill] = [
-    ("step", 1, []),
-    ("step", 2, []),
-    ("step", 5, []),
-    ("fsync", 30, []),
-    ("line", 12, []),
-    ("rename", 2, []),
-    ("replace", 6, []),
-]
+TRAINING = {"step": (1, 2, 5), "fsync": (30,), "line": (12,), "rename": (2,), "replace": (6,)}
+WHILE_IT_TRAINS: list[Kill] = [(name, call, []) for name, calls in TRAINING.items() for call in calls]
 WITH_WORKERS: Kill = ("step", 4, ["data.workers=2"])
 # A slow disk joins the flushes of several shards: 12 is less than what any run has.
 IN_A_PASS: list[Kill] = [("batch", 2, []), ("batch", 11, []), ("fsync", 12, [])]

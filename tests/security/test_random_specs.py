@@ -27,22 +27,8 @@ ODD: list[Any] = [
     {"run": "x"}, {"file": "x"}, {"start": 5, "end": 1}, {"every": 0}, b"bytes", {1, 2}, object, (1, 2), 1j,
 ]  # fmt: skip
 KEYS = [
-    "select",
-    "hook",
-    "action",
-    "when",
-    "target",
-    "index",
-    "expect",
-    "value",
-    "min",
-    "shape",
-    "name",
-    "steps",
-    "",
-    1,
-    None,
-]
+    "select", "hook", "action", "when", "target", "index", "expect", "value", "min", "shape", "name", "steps", "", 1, None,
+]  # fmt: skip
 
 
 def specs() -> list[dict[str, Any]]:

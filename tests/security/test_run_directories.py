@@ -372,18 +372,12 @@ def test_a_page_is_made_of_nearly_empty_records(tmp_path: Path) -> None:
         "epoch": 0,
         "step": 1,
     }
+    metrics = dict.fromkeys(("features", "samples", "train_accuracy", "accuracy", "chance"), 1)
     records = {
         "status.json": {"status": "done"},
         "plan.json": {"hooks": [{"name": f"h{n}", **hook} for n in range(3_000)]},
         "model.json": {"class": None, "modules": [*modules, {**modules[0], "path": ""}]},
-        "metrics.jsonl": {
-            "module": 5,
-            "features": 1,
-            "samples": 1,
-            "train_accuracy": 1,
-            "accuracy": 1,
-            "chance": 1,
-        },
+        "metrics.jsonl": {"module": 5, **metrics},
         "stats.jsonl": {
             **line,
             "ok": False,

@@ -274,29 +274,14 @@ class TestNames:
         assert repr(found["features"]["layer4"]) == "<features at 'layer4': 2 rows of float32 [1]>"
 
 
-class TestDamage:
-    def test_a_shard_that_was_cut_off_is_named(self, tmp_path: Path) -> None:
-        recorded(tmp_path, [torch.ones(4)])
-        path = tmp_path / "000000.safetensors"
-        size = path.stat().st_size
-        path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(StoreError) as caught:
-            read(tmp_path)["f"]["m"][0]
-        assert str(caught.value) == (
-            f"{path} has {size - 1} bytes where its index says {size}: it was changed or cut off"
-        )
-
-    def test_an_index_line_that_describes_no_shard_is_named(self, tmp_path: Path) -> None:
-        (tmp_path / "index.jsonl").write_text("{}\n")
-        with pytest.raises(StoreError, match=r"index\.jsonl, line 1: it does not describe a shard"):
-            read_index(tmp_path)
-
-    def test_an_unknown_dtype_is_reported(self, tmp_path: Path) -> None:
-        recorded(tmp_path, [torch.ones(4)])
-        index = tmp_path / "index.jsonl"
-        index.write_text(index.read_text().replace("float32", "float4"))
-        with pytest.raises(StoreError, match="unknown dtype 'float4'"):
-            assert read(tmp_path)["f"]["m"].dtype
+def test_a_shard_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    recorded(tmp_path, [torch.ones(4)])
+    path = tmp_path / "000000.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(
+        StoreError, match=f"{path} has .* bytes where its index says .*: it was changed or cut"
+    ):
+        read(tmp_path)["f"]["m"][0]
 
 
 def test_names_by_split_and_sample_and_texts_by_token(tmp_path: Path) -> None:
@@ -306,15 +291,13 @@ def test_names_by_split_and_sample_and_texts_by_token(tmp_path: Path) -> None:
     )
     (tmp_path / "tokens.jsonl").write_text('{"token": 7, "text": " the"}\n')
     table = SampleTable(tmp_path)
-    asked = [("val", 0), ("train", 0), ("train", 1)]
-    assert table.column("file", asked) == ["b.png", "a.png", ""]
-    assert table.column("class", asked) == ["", "cat", ""]
-    assert (table.text(7), table.text(8)) == (" the", "")
+    assert table.by_sample["val", 0]["file"] == "b.png" and table.by_sample["train", 0]["class"] == "cat"
+    assert table.texts == {7: " the"}
 
 
 def test_a_run_without_names_has_an_empty_table(tmp_path: Path) -> None:
     table = SampleTable(tmp_path)
-    assert (table.lines, table.text(0), table.column("file", [("val", 0)])) == ([], "", [""])
+    assert (table.lines, table.by_sample, table.texts) == ([], {}, {})
 
 
 def test_a_link_is_an_error_and_not_an_empty_table(tmp_path: Path) -> None:

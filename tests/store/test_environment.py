@@ -8,7 +8,6 @@ import sys
 import pytest
 import torch
 
-from hookrun.store import environment as module
 from hookrun.store.environment import environment
 
 
@@ -21,7 +20,3 @@ def test_the_environment_names_versions_and_machine(monkeypatch: pytest.MonkeyPa
     assert (found["device"], found["threads"]) == ("cpu", torch.get_num_threads())
     assert {"torchvision", "hydra", "hookrun", "platform", "cpu_count"} <= set(found)
     assert "0123456789abcdef" not in json.dumps(found)
-
-
-def test_a_package_that_is_not_installed_has_no_version() -> None:
-    assert module._version("no-such-package-at-all") is None

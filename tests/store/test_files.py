@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hookrun.store.files import Lines, StoreError, make_folder, read_json, read_lines, replacing, write_json
+from hookrun.store.inside import is_there, kind_of, listed_inside, open_inside, read_inside, size_inside
 
 
 def records(path: Path) -> tuple[list[object], list[str]]:
@@ -76,15 +77,7 @@ def test_each_line_is_readable_at_once(tmp_path: Path) -> None:
     for step in range(3):
         lines.extend([{"step": step}])
         assert records(lines.path) == ([{"step": number} for number in range(step + 1)], [])
-    lines.close()
-
-
-def test_lines_can_be_added_after_closing(tmp_path: Path) -> None:
-    lines = Lines(tmp_path / "metrics.jsonl")
-    for step in range(2):
-        lines.extend([{"step": step}])
-        lines.close()
-    assert records(lines.path)[0] == [{"step": 0}, {"step": 1}]
+        lines.close()  # a later line opens the file again
 
 
 def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,12 +112,8 @@ def test_an_incomplete_last_line_is_left_out_and_reported(tmp_path: Path, cut: i
     path.write_bytes(b'{"step": 0}\n' + b'{"loss": 1.25}\n'[:cut])
     note = f"{path}: the last line is cut off and left out; 1 before it are whole"
     assert records(path) == ([{"step": 0}], [note])
-
-
-def test_a_last_line_without_a_newline_counts_if_it_parses(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n{"step": 1}')
-    assert records(path) == ([{"step": 0}, {"step": 1}], [])
+    assert records(path) == ([{"step": 0}, {"step": 1}], []), "without its newline it counts if it parses"
 
 
 def test_a_broken_line_before_the_last_is_an_error(tmp_path: Path) -> None:
@@ -134,16 +123,34 @@ def test_a_broken_line_before_the_last_is_an_error(tmp_path: Path) -> None:
         records(path)
 
 
-def test_a_file_that_was_never_written_has_no_lines(tmp_path: Path) -> None:
+def test_a_missing_or_broken_file_is_named_and_one_of_lines_may_be_missing(tmp_path: Path) -> None:
     assert records(tmp_path / "stats.jsonl") == ([], [])
-
-
-def test_broken_json_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=rf"cannot read {tmp_path}/plan\.json: No such file"):
+        read_json(tmp_path / "plan.json")
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(StoreError, match=r"plan\.json is not JSON"):
         read_json(tmp_path / "plan.json")
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=rf"cannot read {tmp_path}/plan\.json: No such file"):
-        read_json(tmp_path / "plan.json")
+def test_a_regular_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    path = tmp_path / "a/b"
+    path.write_bytes(b"12345")
+    assert read_inside(path, tmp_path, limit=5) == b"12345"
+    assert size_inside(path, tmp_path) == 5
+    with pytest.raises(OSError, match="it has 5 bytes, more than the 4 that are read"):
+        read_inside(path, tmp_path, limit=4)
+    with pytest.raises(FileNotFoundError):
+        open_inside(tmp_path / "a/c", tmp_path)
+
+
+def test_names_are_listed_with_links_that_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "b/c").mkdir(parents=True)
+    (tmp_path / "b/c/file").write_text("")
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "z").symlink_to(tmp_path / "nowhere")
+    found = {path: kind_of(stat) for path, stat in listed_inside(tmp_path)}
+    assert set(found) == {"a", "z", "b/c/file"}
+    assert found["b/c/file"] == "" and found["a"].startswith("a link")
+    assert is_there(tmp_path / "z") and not is_there(tmp_path / "y")
+    assert list(listed_inside(tmp_path, "none")) == []

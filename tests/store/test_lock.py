@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hookrun.store.files import StoreError
 from hookrun.store.lock import LockedError, locked, refuse_held, sole_writer
 
 
@@ -38,32 +37,6 @@ def test_a_folder_inside_is_locked_too_except_for_the_writer_itself(tmp_path: Pa
             assert job.is_dir()
 
 
-def test_a_folder_created_for_the_lock_is_removed_if_it_stays_empty(tmp_path: Path) -> None:
-    with sole_writer(tmp_path / "new"):
-        pass
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "old").mkdir()
-    with sole_writer(tmp_path / "old"):
-        pass
-    assert (tmp_path / "old").is_dir()
-
-
-def test_a_leftover_lock_file_does_not_lock(tmp_path: Path) -> None:
-    (tmp_path / ".lock").write_text("process 1 on host")
-    refuse_held(tmp_path)
-    with sole_writer(tmp_path):
-        assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()}")
-
-
-def test_a_link_in_its_place_is_not_written_through(tmp_path: Path) -> None:
-    (tmp_path / "own").write_text("mine")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/.lock").symlink_to(tmp_path / "own")
-    with pytest.raises(StoreError, match="cannot lock"), sole_writer(tmp_path / "run"):
-        pass
-    assert (tmp_path / "own").read_text() == "mine"
-
-
 def test_waiting_for_a_lock_is_reported_once(tmp_path: Path) -> None:
     waited, is_held, may_end = list[str](), threading.Event(), threading.Event()
 
@@ -83,22 +56,6 @@ def test_waiting_for_a_lock_is_reported_once(tmp_path: Path) -> None:
         refuse_held(tmp_path)
     holder.join()
     assert waited == ["second"]
-
-
-def test_a_forked_child_does_not_hold_the_lock_of_its_parent(tmp_path: Path) -> None:
-    with sole_writer(tmp_path):
-        (tmp_path / "file").write_text("")
-        ready, done = os.pipe(), os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.write(ready[1], b".")
-            os.read(done[0], 1)
-            os._exit(0)
-        os.read(ready[0], 1)
-    refuse_held(tmp_path)
-    with sole_writer(tmp_path):
-        os.write(done[1], b".")
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_file_system_without_locks_does_not_keep_writers_apart(

@@ -165,7 +165,7 @@ def test_a_status_can_be_written_before_torch_is_imported(tmp_path: Path) -> Non
     assert (tmp_path / "status.json").exists()
 
 
-def test_a_run_of_another_machine_is_not_shown_as_cut_off() -> None:
+def test_a_run_of_another_machine_or_user_is_not_shown_as_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
     )
@@ -174,6 +174,12 @@ def test_a_run_of_another_machine_is_not_shown_as_cut_off() -> None:
     assert cut_off({**status, "host": f"not-{platform.node()}"}) == ""
     assert cut_off({**status, "status": "done"}) == ""
     assert cut_off({**status, "pid": os.getpid()}) == ""
+
+    def refuse(pid: int, signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refuse)
+    assert cut_off(status) == ""
 
 
 class Two(Ranks):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hookrun.store.captures.tensor_file import (
     DTYPES,
+    Chunks,
     as_bytes,
     open_tensors,
     unstorable,
@@ -42,7 +43,7 @@ def same(left: Tensor, right: Tensor) -> bool:
     return kinds[0] == kinds[1] and torch.equal(*data)
 
 
-def written(tensors: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
+def written(tensors: Mapping[str, Tensor | Chunks]) -> dict[str, Tensor]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "x.safetensors"
         with path.open("wb") as file:
@@ -57,7 +58,7 @@ def written(tensors: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
 @given(st.lists(st.tuples(dtypes, shapes), min_size=1, max_size=5))
 def test_the_library_reads_every_dtype_and_shape(kinds: list[tuple[torch.dtype, tuple[int, ...]]]) -> None:
     tensors = {str(number): some(*kind) for number, kind in enumerate(kinds)}
-    found = written({name: [value] for name, value in tensors.items()})
+    found = written(tensors)
     assert found.keys() == tensors.keys()
     assert all(same(found[name], value) for name, value in tensors.items())
 
@@ -66,22 +67,21 @@ def test_the_library_reads_every_dtype_and_shape(kinds: list[tuple[torch.dtype, 
 def test_chunks_are_concatenated(dtype: torch.dtype, rows: list[int], shape: tuple[int, ...]) -> None:
     chunks = [some(dtype, (count, *shape)) for count in rows]
     whole = torch.cat([chunk.reshape(-1).view(torch.uint8) for chunk in chunks])
-    assert same(written({"0": chunks})["0"], whole.view(dtype).reshape(sum(rows), *shape))
+    found = written({"0": Chunks(dtype, (sum(rows), *shape), chunks)})
+    assert same(found["0"], whole.view(dtype).reshape(sum(rows), *shape))
 
 
 def test_tensors_with_other_strides_are_written_equal() -> None:
     base = torch.randn(4, 3, dtype=torch.complex64)
     views = {"t": base.t(), "step": base[::2], "expand": base[:1].expand(5, 3), "conj": base.conj()}
     views |= {"negative": base.conj().imag, "leaf": torch.nn.Parameter(base.real.clone())}
-    found = written({name: [value] for name, value in views.items()})
+    found = written(views)
     assert all(torch.equal(found[name], value) for name, value in views.items())
 
 
 def test_every_tensor_is_aligned_to_its_items() -> None:
     file = BytesIO()
-    write_tensors(
-        file, {"b": [some(torch.bool, (3,))], "h": [some(torch.float16, (3,))], "d": [torch.zeros(1)]}
-    )
+    write_tensors(file, {"b": some(torch.bool, (3,)), "h": some(torch.float16, (3,)), "d": torch.zeros(1)})
     data = file.getvalue()
     length = int.from_bytes(data[:8], "little")
     assert length % 8 == 0
@@ -95,7 +95,7 @@ def test_every_tensor_is_aligned_to_its_items() -> None:
 
 @pytest.mark.parametrize("rows", [3, 2**17])
 def test_without_a_digest_the_same_is_written(rows: int, tmp_path: Path) -> None:
-    tensors = {"0": [torch.arange(2 * rows, dtype=torch.float32)]}
+    tensors = {"0": torch.arange(2 * rows, dtype=torch.float32)}
     for name, digest in (("hashed", hashlib.sha256()), ("unhashed", None)):
         with (tmp_path / name).open("wb") as file:
             write_tensors(file, tensors, digest=digest)
@@ -134,7 +134,7 @@ def test_a_missing_and_a_broken_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=f"cannot read {path}"):
         open_tensors(path)
     with path.open("wb") as file:
-        write_tensors(file, {"0": [torch.zeros(100)]})
+        write_tensors(file, {"0": torch.zeros(100)})
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(StoreError, match=f"{path} is not a whole safetensors file"):
         open_tensors(path)

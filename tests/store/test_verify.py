@@ -5,6 +5,7 @@ A run with a manifest is judged by it; one without, which failed or is of an ear
 
 from __future__ import annotations
 
+import hashlib
 import json
 import runpy
 import shutil
@@ -16,6 +17,11 @@ import pytest
 from torch import nn
 
 from hookrun import verify as verify_module
+from hookrun.store.files import StoreError
+from hookrun.store.inside import open_inside
+from hookrun.store.manifest import manifest_faults, read_manifest, write_manifest
+from hookrun.store.reader import open_run
+from hookrun.store.run_dir import RunDir
 from hookrun.store.states.checkpoint import save
 from hookrun.store.verify import verify
 from hookrun.verify import main
@@ -88,14 +94,13 @@ def test_a_run_with_a_lost_index_is_not_reported_as_empty(
     assert f"BAD: {run / 'captures/000000.safetensors'} is in no index" in said and "env.json" in said
 
 
-def test_a_sweep_is_refused_with_the_names_of_its_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(run.parent)]) == 2
-    assert "of 1 runs: run" in capsys.readouterr().err
-
-
-def test_other_paths_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path)]) == 2
-    assert "is not a run directory" in capsys.readouterr().err
+def test_a_directory_without_a_run_is_refused_with_what_it_is(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for path, said in ((run.parent, "of 1 runs: run"), (tmp_path / "empty", "is not a run directory")):
+        assert main([str(path)]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_as_a_module(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,18 +130,6 @@ def repeat_line(name: str) -> Callable[[Path], object]:
     return repeated
 
 
-def other_weights(run: Path) -> None:
-    save(nn.Linear(2, 2), run / "checkpoints/last.safetensors")
-
-
-def other_shape(run: Path) -> None:
-    save(nn.Linear(3, 2), run / "checkpoints/last.safetensors")
-
-
-def cut_checkpoint(run: Path) -> None:
-    (run / LAST).write_bytes((run / LAST).read_bytes()[:-1])
-
-
 def swap_shards(run: Path) -> None:
     shard(run, 0).rename(run / "x")
     shard(run, 1).rename(shard(run, 0))
@@ -157,10 +150,10 @@ CHANGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "last deleted": (lambda run: (run / LAST).unlink(), f"{LAST} is missing"),
     "checkpoints deleted": (lambda run: shutil.rmtree(run / "checkpoints"), f"{LAST} is missing"),
     "a bit of a checkpoint": (lambda run: flip(run / LAST), f"{LAST} was changed: its SHA-256 is"),
-    "a checkpoint cut off": (cut_checkpoint, LAST),
+    "a checkpoint cut off": (lambda run: (run / LAST).write_bytes((run / LAST).read_bytes()[:-1]), LAST),
     "a checkpoint emptied": (lambda run: (run / LAST).write_bytes(b""), f"{LAST} has 0 bytes"),
-    "other weights of the same shape": (other_weights, f"{LAST} was changed"),
-    "weights of another shape": (other_shape, LAST),
+    "other weights of the same shape": (lambda run: save(nn.Linear(2, 2), run / LAST), f"{LAST} was changed"),
+    "weights of another shape": (lambda run: save(nn.Linear(3, 2), run / LAST), LAST),
     "one checkpoint for the other": (lambda run: shutil.copy(run / BEST, run / LAST), f"{LAST} was changed"),
     "a checkpoint more": (lambda run: shutil.copy(run / BEST, run / "checkpoints/x.safetensors"), "was added after"),
     "a checkpoint of another name": (lambda run: (run / LAST).rename(run / "checkpoints/x"), f"{LAST} is missing"),
@@ -170,13 +163,9 @@ CHANGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "captures deleted": (lambda run: shutil.rmtree(run / "captures"), "captures/index.jsonl is missing"),
     "predictions deleted": (lambda run: shutil.rmtree(run / "predictions"), "predictions/index.jsonl is missing"),
     "a shard deleted": (lambda run: shard(run, 1).unlink(), "000001.safetensors is missing"),
-    "two shards swapped": (
-        swap_shards, "000000.safetensors was changed",
-    ),
+    "two shards swapped": (swap_shards, "000000.safetensors was changed"),
     "a shard's shape": (change("captures/index.jsonl", "[100]", "[101]"), "captures/index.jsonl was changed"),
-    "a line of the index less": (
-        drop_line("captures/index.jsonl"), "captures/index.jsonl has",
-    ),
+    "a line of the index less": (drop_line("captures/index.jsonl"), "captures/index.jsonl has"),
     "a line of metrics twice": (repeat_line("metrics.jsonl"), "metrics.jsonl has"),
     "a line of metrics less": (change("metrics.jsonl", '{"step": 1}\n', ""), "metrics.jsonl has"),
     "another loss": (change("metrics.jsonl", "0.25", "0.24"), "metrics.jsonl was changed"),
@@ -213,6 +202,53 @@ def test_each_changed_file_is_named_once(whole: Path) -> None:
     assert len(bad) == 3
     for name in ("captures/000002.safetensors", "metrics.jsonl", "plan.json"):
         assert sum(name in line for line in bad) == 1
+
+
+def test_the_manifest_lists_every_file_except_those_that_change_later(whole: Path) -> None:
+    files = json.loads((whole / "manifest.json").read_text())["files"]
+    there = {path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()}
+    assert set(files) == there - {"manifest.json", "status.json", "report.html"}
+    for name, record in files.items():
+        content = (whole / name).read_bytes()
+        assert record == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    found = hashlib.sha256((whole / "manifest.json").read_bytes()).hexdigest()
+    assert open_run(whole).status["manifest"] == found
+
+
+def test_a_shard_that_its_writer_hashed_is_not_read_again(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = json.loads((whole / "manifest.json").read_text())
+    opened = list[str]()
+
+    def recording(path: Path, root: Path | None = None) -> object:
+        opened.append(path.name)
+        return open_inside(path, root)
+
+    monkeypatch.setattr("hookrun.store.manifest.open_inside", recording)
+    write_manifest(whole)
+    assert "last.safetensors" in opened and not any(name.startswith("0000") for name in opened)
+    assert json.loads((whole / "manifest.json").read_text()) == before
+
+
+def test_a_manifest_that_cannot_be_written_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = RunDir(run)
+
+    def refused(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", refused)
+    with pytest.raises(StoreError, match=r"manifest\.json: No space left on device"):
+        made.write_manifest()
+    assert not (run / "manifest.json").exists()
+
+
+def test_an_index_must_agree_with_the_manifest(whole: Path) -> None:
+    manifest = read_manifest(whole, open_run(whole).status["manifest"])
+    assert list(manifest_faults(whole, manifest, {})) == []
+    shards = "captures/000000.safetensors"
+    ((name, fault),) = manifest_faults(whole, manifest, {shards: "0" * 64})
+    assert name == shards and "has another SHA-256 in its index" in fault
 
 
 # ---- without one

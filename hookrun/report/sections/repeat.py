@@ -54,21 +54,21 @@ def _again(
     words = ["python", "-m", "hookrun"]
     if hydra.mode == "MULTIRUN" or not is_job:
         words.append("--run" if is_job else "--multirun")
-    sources = {source.provider: source.path for source in hydra.runtime.config_sources}
+    sources = {source.provider: source.path for source in hydra.config_sources}
     if "command-line" in sources:
         words += ["--config-dir", sources["command-line"]]
     if Path(sources.get("main", _SHIPPED)).name != _SHIPPED:
         words += ["--config-path", sources["main"]]
-    if hydra.job.config_name not in (None, "config"):
-        words += ["--config-name", str(hydra.job.config_name)]
-    words += _with_places(hydra.overrides.task, runs, hydra.runtime.cwd)
+    if hydra.config_name not in (None, "config"):
+        words += ["--config-name", str(hydra.config_name)]
+    words += _with_places(hydra.overrides, runs, hydra.cwd)
     of_sweeps = () if is_job else ("hydra/", "hydra.sweeper", "hydra.launcher")
     kept = ("hydra.searchpath", *of_sweeps)
-    words += [text for text in hydra.overrides.hydra if text.lstrip("+~").startswith(kept)]
+    words += [text for text in hydra.hydra_overrides if text.lstrip("+~").startswith(kept)]
     trusted = [text for text in map(str, argv) if text.lstrip("+").startswith("trust=")]
     words += [text for text in trusted if text not in words]
     command = " ".join(shlex.quote(str(word)) for word in words)
-    return {"command": command, "folder": hydra.runtime.cwd, "composed": ""}
+    return {"command": command, "folder": hydra.cwd, "composed": ""}
 
 
 def _with_places(overrides: list[str], runs: Sequence[UsedRunRecord], cwd: str) -> list[str]:

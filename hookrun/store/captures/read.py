@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from hookrun.store.captures.tensor_file import (
 )
 from hookrun.store.files import StoreError, os_reason
 from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
-from hookrun.store.inside import is_there, size_inside
+from hookrun.store.inside import size_inside
 from hookrun.store.records import SampleLine, TokenLine, read_records
 
 T = TypeVar("T")
@@ -48,6 +48,16 @@ class _Part:
     entry: Entry
 
 
+@dataclass(frozen=True)
+class _Column:
+    """An attribute of StoredCapture: a column of `COLUMNS` for its rows."""
+
+    name: str
+
+    def __get__(self, capture: StoredCapture, owner: type[StoredCapture]) -> Tensor:
+        return capture._table[0][:, COLUMNS.index(self.name)].clone()
+
+
 class StoredCapture:
     """The captured rows of one tensor, read from the shards when they are needed.
 
@@ -64,13 +74,13 @@ class StoredCapture:
         module: str,
         path: str,
         parts: Sequence[_Part],
-        open_shard: _Shards,
-        called: SampleTable | None = None,
+        shards: _Shards,
+        samples: SampleTable,
     ) -> None:
         self.hook, self.module, self.path = hook, module, path
         self._parts = parts
-        self._open = open_shard
-        self._called = called
+        self._shards = shards
+        self._samples = samples
         rows = torch.tensor([part.entry.rows for part in parts], dtype=torch.int64, device="cpu")
         self._ends = rows.cumsum(0)
         self._starts = self._ends - rows
@@ -110,7 +120,7 @@ class StoredCapture:
         return self._of(spread(self._parts, most))
 
     def _of(self, parts: Sequence[_Part]) -> StoredCapture:
-        return StoredCapture(self.hook, self.module, self.path, parts, self._open, self._called)
+        return StoredCapture(self.hook, self.module, self.path, parts, self._shards, self._samples)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -122,58 +132,40 @@ class StoredCapture:
         """The dtype of the rows. HookrunError if they differ."""
         return self._common(self._parts)[0]
 
-    @property
-    def sample_ids(self) -> Tensor:
-        """[rows] int64: the sample of each row; -1 where a row is a whole call of the hook."""
-        return self._column("sample")
+    sample_ids = _Column("sample")
+    """[rows] int64: the sample of each row; -1 where a row is a whole call of the hook."""
 
-    @property
-    def epochs(self) -> Tensor:
-        """[rows] int64: the epoch of each row."""
-        return self._column("epoch")
+    epochs = _Column("epoch")
+    """[rows] int64: the epoch of each row."""
 
-    @property
-    def steps(self) -> Tensor:
-        """[rows] int64: the step of each row."""
-        return self._column("step")
+    steps = _Column("step")
+    """[rows] int64: the step of each row."""
 
-    @property
-    def calls(self) -> Tensor:
-        """[rows] int64: which call of the module within one forward pass each row was captured in."""
-        return self._column("call")
+    calls = _Column("call")
+    """[rows] int64: which call of the module within one forward pass each row was captured in."""
 
-    @property
-    def ranks(self) -> Tensor:
-        """[rows] int64: the rank that recorded each row in a distributed run; else 0."""
-        return self._column("rank")
+    ranks = _Column("rank")
+    """[rows] int64: the rank that recorded each row in a distributed run; else 0."""
 
-    @property
-    def splits(self) -> Tensor:
-        """[rows] int64: the split of each row's sample: 0 train, 1 val, -1 neither."""
-        return self._column("split")
+    splits = _Column("split")
+    """[rows] int64: the split of each row's sample: 0 train, 1 val, -1 neither."""
 
-    @property
-    def positions(self) -> Tensor:
-        """[rows] int64: the position of each row's token, counted from the sample's first real token.
+    positions = _Column("position")
+    """[rows] int64: the position of each row's token, counted from the sample's first real token.
 
-        In attention patterns the position of the query. -1 if a row is not of one token.
-        """
-        return self._column("position")
+    In attention patterns the position of the query. -1 if a row is not of one token.
+    """
 
-    @property
-    def keys(self) -> Tensor:
-        """[rows] int64: the position of the key if the hook's `tokens` names queries and keys; else -1."""
-        return self._column("key")
+    keys = _Column("key")
+    """[rows] int64: the position of the key if the hook's `tokens` names queries and keys; else -1."""
 
-    @property
-    def token_ids(self) -> Tensor:
-        """[rows] int64: the id of each row's token; -1 if it is not known, or a row is not of one token."""
-        return self._column("token")
+    token_ids = _Column("token")
+    """[rows] int64: the id of each row's token; -1 if it is not known, or a row is not of one token."""
 
     @property
     def text(self) -> list[str]:
         """The text of each row's token; ``""`` if the run did not write it."""
-        return ["" if self._called is None else self._called.text(each) for each in self.token_ids.tolist()]
+        return [self._samples.texts.get(token, "") for token in self.token_ids.tolist()]
 
     @property
     def files(self) -> list[str]:
@@ -197,11 +189,10 @@ class StoredCapture:
         ]
 
     def _said(self, column: str) -> list[str]:
-        if self._called is None:
-            return [""] * len(self)
-        parts, ids = self.splits.tolist(), self.sample_ids.tolist()
-        samples = [(SPLITS[part] if part >= 0 else "", id_) for part, id_ in zip(parts, ids, strict=True)]
-        return self._called.column(column, samples)
+        lines = self._samples.by_sample
+        samples = zip(self.splits.tolist(), self.sample_ids.tolist(), strict=True)
+        names = ((SPLITS[split] if split >= 0 else "", sample) for split, sample in samples)
+        return [str(lines.get(name, {}).get(column) or "") for name in names]
 
     def where(
         self,
@@ -223,7 +214,7 @@ class StoredCapture:
         values = (sample, epoch, step, call, rank, part, position, token)
         for name, value in zip(COLUMNS, values, strict=False):
             if value is not None:
-                hit &= self._column(name) == value
+                hit &= self._table[0][:, COLUMNS.index(name)] == value
         return hit.nonzero().squeeze(1)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Tensor:
@@ -265,12 +256,16 @@ class StoredCapture:
         of_tokens = [table[:, COLUMNS.index(column)] for column in ("position", "key")]
         pairs = torch.stack([splits, samples, *of_tokens], dim=1)[by_split]
         once = bool((pairs.diff(dim=0) != 0).any(1).all()) and not (samples == FIRING).any()
-        order = by_split if once else _as_recorded(table)
+        if once:
+            return table[by_split], by_split
+        # the order of recording; with several ranks batch by batch, as in one process
+        by_rank = table[:, COLUMNS.index("rank")].argsort(stable=True)
+        order = by_rank[table[by_rank, COLUMNS.index("turn")].argsort(stable=True)]
         return table[order], order
 
     def _table_of(self, part: _Part) -> Tensor:
         """[rows of the part, columns]; columns that an earlier version did not write hold their defaults."""
-        stored = read_tensor(self._file(part), f"{part.entry.key}.rows")
+        stored = read_tensor(self._shards.file_of(part), f"{part.entry.key}.rows")
         table = torch.tensor(_DEFAULTS, dtype=torch.int64, device="cpu").repeat(len(stored), 1)
         for place, name in enumerate(COLUMNS):
             if name in part.shard.columns:
@@ -281,14 +276,6 @@ class StoredCapture:
                 f"{self.label}: {part.shard.file} holds rows of impossible samples, steps or splits"
             )
         return table
-
-    def _file(self, part: _Part) -> Any:
-        """The open shard of a part. StoreError if the tensors of the part are not as the index describes them."""
-        file, entry = self._open(part.shard.file), part.entry
-        path, columns = self._open.folder / part.shard.file, (entry.rows, len(part.shard.columns))
-        _require_tensor(path, file, entry.key, (entry.rows, *entry.shape), entry.dtype)
-        _require_tensor(path, file, f"{entry.key}.rows", columns, "int64")
-        return file
 
     def _positions(self, index: int | slice | Sequence[int] | Tensor) -> Tensor:
         """The index as non-negative row numbers, int64: [n], or [] for an int."""
@@ -305,9 +292,6 @@ class StoredCapture:
         if outside.any():
             raise IndexError(f"{self.label}: no row {int(positions[outside][0])}, there are {len(self)}")
         return torch.where(positions < 0, positions + len(self), positions)
-
-    def _column(self, name: str) -> Tensor:
-        return self._table[0][:, COLUMNS.index(name)].clone()
 
     def _common(self, parts: Sequence[_Part]) -> tuple[torch.dtype, tuple[int, ...]]:
         kinds = {(part.entry.dtype, part.entry.shape) for part in parts}
@@ -335,7 +319,7 @@ class StoredCapture:
 
     def _fill(self, out: Tensor, part: _Part, rows: Tensor, targets: Tensor) -> None:
         """Copy rows of a part, ascending with repetitions, to their targets: one read per run of neighbours."""
-        file = self._file(part)
+        file = self._shards.file_of(part)
         breaks = (rows.diff() > 1).nonzero().squeeze(1) + 1
         for run, places in zip(rows.tensor_split(breaks), targets.tensor_split(breaks), strict=True):
             first, place = int(run[0]), int(places[0])
@@ -350,36 +334,54 @@ Leaf = StoredCapture | Lookup[StoredCapture]
 """The captures of a hook at a module: one tensor, or the tensors of a container by their paths."""
 
 
-def _as_recorded(table: Tensor) -> Tensor:
-    """The indices of the rows in the order of recording; with several ranks batch by batch, as in one process."""
-    by_rank = table[:, COLUMNS.index("rank")].argsort(stable=True)
-    return by_rank[table[by_rank, COLUMNS.index("turn")].argsort(stable=True)]
-
-
 class _Shards:
-    """Opens the shards of a folder by name and keeps some open; a copy or a pickle opens the files itself.
+    """Opens the shards of a folder and keeps some open; a copy or a pickle opens the files itself."""
 
-    shards: name -> the shard as the index describes it
-    """
-
-    def __init__(self, folder: Path, shards: Mapping[str, Shard]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._shards = shards
-        self._opened = lru_cache(maxsize=_OPEN_SHARDS)(partial(_open_shard, folder, shards))
+        self._opened = lru_cache(maxsize=_OPEN_SHARDS)(self._open)
 
-    def __call__(self, name: str) -> Any:
-        return self._opened(name)
+    def file_of(self, part: _Part) -> Any:
+        """The open shard of a part. StoreError if its tensors are not as the index describes them."""
+        path, entry = self.folder / part.shard.file, part.entry
+        file = self._opened(part.shard.file, part.shard.bytes)
+        for name, shape, dtype in (
+            (entry.key, (entry.rows, *entry.shape), STORED_DTYPES[entry.dtype]),
+            (f"{entry.key}.rows", (entry.rows, len(part.shard.columns)), STORED_DTYPES["int64"]),
+        ):
+            try:
+                found = file.get_slice(name)
+            except SafetensorError as error:
+                raise StoreError(f"{path} lacks the tensor {name!r} that its index names") from error
+            there = (tuple(found.get_shape()), found.get_dtype())
+            if there != (shape, dtype):
+                says = f"is {there[1]} {list(there[0])} where its index says {dtype} {list(shape)}"
+                raise StoreError(f"{path}: the tensor {name!r} {says}")
+        return file
 
-    def __reduce__(self) -> tuple[type[_Shards], tuple[Path, Mapping[str, Shard]]]:
-        return type(self), (self.folder, self._shards)
+    def _open(self, name: str, size: int) -> Any:
+        """The shard's file as safetensors' lazy reader. StoreError if it has not this many bytes."""
+        path = self.folder / name
+        try:
+            there = size_inside(path, self.folder.parent)
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
+        if there != size:
+            raise StoreError(
+                f"{path} has {there} bytes where its index says {size}: it was changed or cut off"
+            )
+        return open_tensors(path, self.folder.parent)
+
+    def __reduce__(self) -> tuple[type[_Shards], tuple[Path]]:
+        return type(self), (self.folder,)
 
 
 def read_captures(
-    folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str], called: SampleTable | None = None
+    folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str], samples: SampleTable | None = None
 ) -> Lookup[Lookup[Leaf]]:
     """Hook -> module -> its captures. No shard is opened before a row is read.
 
-    called: the names of the samples
+    samples: the names of the samples; those of the run by default
     """
     found: dict[str, dict[str, dict[str, list[_Part]]]] = {}
     for shard in shards:
@@ -387,12 +389,11 @@ def read_captures(
             paths = found.setdefault(entry.hook, {}).setdefault(entry.module, {})
             paths.setdefault(entry.path, []).append(_Part(shard, entry))
 
-    open_shard = _Shards(folder, {shard.file: shard for shard in shards})
+    opened, table = _Shards(folder), samples or SampleTable(folder.parent)
 
     def leaf(hook: str, module: str, paths: Mapping[str, Sequence[_Part]]) -> Leaf:
         captures = {
-            path: StoredCapture(hook, module, path, parts, open_shard, called)
-            for path, parts in paths.items()
+            path: StoredCapture(hook, module, path, parts, opened, table) for path, parts in paths.items()
         }
         if list(captures) == [""]:
             return captures[""]
@@ -418,47 +419,19 @@ def spread(items: Sequence[T], most: int) -> list[T]:
     return [items[n * (len(items) - 1) // max(count - 1, 1)] for n in range(count)]
 
 
-def _open_shard(folder: Path, shards: Mapping[str, Shard], name: str) -> Any:
-    """The shard's file as safetensors' lazy reader. StoreError if it does not have the size of its index."""
-    path, shard = folder / name, shards[name]
-    try:
-        size = size_inside(path, folder.parent)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
-    if size != shard.bytes:
-        raise StoreError(
-            f"{path} has {size} bytes where its index says {shard.bytes}: it was changed or cut off"
-        )
-    return open_tensors(path, folder.parent)
-
-
-def _require_tensor(path: Path, file: Any, name: str, shape: tuple[int, ...], dtype: str) -> None:
-    try:
-        found = file.get_slice(name)
-    except SafetensorError as error:
-        raise StoreError(f"{path} lacks the tensor {name!r} that its index names") from error
-    there = (tuple(found.get_shape()), found.get_dtype())
-    if there != (shape, STORED_DTYPES[dtype]):
-        raise StoreError(
-            f"{path}: the tensor {name!r} is {there[1]} {list(there[0])} where its index says "
-            f"{STORED_DTYPES[dtype]} {list(shape)}"
-        )
-
-
+@dataclass(frozen=True)
 class SampleTable:
     """Reads the files when they are first needed; empty if the run did not write them.
 
     folder: the run directory
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / SAMPLES
-        self._tokens = folder / TOKENS
+    folder: Path
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         """One line per sample in the order of the run: `split`, `sample`, `file`, `class`, `predicted_class`."""
-        return read_records(self._path, SampleLine) if is_there(self._path) else []
+        return read_records(self.folder / SAMPLES, SampleLine)
 
     @cached_property
     def by_sample(self) -> Mapping[tuple[str, int], dict[str, Any]]:
@@ -468,13 +441,4 @@ class SampleTable:
     @cached_property
     def texts(self) -> Mapping[int, str]:
         """Token id -> its text, for the tokens of captured rows."""
-        lines = read_records(self._tokens, TokenLine) if is_there(self._tokens) else []
-        return {line["token"]: line["text"] for line in lines}
-
-    def text(self, token: int) -> str:
-        """The text of a token; ``""`` if the run did not write it."""
-        return self.texts.get(token, "")
-
-    def column(self, name: str, samples: list[tuple[str, int]]) -> list[str]:
-        """The value of the column for each sample (split, id), as text; ``""`` where it has none."""
-        return [str(self.by_sample.get(sample, {}).get(name) or "") for sample in samples]
+        return {line["token"]: line["text"] for line in read_records(self.folder / TOKENS, TokenLine)}

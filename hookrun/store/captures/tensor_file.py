@@ -8,13 +8,14 @@ one after the other from the buffer that they lie in. The format is the publishe
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -76,9 +77,17 @@ class Crc32:
         return f"{self._value:08x}"
 
 
+class Chunks(NamedTuple):
+    """A tensor in chunks of rows, laid end to end along the first dimension; they need not all fit into memory."""
+
+    dtype: torch.dtype
+    shape: Sequence[int]
+    chunks: Iterable[Tensor]
+
+
 def write_tensors(
     file: BinaryIO,
-    tensors: Mapping[str, Sequence[Tensor]],
+    tensors: Mapping[str, Tensor | Chunks],
     metadata: Mapping[str, str] | None = None,
     digest: _Hash | Crc32 | None = None,
 ) -> int:
@@ -86,26 +95,25 @@ def write_tensors(
 
     digest: gets all bytes of the file; None where nobody needs one: hashing takes longer than writing
 
-    Each tensor is given in chunks of one dtype and row shape, to be laid end to end along the first
-    dimension; a tensor of no dimensions is a single chunk. Chunks on other devices or not contiguous are
-    copied one at a time.
+    Tensors and chunks on other devices or not contiguous are copied one at a time.
     """
     # After a header of a multiple of 8 bytes come the largest items first, so that each tensor is aligned to its item
     # size.
-    ordered = sorted(tensors.items(), key=lambda item: -item[1][0].dtype.itemsize)
+    pieces = {
+        name: each if isinstance(each, Chunks) else Chunks(each.dtype, each.shape, [each])
+        for name, each in tensors.items()
+    }
+    ordered = sorted(pieces.items(), key=lambda item: -item[1].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
-    for name, chunks in ordered:
-        start, end = end, end + sum(chunk.numel() * chunk.dtype.itemsize for chunk in chunks)
-        shape = list(chunks[0].shape)
-        if len(chunks) > 1:
-            shape[0] = sum(len(chunk) for chunk in chunks)
-        header[name] = {"dtype": DTYPES[chunks[0].dtype], "shape": shape, "data_offsets": [start, end]}
+    for name, (dtype, shape, _) in ordered:
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     head = json.dumps(header, separators=(",", ":")).encode("ascii")
     head += b" " * (-len(head) % 8)
 
     size = unhashed = 0
-    memory = (_memory(chunk) for _, chunks in ordered for chunk in chunks)
+    memory = (_memory(chunk) for _, piece in ordered for chunk in piece.chunks)
     blocks = _joined(chain([memoryview(len(head).to_bytes(8, "little") + head)], memory))
     # Hashing takes twice as long as writing; both release the GIL. The thread starts with the first `submit`.
     with ThreadPoolExecutor(1) as hashing:

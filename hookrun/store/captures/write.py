@@ -17,7 +17,7 @@ from hookrun.actions.site import TokenRows
 from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background
 from hookrun.store.captures.shard import RowKind, index_name, shard_name
-from hookrun.store.captures.tensor_file import as_bytes, dtype_name, unstorable, write_tensors
+from hookrun.store.captures.tensor_file import Chunks, as_bytes, dtype_name, unstorable, write_tensors
 from hookrun.store.files import Lines, StoreError, make_folder, replacing
 from hookrun.store.format import COLUMNS, FIRING, VERSION
 from hookrun.store.states.position import IndexPosition
@@ -230,11 +230,13 @@ class CaptureWriter:
             make_folder(self.folder, parents=False)
         self._index.require_there()
         name = self._named(self.shards)
-        tensors, entries = dict[str, Sequence[Tensor]](), list[dict[str, Any]]()
+        tensors, entries = dict[str, Chunks](), list[dict[str, Any]]()
         for number, run in enumerate(runs):
-            tensors[f"{number}"], tensors[f"{number}.rows"] = run.chunks, run.tables
-            kind = {**run.kind._asdict(), "dtype": dtype_name(run.kind.dtype)}
-            entries.append({"key": f"{number}", **kind, "rows": run.rows})
+            rows, dtype = run.rows, run.kind.dtype
+            tensors[f"{number}"] = Chunks(dtype, (rows, *run.kind.shape), run.chunks)
+            tensors[f"{number}.rows"] = Chunks(torch.int64, (rows, len(self._columns)), run.tables)
+            kind = {**run.kind._asdict(), "dtype": dtype_name(dtype)}
+            entries.append({"key": f"{number}", **kind, "rows": rows})
         digest = hashlib.sha256()
         with replacing(self.folder / name) as file:
             size = write_tensors(file, tensors, digest=digest)

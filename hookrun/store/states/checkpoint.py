@@ -56,7 +56,7 @@ def save(
     def write(tensors: Mapping[str, Tensor]) -> None:
         make_folder(path.parent, parents=False)
         with replacing(path) as file:  # without a hash: that of the last file is in the manifest
-            write_tensors(file, {name: [tensor] for name, tensor in tensors.items()}, texts)
+            write_tensors(file, tensors, texts)
 
     if writer is None:
         write(stored)

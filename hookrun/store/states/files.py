@@ -68,15 +68,16 @@ def write_state(
     """
     folder = run / CHECKPOINTS
     there = sorted(_numbers(run))
-    path = folder / _named(max(there, default=0) + 1)
+    number = max(there, default=0) + 1
+    path = folder / _named(number)
     aside = folder / f".{path.name}.{os.getpid()}.tmp"
     try:
         folder.mkdir(exist_ok=True)  # but not the run directory, which may have been removed
-        _remove(aside)
+        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         with open(aside / TENSORS, "xb") as file:
             crc = Crc32()
-            size = write_tensors(file, {name: [each] for name, each in tensors.items()}, digest=crc)
+            size = write_tensors(file, tensors, digest=crc)
             file.flush()
             os.fsync(file.fileno())
         head = f'"version": {VERSION}, "about": {about}, "tree": {encode(values)}'
@@ -88,16 +89,14 @@ def write_state(
             os.fsync(file.fileno())
         os.rename(aside, path)
     except BaseException as error:
-        with suppress(OSError):
-            _remove(aside)
+        shutil.rmtree(aside, ignore_errors=True)
         if isinstance(error, OSError):
             kept = f"{_named(there[-1])} before it is kept" if there else "there is none before it"
             raise StoreError(f"cannot write {path}: {os_reason(error)}; {kept}") from error
         raise
     sync_folder(folder)
-    for number in [*there, max(there, default=0) + 1][: -max(keep, LEAST_KEPT)]:
-        with suppress(OSError):  # a state too many does no harm
-            _remove(folder / _named(number))
+    for old in [*there, number][: -max(keep, LEAST_KEPT)]:
+        shutil.rmtree(folder / _named(old), ignore_errors=True)  # a state too many does no harm
     return path
 
 
@@ -109,15 +108,10 @@ def newest_state(run: Path) -> tuple[SavedState | None, dict[int, str]]:
     damaged = dict[int, str]()
     for number in sorted(_numbers(run), reverse=True):
         try:
-            return _read(run, run / CHECKPOINTS / _named(number)), damaged
+            return read_state(run, _named(number)), damaged
         except StoreError as error:
             damaged[number] = str(error)
     return None, damaged
-
-
-def named_state(run: Path, name: str) -> SavedState:
-    """The state with this name. StoreError if it is damaged."""
-    return _read(run, run / CHECKPOINTS / name)
 
 
 def remove_states(run: Path) -> None:
@@ -125,7 +119,7 @@ def remove_states(run: Path) -> None:
     for number in _numbers(run):
         path = run / CHECKPOINTS / _named(number)
         try:
-            _remove(path)
+            shutil.rmtree(path)
         except OSError as error:
             raise StoreError(f"cannot remove {path}: {os_reason(error)}") from error
     with suppress(OSError):
@@ -138,11 +132,12 @@ def remove_unfinished(run: Path, damaged: Iterable[int]) -> None:
     if folder.is_symlink():
         return
     for path in (*folder.glob(".state_*.tmp"), *(folder / _named(number) for number in damaged)):
-        with suppress(OSError):  # it does no harm
-            _remove(path)
+        shutil.rmtree(path, ignore_errors=True)  # it does no harm
 
 
-def _read(run: Path, path: Path) -> SavedState:
+def read_state(run: Path, name: str) -> SavedState:
+    """The state with this name. StoreError if it is damaged."""
+    path = run / CHECKPOINTS / name
     try:
         content = read_json(path / STATE, run)
         version = content.get("version") if isinstance(content, dict) else None
@@ -167,9 +162,7 @@ def _read(run: Path, path: Path) -> SavedState:
             if not isinstance(tree, dict):
                 raise ValueError(f"it holds a {type(tree).__name__}")
             return SavedState(path, content["about"], tree)
-    except (ValueError, KeyError) as error:
-        raise StoreError(f"{path} is damaged: {error}") from error
-    except StoreError as error:
+    except (ValueError, KeyError, StoreError) as error:
         raise StoreError(f"{path} is damaged: {error}") from error
 
 
@@ -192,10 +185,3 @@ def _numbers(run: Path) -> list[int]:
     return [
         int(match[1]) for name in found if (match := _NAME.fullmatch(name)) and _named(int(match[1])) == name
     ]
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -26,7 +25,7 @@ from hookrun.store.format import (
     decode,
 )
 from hookrun.store.inside import is_there, open_inside, size_inside
-from hookrun.store.records import STREAMS, Count, Name, Record, checked
+from hookrun.store.records import STREAMS, Count, Name, Record
 
 AT_THE_END = (MANIFEST, HOOKS, ERROR)
 """Files written at the end of a run, which a resumed run does not have yet."""
@@ -57,11 +56,6 @@ class FolderPosition(IndexPosition):
     others: list[IndexPosition] = []
 
     @property
-    def in_turns(self) -> bool:
-        """Whether several ranks have written into it."""
-        return any(part.turns for part in self.parts)
-
-    @property
     def parts(self) -> list[IndexPosition]:
         """The position of each rank."""
         return [self, *self.others]
@@ -88,14 +82,6 @@ class PositionRecord(Record):
         """File of lines -> its bytes."""
         sizes = self.model_extra or {}
         return {name: sizes.get(name.removesuffix(".jsonl"), 0) for name in STREAMS}
-
-
-def read_position(folder: Path, position: Mapping[str, Any] | None) -> PositionRecord:
-    """The position of a state of the run in `folder`, checked; None is the beginning. StoreError if it is invalid."""
-    try:
-        return checked(position or {}, PositionRecord)
-    except ValueError as error:
-        raise StoreError(f"{folder}: not a position of a run directory: {error}") from error
 
 
 def cut_back(folder: Path, position: PositionRecord) -> None:

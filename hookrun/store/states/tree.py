@@ -7,7 +7,7 @@ back gives an equal tree, types of keys included, and runs nothing from the file
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -27,8 +27,49 @@ def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
 
     Raises NotPlain for a value that a tree cannot hold.
     """
-    flattening = _Flattening()
-    return flattening.value(tree, ()), flattening.tensors
+    tensors, names = dict[str, Tensor](), dict[object, str]()
+
+    def flat(value: Any, where: tuple[Any, ...]) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is list or kind is tuple:
+            items = [
+                item if type(item) in _PLAIN else flat(item, (*where, number))  # lists may be long
+                for number, item in enumerate(value)
+            ]
+            return items if kind is list else {_TUPLE: items}
+        if isinstance(value, Mapping) and kind.__module__ in ("builtins", "collections"):
+            is_counter = isinstance(value, Counter)
+            if not is_counter and all(type(key) is str for key in value):
+                return {_KEYS: {key: flat(item, (*where, key)) for key, item in value.items()}}
+            pairs = [[flat(key, where), flat(item, (*where, key))] for key, item in value.items()]
+            return {_COUNTER if is_counter else _ITEMS: pairs}
+        if isinstance(value, Tensor):
+            return {_TENSOR: named(value, where)}
+        if isinstance(value, str):
+            return value
+        if isinstance(value, int | float):  # NumPy's float64 is a subclass of float
+            return int(value) if isinstance(value, int) else float(value)
+        raise NotPlain(f"{_place(where)} is a {kind.__module__}.{kind.__qualname__}")
+
+    def named(tensor: Tensor, where: tuple[Any, ...]) -> str:
+        if problem := unstorable(tensor):
+            raise NotPlain(f"{_place(where)}: {problem}")
+        same: tuple[object, ...] = (
+            tensor.device,
+            tensor.data_ptr(),
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+        )
+        if not tensor.numel():
+            same = (*same, len(tensors))  # tensors without elements have no address
+        name = names.setdefault(same, str(len(tensors)))
+        tensors.setdefault(name, tensor.detach())
+        return name
+
+    return flat(tree, ()), tensors
 
 
 def unflatten(value: Any, tensor: Callable[[str], Tensor]) -> Any:
@@ -44,70 +85,6 @@ def unflatten(value: Any, tensor: Callable[[str], Tensor]) -> Any:
 
 
 _PLAIN = frozenset({type(None), bool, str, int, float})
-_TEXT = frozenset({str})
-
-
-class _Flattening:
-    def __init__(self) -> None:
-        self.tensors = dict[str, Tensor]()
-        self._names = dict[object, str]()
-
-    def value(self, value: Any, where: tuple[Any, ...]) -> Any:
-        kind = type(value)
-        if kind in _PLAIN:
-            return value
-        if kind is dict:  # checked first because most values are
-            return self._mapping(value, where)
-        if isinstance(value, Tensor):
-            return {_TENSOR: self._named(value, where)}
-        if isinstance(value, bool | str):
-            return value
-        if isinstance(value, int | float):  # NumPy's float64 is a subclass of float
-            return int(value) if isinstance(value, int) else float(value)
-        if isinstance(value, Counter):
-            return {_COUNTER: self._items(value, where)}
-        if isinstance(value, Mapping) and kind.__module__ in ("builtins", "collections"):
-            return self._mapping(value, where)
-        if kind is list:
-            return self._list(value, where)
-        if kind is tuple:
-            return {_TUPLE: self._list(value, where)}
-        raise NotPlain(f"{_place(where)} is a {kind.__module__}.{kind.__qualname__}")
-
-    def _list(self, value: Sequence[Any], where: tuple[Any, ...]) -> list[Any]:
-        return [
-            item if type(item) in _PLAIN else self.value(item, (*where, number))
-            for number, item in enumerate(value)
-        ]
-
-    def _mapping(self, value: Mapping[Any, Any], where: tuple[Any, ...]) -> dict[str, Any]:
-        if not _TEXT.issuperset(map(type, value)):
-            return {_ITEMS: self._items(value, where)}
-        return {
-            _KEYS: {
-                key: item if type(item) in _PLAIN else self.value(item, (*where, key))
-                for key, item in value.items()
-            }
-        }
-
-    def _items(self, value: Mapping[Any, Any], where: tuple[Any, ...]) -> list[Any]:
-        return [[self.value(key, where), self.value(item, (*where, key))] for key, item in value.items()]
-
-    def _named(self, tensor: Tensor, where: tuple[Any, ...]) -> str:
-        if problem := unstorable(tensor):
-            raise NotPlain(f"{_place(where)}: {problem}")
-        same: tuple[object, ...] = (
-            tensor.device,
-            tensor.data_ptr(),
-            tensor.dtype,
-            tensor.shape,
-            tensor.stride(),
-        )
-        if not tensor.numel():
-            same = (*same, len(self.tensors))  # tensors without elements have no address
-        name = self._names.setdefault(same, str(len(self.tensors)))
-        self.tensors.setdefault(name, tensor.detach())
-        return name
 
 
 def _place(where: tuple[Any, ...]) -> str:

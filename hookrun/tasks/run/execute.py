@@ -33,7 +33,7 @@ from hookrun.store.format import ENV, HOOKS, MODEL, PLAN
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.scores import result
-from hookrun.store.states.files import named_state, newest_state, remove_states, remove_unfinished
+from hookrun.store.states.files import newest_state, read_state, remove_states, remove_unfinished
 from hookrun.tasks.base import Ready
 from hookrun.tasks.goals import goal_of
 from hookrun.tasks.loggers import Loggers
@@ -198,7 +198,7 @@ def execute_as_rank(ready: Ready, ranks: Ranks) -> int:
         place, state = ranks.gathered(None)[0]
         if place is None:  # another process has just finished the run
             return 0
-        saved = None if state is None else named_state(Path(place), state)
+        saved = None if state is None else read_state(Path(place), state)
         position = None if saved is None else saved.part("files")
         run_dir = RunDir(Path(place), ready.settings.compute.capture_buffer * 2**20, ranks, position)
         run_dir.resumed = saved
