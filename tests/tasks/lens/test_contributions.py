@@ -93,10 +93,8 @@ def test_hooks_are_removed_and_nothing_is_seen_before_begin() -> None:
     def hooks() -> int:
         return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules())
 
-    with (
-        pytest.raises(HookrunError, match=r"the blocks ran as \[\]"),
-        Observer(model, places_of(model), inside=True) as observer,
-    ):
+    observer = Observer(model, places_of(model), inside=True)
+    with pytest.raises(HookrunError, match=r"the blocks ran as \[\]"), observer.installation:
         model(IDS)
         assert hooks() > 0
         observer.end()
