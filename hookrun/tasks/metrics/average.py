@@ -32,12 +32,13 @@ class Average:
         self._metrics = metrics
         self._of_loss = of_loss
         computed = {metric.name: metric for metric in metrics if metric.name != LOSS}.values()
+        at_targets = {False: ("labels",), True: ("labels", "tokens")}
         self._computed = {
             of_tokens: [
-                [metric for metric in computed if metric.leaves_out(of_tokens=of_tokens) is left_out]
-                for left_out in (False, True)
+                [metric for metric in computed if (metric.rows in left_out) is at_target]
+                for at_target in (False, True)
             ]
-            for of_tokens in (False, True)
+            for of_tokens, left_out in at_targets.items()
         }  # of samples, and of tokens: the metrics of all rows, and of the rows that have a target
         self._grouped = [metric for metric in metrics if metric.by is not None]
         self._sums = dict[str, Cell]()

@@ -59,10 +59,6 @@ class Metric:
     by: By | None = None
     against: str | None = None
 
-    def leaves_out(self, *, of_tokens: bool) -> bool:
-        """Whether rows without a target are left out: of tokens, or of samples."""
-        return self.rows == "labels" or (self.rows == "tokens" and of_tokens)
-
     def misfit(self, target: Tensor) -> HookrunError:
         """The error for targets, or an output, for which it cannot be computed."""
         there = f"the targets have shape {list(target.shape)}, {target.dtype}"

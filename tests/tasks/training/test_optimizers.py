@@ -97,7 +97,6 @@ def test_the_length_of_the_run_is_filled_in_where_it_is_left_out() -> None:
     assert made("onecyclelr", **ARGUMENTS["OneCycleLR"]).total_steps == 7
     assert made("OneCycleLR", **ARGUMENTS["OneCycleLR"], epochs=2, steps_per_epoch=5).total_steps == 10
     assert made("LinearLR").total_iters == 5, "torch's default"
-    assert make_scheduler(None, sgd(), intervals=7) is None
 
 
 @pytest.mark.parametrize(
@@ -165,7 +164,7 @@ def test_each_part_lasts_until_the_next_milestone_and_at_least_one_step() -> Non
 def test_the_last_milestone_may_be_that_of_an_inner_schedule() -> None:
     inner = {"name": "SequentialLR", "schedulers": [CONSTANT, CONSTANT], "milestones": [9]}
     assert last_milestone(sequential(inner, CONSTANT, milestones=[4])) == 9
-    assert last_milestone(None) == last_milestone(sequential(CONSTANT)) == 0
+    assert last_milestone(sequential(CONSTANT)) == 0
 
 
 @pytest.mark.parametrize(
