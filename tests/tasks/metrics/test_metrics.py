@@ -14,11 +14,9 @@ from torch.nn import functional as F
 
 import hookrun
 from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError, SpecError
-from hookrun.spec.metric import MetricKeys
+from hookrun.errors import SpecError
 from hookrun.store.reader import Run
 from hookrun.tasks.metrics import rows as rows_of
-from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.metrics import DEFAULT, METRICS, kl, load_metrics, probability, rank
 from hookrun.tasks.metrics.rows import RowPart, class_scores, of_samples, of_tokens, token_scores
 
@@ -210,36 +208,6 @@ def test_kl_is_not_below_zero_where_two_predictions_nearly_agree() -> None:
     assert (near >= 0).all() and near.max() < 1e-6
 
 
-def test_a_resumed_pass_has_the_same_numbers() -> None:
-    torch.manual_seed(0)
-    metrics = load_metrics(
-        [
-            "rank",
-            "perplexity",
-            MetricKeys(name="rank", by="sample"),
-            MetricKeys(name="perplexity", by="sample"),
-        ]
-    )
-    batches = [(torch.randn(4, 9), torch.randint(9, (4,)), torch.arange(4) + 4 * n) for n in range(5)]
-
-    def add(average: Average, some: list[Any]) -> Average:
-        for scores, target, ids in some:
-            average.add(F.cross_entropy(scores, target), of_samples(scores, target), ids=ids, split="val")
-        return average
-
-    whole, first, second = (Average(metrics) for _ in range(3))
-    add(whole, batches)
-    second.load_state_dict(add(first, batches[:2]).state_dict())
-    add(second, batches[2:])
-    assert second.read() == whole.read() and list(second.lines()) == list(whole.lines())
-    joined = Average(metrics)
-    joined.include(add(Average(metrics), batches[:1]))
-    joined.include(add(Average(metrics), batches[1:]))
-    assert joined.read() == pytest.approx(whole.read()) and list(joined.lines()) == list(whole.lines())
-    with pytest.raises(HookrunError, match="'rank' needs scores"):
-        whole.add(None, of_samples(torch.randn(4, 9, 2), torch.zeros(4, 2)), ids=torch.arange(4))
-
-
 def test_weights_of_another_run(run: Runs, refused: Callable[..., str]) -> None:
     trained = run(*NAMES, "train.epochs=1", "train.checkpoint.save=last", "seed=3")
     weights = f"model.weights={{run: '{trained.path}'}}"
@@ -299,15 +267,6 @@ def test_the_parts_together_are_all_rows_at_least_in_float32(
     assert torch.equal(torch.cat([each.others for each in parts]), others[kept])
     assert all(len(each.targets) <= max(1, most // 4) for each in parts)
     assert list(of_samples(output[:0], torch.zeros(0, dtype=torch.int64)).parts()) == []
-
-
-def test_a_part_has_the_probabilities_of_its_own_and_of_the_other_scores() -> None:
-    scores, others = torch.tensor([[0.0, 0.0], [0.0, 9.0]]), torch.tensor([[1.0, 1.0], [2.0, 2.0]])
-    part = RowPart(scores, torch.tensor([1, 0]), others=others)
-    assert torch.allclose(part.log_probabilities.exp().sum(1), torch.ones(2))
-    assert torch.allclose(part.log_others, torch.full((2, 2), 0.5).log())
-    assert part.at(scores, torch.tensor([1, 1], dtype=torch.int32)).tolist() == [0, 9]
-    assert RowPart(scores, torch.tensor([1, 0])).log_others is None
 
 
 def test_samples_have_a_row_of_the_main_tensor_if_it_has_one_for_each() -> None:

@@ -72,13 +72,6 @@ def test_the_mean_of_each_epoch_is_logged_beside_its_batches(run) -> None:
     assert {line["of"] for line in val(found)} == {"epoch"}
 
 
-def test_two_micro_batches_equal_one_batch(run) -> None:
-    whole = run(*SGD, "data.batch_size=64", "train.limit_batches=3")
-    halves = run(*SGD, "data.batch_size=32", "train.limit_batches=6", "train.accumulate=2")
-    for name, tensor in weights(whole).items():
-        torch.testing.assert_close(weights(halves)[name], tensor, rtol=1e-4, atol=1e-5)
-
-
 def test_gradient_hooks_fire_per_micro_batch_and_optimizer_hooks_per_step(run, capsys) -> None:
     types = ("grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post")
     hooks = [f"+hooks.{name}={{select: fc.bias, hook: {name}, action: capture}}" for name in types]
@@ -95,11 +88,6 @@ def test_steps_end_a_run_before_its_epochs_do(run) -> None:
     steps = [line["step"] for line in found.metrics if line["of"] == "batch"]
     assert steps == list(range(7))
     assert [line["epoch"] for line in val(found)] == [0, 1]
-
-
-@pytest.mark.parametrize("name", ["adam", "RMSprop"])
-def test_optimizers_are_chosen_by_name(run, name: str) -> None:
-    assert run(*QUICK, f"train.optimizer.name={name}").status["status"] == "done"
 
 
 @pytest.mark.parametrize(
