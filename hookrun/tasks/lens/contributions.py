@@ -217,21 +217,18 @@ def _chains(
 ) -> tuple[tuple[str, ...], ...]:
     children = [path for path in children_of(model, block) if path in seen.outputs]
     by_last = dict[str, tuple[str, ...]]()
-    for path in filter(lambda path: _has_matrix(model, path), children):
-        chain = [path]
-        while (following := _taker(chain, children, seen)) is not None:
-            chain.append(following)
-        if seen.outputs[chain[-1]].shape == shape and len(chain) > len(by_last.get(chain[-1], ())):
+    for path in children:
+        if not _has_matrix(model, path):
+            continue
+        chain, taker = list[str](), path
+        while taker:
+            chain.append(taker)
+            made = seen.outputs[taker]
+            others = (other for other in children if other not in chain and other in seen.inputs)
+            taker = next((other for other in others if torch.equal(seen.inputs[other], made)), "")
+        if made.shape == shape and len(chain) > len(by_last.get(chain[-1], ())):
             by_last[chain[-1]] = tuple(chain)
     return tuple(by_last.values())
-
-
-def _taker(chain: Sequence[str], children: Sequence[str], seen: ObservedForward) -> str | None:
-    """The module whose input is the output of the last one in the chain; None if there is none."""
-    made, others = seen.outputs[chain[-1]], (path for path in children if path not in chain)
-    return next(
-        (path for path in others if path in seen.inputs and torch.equal(seen.inputs[path], made)), None
-    )
 
 
 def _has_matrix(model: nn.Module, path: str) -> bool:
@@ -297,11 +294,7 @@ def contributions(
 
 def _attention(chains: Sequence[tuple[str, ...]], heads: HeadsPlace) -> tuple[str, ...] | None:
     """The chain with the projection of the heads."""
-    return next((chain for chain in chains if any(_holds(path, heads.summed) for path in chain)), None)
-
-
-def _holds(owner: str, path: str) -> bool:
-    return path == owner or path.startswith(f"{owner}.")
+    return next((chain for chain in chains if any(map(heads.is_in, chain))), None)
 
 
 def _heads(
@@ -319,7 +312,7 @@ def _heads(
     each = _head_rows(model, place, read)
     bias = model.get_parameter(place.bias).detach() if place.bias else None
     constant = torch.zeros_like(each[:, 0]) if bias is None else wide(bias).expand(len(each), -1)
-    first = next(number for number, path in enumerate(chain) if _holds(path, place.summed))
+    first = next(number for number, path in enumerate(chain) if place.is_in(path))
     for path in chain[first + 1 :]:
         module: Any = model.get_submodule(path)
         entered = seen.inputs[path]

@@ -50,6 +50,10 @@ class HeadsPlace:
         """Whether the module's output is read, which holds the contribution of each head."""
         return self.path != self.summed
 
+    def is_in(self, module: str) -> bool:
+        """Whether the sum over the heads is computed in this module."""
+        return self.summed == module or self.summed.startswith(f"{module}.")
+
 
 @dataclass(frozen=True)
 class Places:

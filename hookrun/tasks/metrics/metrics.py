@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hookrun.data import DataInfo
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
@@ -122,9 +123,9 @@ def kl(part: RowPart) -> Tensor | None:
     """KL(P || Q) in nats: P the probabilities to compare with, Q those of the model under its hooks."""
     if part.scores.dim() != 2:
         return None
-    if part.log_others is None:
+    if part.others is None:
         raise HookrunError(f"{WHERE}: 'kl' has nothing to compare with")
-    ours, theirs = part.log_probabilities, part.log_others
+    ours, theirs = part.log_probabilities, F.log_softmax(part.others, dim=1)
     terms = theirs.exp() * (theirs - ours)
     # A class with probability 0 in P adds 0, whatever its probability in Q.
     terms = torch.where(theirs == -torch.inf, 0.0, terms)

@@ -266,10 +266,13 @@ def make_scheduler(
         length = {key: intervals for key in FILLED if key in takes and not given_in_epochs}
         made = _constructed(cls, where, length | named.args, optimizer)
     else:
-        spans = enumerate(zip(named.schedulers, lengths(named, intervals), strict=True))
+        spans = [intervals] * len(named.schedulers)
+        if "milestones" in named.args:
+            bounds = [0, *named.args["milestones"], intervals]
+            spans = [max(end - start, 1) for start, end in pairwise(bounds)]
         parts = [
-            make_scheduler(part, optimizer, span, f"{where}.schedulers.{number}")
-            for number, (part, span) in spans
+            make_scheduler(part, optimizer, spans[number], f"{where}.schedulers.{number}")
+            for number, part in enumerate(named.schedulers)
         ]
         made = _constructed(cls, where, {"schedulers": parts, "optimizer": optimizer, **named.args})
     return made
@@ -289,14 +292,6 @@ def _constructed(cls: type, where: str, args: Mapping[str, Any], *first: Any) ->
         return cls(*first, **args)
     except Exception as error:  # torch's classes raise many types for wrong arguments
         raise SpecError([Problem(where, f"{cls.__name__} refuses its arguments: {error}")]) from error
-
-
-def lengths(named: Schedule, intervals: int) -> list[int]:
-    """How many times each part is stepped in a run of `intervals` steps or epochs; at least 1 for each."""
-    if "milestones" not in named.args:
-        return [intervals] * len(named.schedulers or ())
-    bounds = [0, *named.args["milestones"], intervals]
-    return [max(end - start, 1) for start, end in pairwise(bounds)]
 
 
 def last_milestone(named: Schedule) -> int:

@@ -95,12 +95,6 @@ def test_any_output_has_a_mean_and_a_sum() -> None:
     assert LOSSES["output_sum"]((SCORES,), LABELS) == SCORES.sum()
 
 
-def test_an_unknown_loss_is_refused_with_the_nearest_name() -> None:
-    assert set(LOSSES) >= {"cross_entropy", "mse", "output", "output_mean"}
-    with pytest.raises(SpecError, match="did you mean 'cross_entropy'"):
-        load_loss(Named(name="crossentropy"))
-
-
 SOURCE = """
 import torch
 from torch import nn

@@ -159,10 +159,6 @@ def test_images_have_them_by_sample(run: Runs) -> None:
 
 
 def test_impossible_metrics_are_refused_before_the_run(refused: Callable[..., str], run: Runs) -> None:
-    digits = ("task=evaluate", "train.limit_batches=1")
-    said = refused(*digits, "task.metrics=[{name: loss, by: position},logit_difference]", "task.tokens=-1")
-    assert "task.metrics.0.by" in said and "have no positions" in said and "use by: sample" in said
-    assert "a right and a wrong answer" in said and "task.tokens" in said
     said = refused("task=evaluate", *NAMES, "task.metrics=[los,{name: rank, against: {run: x}}]")
     assert "did you mean 'loss'" in said and "`against` is a key of 'kl'" in said
     said = refused("task=evaluate", *NAMES, "task.metrics=[rank,rank]")
@@ -276,13 +272,6 @@ def test_samples_have_a_row_of_the_main_tensor_if_it_has_one_for_each() -> None:
     for output in (scores[None], {}, None, scores.sum()):
         assert of_samples(output, labels).scores is None
     assert class_scores([]) is class_scores(scores[None]) is class_scores(scores.long()) is None
-
-
-def test_only_scores_of_classes_and_labels_are_scores_of_labels() -> None:
-    scores, labels = torch.ones(2, 3), torch.tensor([0, 1])
-    assert RowPart(scores, labels).of_labels
-    for output, target in ((scores[..., None], labels), (scores, labels.float()), (scores, labels[:, None])):
-        assert not RowPart(output, target).of_labels
 
 
 def test_scores_of_tokens_are_the_logits_and_never_another_tensor_of_the_same_shape() -> None:
