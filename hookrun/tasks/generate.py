@@ -145,17 +145,14 @@ class GenerateTask(TaskOfSplits):
 
     def perform(self, context: RunContext) -> None:
         """Continue every sample. Raises HookrunError if the split has no samples."""
-        from hookrun.tasks.generation.generation import Generation, GenerationSettings, Sums, shown_lines
+        from hookrun.tasks.generation.generation import Generation, Sums, show
         from hookrun.tasks.run.batches import BatchesOfSplits
 
         batches = BatchesOfSplits(context.prepared, self.splits)
         names = context.sample_names(batches.parts)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
-        settings = GenerationSettings(
-            self.max_new_tokens, self.sampling, self.compare, self.stop, self.prompt_tokens, self.cache
-        )
-        generation, sums = Generation(settings, context), Sums()
+        generation, sums = Generation(self, context), Sums()
         with context.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
             for batch in passed:
                 with context.logged(context.hooks.clock.step):
@@ -166,8 +163,7 @@ class GenerateTask(TaskOfSplits):
                 names.write(batch, None)
                 context.hooks.step()
         context.conclude(self.split, sums.read(compared=self.compare))
-        for line in shown_lines(sums, compared=self.compare, width=context.screen.console.width):
-            context.screen.say(line)
+        show(sums, context.screen.console, compared=self.compare)
 
 
 def _wrong_inputs(info: DataInfo) -> list[Problem]:

@@ -34,10 +34,8 @@ def observed(
     model: nn.Module, places: Places | None = None, *, inside: bool = True, **hooks: Any
 ) -> tuple[ObservedForward, Tensor]:
     """What was observed of one forward, and the model's output after the hooks."""
-    with (
-        hookrun.hooked(model, hooks),
-        Observer(model, places or places_of(model), inside=inside) as observer,
-    ):
+    observer = Observer(model, places or places_of(model), inside=inside)
+    with hookrun.hooked(model, hooks), observer.installation:
         observer.begin(ROWS, (2, 4))
         output = model(IDS)
         return observer.end(), output

@@ -38,7 +38,9 @@ def chosen_way(features: Sequence[Features], allowed: int) -> Way:
     rows, modules = len(features[0]), len(features)
     width = sum(each.width for each in features)
     least = reading_bytes(features) + BYTES * width
-    covariances = Way(True, rows, _block_of_all(features) + least + BYTES * width**2)
+    # A block of rows of all modules is there twice: the modules' own tensors and the concatenated one.
+    blocks = 2 * _rows_at_once(features) * BYTES * width
+    covariances = Way(True, rows, blocks + least + BYTES * width**2)
     room = math.isqrt(max(allowed - least, 0) // (BYTES * (modules + 1)))
     tile = min(rows, max(room, _FEWEST))
     products = Way(False, tile, least + BYTES * (modules + 1) * tile**2)
@@ -49,12 +51,8 @@ def chosen_way(features: Sequence[Features], allowed: int) -> Way:
     return min(costs, key=lambda way: way.needed)
 
 
-def _block_of_all(features: Sequence[Features]) -> int:
-    """Bytes for a block of rows of all modules, twice: the modules' own tensors and the concatenated one."""
-    return 2 * _rows_of_all(features) * BYTES * sum(each.width for each in features)
-
-
-def _rows_of_all(features: Sequence[Features]) -> int:
+def _rows_at_once(features: Sequence[Features]) -> int:
+    """The number of rows of all modules together that fit into one block."""
     return max(1, features[0].block_bytes // (BYTES * max(sum(each.width for each in features), 1)))
 
 
@@ -83,16 +81,12 @@ def _by_features(features: Sequence[Features]) -> Tensor:
     widths = [each.width for each in features]
     covariance = torch.zeros(sum(widths), sum(widths), dtype=torch.float64)
     every = torch.arange(len(features[0]))
-    for rows in every.split(_rows_of_all(features)):
+    for rows in every.split(_rows_at_once(features)):
         beside = torch.cat([each.whole(rows) for each in features], dim=1)
         covariance.addmm_(beside.T, beside)
     blocks = [part.split(widths, dim=1) for part in covariance.split(widths)]
-    return torch.stack([torch.stack([_squares(block) for block in row]) for row in blocks])
-
-
-def _squares(block: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(block).square()
-    return found
+    norms = [torch.stack([torch.linalg.vector_norm(block) for block in row]) for row in blocks]
+    return torch.stack(norms).square()
 
 
 def _by_samples(features: Sequence[Features], tile: int, results: Results) -> Tensor:

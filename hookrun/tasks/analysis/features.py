@@ -120,7 +120,9 @@ class Features:
             total += values.sub_(first).sum(0)
         mean = first + total / len(rows)
         if not mean.isfinite().all():
-            raise HookrunError(f"{self.name}: {self._unfinite(rows)}, which a linear model cannot use")
+            bad = sum(int((~values.isfinite()).any(1).sum()) for _, values in self.blocks(rows))
+            text = f"{self.name}: {bad} of {len(rows)} rows hold values that are not finite"
+            raise HookrunError(f"{text}, which a linear model cannot use")
         return replace(self, mean=mean)
 
     def standardized(self, rows: Tensor) -> Features:
@@ -162,10 +164,6 @@ class Features:
         signs = torch.randint(2, (self.captured,), generator=drawn).double() * 2 - 1
         return buckets, signs
 
-    def _unfinite(self, rows: Tensor) -> str:
-        bad = sum(int((~values.isfinite()).any(1).sum()) for _, values in self.blocks(rows))
-        return f"{bad} of {len(rows)} rows hold values that are not finite"
-
 
 def gram(features: Features, rows: Tensor, others: Tensor | None = None) -> Tensor:
     """[rows, others] float64: the inner products of rows with other rows; None: with `rows` themselves."""
@@ -205,15 +203,11 @@ def too_large(
         f"{what} would take about {size(needed)} of memory, and {size(allowed)} are allowed: "
         f"{features.name} has {len(features):,} rows of {shape}"
     )
-    steps = [f"allow more (task.max_bytes={_rounded(needed)})"]
+    enough = -(-needed // 10**8) * 10**8  # rounded up to a multiple of 100 MB
+    steps = [f"allow more (task.max_bytes={enough})"]
     if features.captured > SUGGESTED and (less := projected(SUGGESTED)) <= allowed:
         steps.append(
             f"project at random to fewer features (task.project={SUGGESTED}, which takes {size(less)})"
         )
     steps.append("capture fewer samples (train.limit_batches, or the hook's keep) or less of each (reduce)")
     return Problem("task.max_bytes", text, ", ".join(steps[:-1]) + f", or {steps[-1]}")
-
-
-def _rounded(needed: int) -> int:
-    """Bytes rounded up to a multiple of 100 MB."""
-    return -(-needed // 10**8) * 10**8

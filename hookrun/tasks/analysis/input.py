@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -79,20 +78,19 @@ def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis
         raise SpecError([Problem("task.run", str(error))]) from error
 
 
-def _hint_of_empty(path: Path) -> str:
-    """The next step for a run without captures, often the newest: an analysis, or the training before it."""
-    hint = "give a run that has a hook with action: capture"
-    others = sorted((file.parent.parent for file in path.parent.glob(f"*/{CAPTURES}/{INDEX}")), reverse=True)
-    newest = next((each for each in others if not each.is_symlink()), None)
-    return f"{hint}; the newest one beside it: task.run={printable(str(newest))}" if newest else hint
-
-
 def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
     """Module path -> capture, for the captures that hold one tensor with one row for each sample."""
     there = {hook: run.captures[hook] for hook in run.captures}
     if name is None and len(there) != 1:
         listed = ", ".join(there) or "nothing"
-        hint = "name one: task.capture=NAME" if there else _hint_of_empty(run.path)
+        hint = "name one: task.capture=NAME"
+        if not there:  # often the newest run: an analysis, or the training before it
+            hint = "give a run that has a hook with action: capture"
+            others = sorted(
+                (file.parent.parent for file in run.path.parent.glob(f"*/{CAPTURES}/{INDEX}")), reverse=True
+            )
+            newest = next((each for each in others if not each.is_symlink()), None)
+            hint += f"; the newest one beside it: task.run={printable(str(newest))}" if newest else ""
         raise SpecError([Problem("task.capture", f"{run.path} captured {listed}", hint)])
     if name is not None and name not in there:
         raise SpecError([Problem("task.capture", f"found {name!r}", nearest(name, there))])
@@ -124,17 +122,13 @@ def features_of(analysis: Analysis, max_bytes: int, project: int | None) -> dict
     max_bytes: the memory that the analysis may use
     project:   the number of features to which wider rows are randomly projected; None: no projection
     """
-    return {
-        name: Features(
-            name, capture, max_bytes // SHARE, _projection(capture, project, analysis.settings.seed)
-        )
-        for name, capture in analysis.captures.items()
-    }
-
-
-def _projection(capture: StoredCapture, to: int | None, seed: int) -> Projection | None:
-    width = Features("", capture, 0).captured
-    return None if to is None or width <= to else Projection(to, seed)
+    features = dict[str, Features]()
+    for name, capture in analysis.captures.items():
+        plain = Features(name, capture, max_bytes // SHARE)
+        if project is not None and plain.captured > project:
+            plain = replace(plain, projection=Projection(project, analysis.settings.seed))
+        features[name] = plain
+    return features
 
 
 def projection_entry(features: Features) -> dict[str, Any]:

@@ -75,7 +75,12 @@ def fit(features: Features, labels: Tensor, seed: int) -> ProbeResult:
         kinds = f" for {len(labels.unique())} classes" if classes else ""
         raise HookrunError(f"a probe needs at least {needed} samples{kinds}, {len(labels)} were captured")
     y = labels.numpy()
-    train, test = _parts(y, classes, seed)
+    # A class with one sample cannot be in both parts.
+    stratified = classes and np.unique(y, return_counts=True)[1].min() >= 2
+    parted = train_test_split(
+        np.arange(len(y)), test_size=TEST_SHARE, random_state=seed % 2**32, stratify=y if stratified else None
+    )
+    train, test = (torch.from_numpy(np.sort(rows)) for rows in parted)
     seen = features.standardized(train)
     basis: Tensor | None = None
     if features.width > len(train):
@@ -95,24 +100,18 @@ def fit(features: Features, labels: Tensor, seed: int) -> ProbeResult:
     weight = torch.from_numpy(np.atleast_2d(model.coef_)).double()
     if basis is not None:
         weight = seen.weights(basis @ weight.T, train)
+    # Weight and bias for the captured features, which are neither standardized nor projected.
+    assert seen.scale is not None and seen.mean is not None
+    weight = weight / seen.scale
+    bias = torch.from_numpy(np.atleast_1d(model.intercept_)).double() - weight @ seen.mean
     return ProbeResult(
         score="accuracy" if classes else "r2",
         features=features.captured,
         train=float(model.score(*parts[0])),
         test=float(model.score(*parts[1])),
         chance=float(dummy.score(*parts[1])),
-        weights=_for_captured_features(seen, weight, np.atleast_1d(model.intercept_)),
+        weights={"weight": seen.unprojected(weight).float().contiguous(), "bias": bias.float()},
     )
-
-
-def _parts(y: Any, classes: bool, seed: int) -> tuple[Tensor, Tensor]:
-    """The row numbers of the training and of the test samples, both in ascending order."""
-    # A class with one sample cannot be in both parts.
-    stratified = classes and np.unique(y, return_counts=True)[1].min() >= 2
-    train, test = train_test_split(
-        np.arange(len(y)), test_size=TEST_SHARE, random_state=seed % 2**32, stratify=y if stratified else None
-    )
-    return torch.from_numpy(np.sort(train)), torch.from_numpy(np.sort(test))
 
 
 def _basis(products: Tensor) -> Tensor:
@@ -125,11 +124,3 @@ def _basis(products: Tensor) -> Tensor:
     kept[-1] = True  # a regression needs at least one feature, even if no feature varies
     found: Tensor = vectors[:, kept] / values[kept].sqrt().clamp_min(torch.finfo(torch.float64).tiny)
     return found if values[-1] > 0 else torch.zeros_like(found)
-
-
-def _for_captured_features(features: Features, weight: Tensor, intercept: Any) -> dict[str, Tensor]:
-    """Weight and bias for the captured features, which are neither standardized nor projected."""
-    assert features.scale is not None and features.mean is not None
-    plain = weight / features.scale
-    bias = torch.from_numpy(intercept).double() - plain @ features.mean
-    return {"weight": features.unprojected(plain).float().contiguous(), "bias": bias.float()}

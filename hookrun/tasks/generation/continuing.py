@@ -5,10 +5,9 @@ Prompts are padded again, on the side that lets each prompt continue as it would
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,31 +19,7 @@ from hookrun.tasks.run.batches import Batch
 from hookrun.values.containers import children
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig
-
-LEFT, RIGHT = "left", "right"
-
-
-@dataclass(frozen=True)
-class PromptGroup:
-    """Prompts of a batch that run through the model together.
-
-    places: their rows in the batch
-    ids:    the tokens of each, without padding
-    """
-
-    places: tuple[int, ...]
-    ids: tuple[list[int], ...]
-
-    def padded(self, side: str, pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Tokens and attention mask, both [n, length of the longest] int64."""
-        width = max(map(len, self.ids))
-        tokens = torch.full((len(self.ids), width), pad)
-        mask = torch.zeros_like(tokens)
-        for row, ids in enumerate(self.ids):
-            part = slice(width - len(ids), width) if side == LEFT else slice(0, len(ids))
-            tokens[row, part], mask[row, part] = torch.tensor(ids), 1
-        return tokens.to(device), mask.to(device)
+    from hookrun.tasks.generate import GenerateTask
 
 
 def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
@@ -53,55 +28,56 @@ def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
     assert isinstance(inputs, Mapping)
     tokens = inputs[IDS].cpu()
     mask = inputs[MASK].cpu() != 0 if MASK in inputs else torch.ones_like(tokens, dtype=torch.bool)
-    found: list[list[int]] = [row[real].tolist()[:most] for row, real in zip(tokens, mask, strict=True)]
-    for sample, ids in zip(batch.ids.tolist(), found, strict=True):
+    prompts: list[list[int]] = [row[real].tolist()[:most] for row, real in zip(tokens, mask, strict=True)]
+    for sample, ids in zip(batch.ids.tolist(), prompts, strict=True):
         if not ids:
             at = batch.data.file(sample)
             name = f"sample {sample} of the {batch.split} split" + (f" ({at})" if at else "")
             raise HookrunError(f"{name} has no tokens to continue: leave it out of the data")
-    return found
+    return prompts
 
 
-class Continuer(Protocol):
-    """Continues a group of prompts with a model."""
+def padded(prompts: Sequence[list[int]], pad: int, *, left: bool) -> tuple[Tensor, Tensor]:
+    """Tokens and attention mask, both [n, length of the longest prompt] int64, padded on the left or on the right."""
+    width = max(map(len, prompts))
+    tokens = torch.full((len(prompts), width), pad)
+    mask = torch.zeros_like(tokens)
+    for row, ids in enumerate(prompts):
+        part = slice(width - len(ids), width) if left else slice(0, len(ids))
+        tokens[row, part], mask[row, part] = torch.tensor(ids), 1
+    return tokens, mask
 
-    @property
-    def together(self) -> bool:
-        """Whether prompts of different lengths can run together; otherwise each length runs by itself."""
 
-    def run(self, prompts: PromptGroup, choosing: NextTokens, device: torch.device) -> None:
-        """Compute the scores of each next token with the model and choose it with `choosing`, until all prompts end."""
+def runs_together(model: nn.Module) -> bool:
+    """Whether prompts of different lengths can run together; otherwise each length runs by itself.
 
-
-@dataclass(frozen=True)
-class ContinuationOptions:
-    """How prompts are continued.
-
-    most:  the largest number of new tokens of each prompt
-    stop:  tokens that end a sequence
-    pad:   the padding token
-    cache: keep keys and values from one token to the next, if the model can
+    A model that does not take position ids counts padding as positions, and may accept a mask but ignore it.
     """
-
-    most: int
-    stop: tuple[int, ...]
-    pad: int
-    cache: bool
+    names = parameters_of(model)
+    return MASK in names and (POSITIONS in names or (generates(model) and has_encoder(model)))
 
 
-def groups(ids: Sequence[list[int]], *, together: bool) -> Iterator[PromptGroup]:
-    """One group with all prompts of a batch, or a group for each length of prompt."""
-    if together:
-        yield PromptGroup(tuple(range(len(ids))), tuple(ids))
-        return
-    for length in dict.fromkeys(map(len, ids)):
-        places = tuple(place for place, each in enumerate(ids) if len(each) == length)
-        yield PromptGroup(places, tuple(ids[place] for place in places))
+def continue_prompts(
+    model: nn.Module,
+    prompts: Sequence[list[int]],
+    choosing: NextTokens,
+    task: GenerateTask,
+    device: torch.device,
+    *,
+    stop: tuple[int, ...],
+    pad: int,
+) -> None:
+    """Compute the scores of each next token with the model and choose it with `choosing`, until all prompts end.
 
-
-def continuer_of(model: nn.Module, options: ContinuationOptions) -> Continuer:
-    """The object that continues prompts with this model."""
-    return TransformersContinuer(model, options) if generates(model) else LoopContinuer(model, options)
+    stop: tokens that end a sequence
+    pad:  the padding token
+    """
+    tokens = padded(prompts, pad, left=not (generates(model) and has_encoder(model)))
+    input_ids, mask = (each.to(device) for each in tokens)
+    if generates(model):
+        _generate(model, input_ids, mask, choosing, task, stop=stop, pad=pad)
+    else:
+        LoopContinuer(model).generate(input_ids, mask, choosing, stop)
 
 
 def generates(model: nn.Module) -> bool:
@@ -120,111 +96,72 @@ def has_encoder(model: nn.Module) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
-class TransformersContinuer:
-    """Continues prompts with transformers' `generate`, which handles each architecture's cache and positions.
+def _generate(
+    model: Any,
+    input_ids: Tensor,
+    mask: Tensor,
+    choosing: NextTokens,
+    task: GenerateTask,
+    *,
+    stop: tuple[int, ...],
+    pad: int,
+) -> None:
+    """Continue prompts with transformers' `generate`, which handles each architecture's cache and positions.
 
     hookrun chooses the tokens: a logits processor sets the scores of all other tokens to -inf, so that greedy search
-    takes the chosen one. From the model's own `generation_config` only the tokens that begin a sequence are used.
+    takes the chosen one. From the model's own `generation_config` only the tokens that begin a sequence are used; it
+    is replaced meanwhile, since `generate` takes unset options from it.
     """
+    import transformers
 
-    def __init__(self, model: nn.Module, options: ContinuationOptions) -> None:
-        self._model: Any = model
-        self._options = options
-        names = parameters_of(model)
-        # Some models that do not take position ids accept a mask but ignore it.
-        self.together = MASK in names and (POSITIONS in names or has_encoder(model))
-        self._masked = MASK in names
+    def choose(input_ids: Tensor, scores: Tensor) -> Tensor:
+        chosen = choosing.choose(scores).to(scores.device)
+        return scores.fill_(-torch.inf).scatter_(1, chosen[:, None], 0.0)
 
-    def run(self, prompts: PromptGroup, choosing: NextTokens, device: torch.device) -> None:
-        """See `Continuer`."""
-        side = RIGHT if has_encoder(self._model) else LEFT
-        input_ids, mask = prompts.padded(side, self._options.pad, device)
-
-        def choose(input_ids: Tensor, scores: Tensor) -> Tensor:
-            chosen = choosing.choose(scores).to(scores.device)
-            return scores.fill_(-torch.inf).scatter_(1, chosen[:, None], 0.0)
-
-        with self._configured() as config:
-            given = {IDS: input_ids, MASK: mask} if self._masked else {IDS: input_ids}
-            self._model.generate(**given, generation_config=config, logits_processor=[choose])
-
-    @contextmanager
-    def _configured(self) -> Iterator[GenerationConfig]:
-        """Replace the model's `generation_config` in the block, since `generate` takes unset options from it."""
-        import transformers
-
-        made: Any = transformers.GenerationConfig  # Any: the class is not typed
-        model, options = self._model, self._options
-        own = model.generation_config
-        config = made(
-            max_new_tokens=options.most,
-            do_sample=False,
-            num_beams=1,
-            use_cache=options.cache,
-            eos_token_id=list(options.stop) or None,
-            pad_token_id=options.pad,
-            bos_token_id=own.bos_token_id,
-            decoder_start_token_id=own.decoder_start_token_id,
-        )
-        model.generation_config = config
-        try:
-            yield config
-        finally:
-            model.generation_config = own
-
-
-@dataclass(frozen=True)
-class LoopConfig:
-    """The generation config that hooks with `tokens` read during a generation, as in transformers."""
-
-    eos_token_id: list[int]
+    config_class: Any = transformers.GenerationConfig  # Any: the class is not typed
+    own = model.generation_config
+    model.generation_config = config_class(
+        max_new_tokens=task.max_new_tokens,
+        do_sample=False,
+        num_beams=1,
+        use_cache=task.cache,
+        eos_token_id=list(stop) or None,
+        pad_token_id=pad,
+        bos_token_id=own.bos_token_id,
+        decoder_start_token_id=own.decoder_start_token_id,
+    )
+    given = {IDS: input_ids, MASK: mask} if MASK in parameters_of(model) else {IDS: input_ids}
+    try:
+        model.generate(**given, generation_config=model.generation_config, logits_processor=[choose])
+    finally:
+        model.generation_config = own
 
 
 class LoopContinuer(nn.Module):
     """Continues prompts with a model that maps tokens [B, T] to scores [B, T, V]; each pass computes all tokens so far.
 
     Hooks with `tokens` recognize a generation by a method named `generate` of a module that contains the model, with
-    the local variables `input_ids`, `generation_config` and `batch_size`.
+    the local variables `input_ids`, `generation_config` (as in transformers) and `batch_size`.
     """
 
-    def __init__(self, model: nn.Module, options: ContinuationOptions) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self._options = options
-        names = parameters_of(model)
-        self._named = IDS in names
-        self._takes_positions = POSITIONS in names
-        # A model that does not take position ids counts padding as positions.
-        self.together = MASK in names and self._takes_positions
-        self._masked = MASK in names
 
-    def run(self, prompts: PromptGroup, choosing: NextTokens, device: torch.device) -> None:
-        """See `Continuer`."""
-        self.generate(
-            *prompts.padded(LEFT, self._options.pad, device), choosing.choose, lambda: choosing.is_over
-        )
-
-    def generate(
-        self,
-        input_ids: Tensor,
-        mask: Tensor,
-        choose: Callable[[Tensor], Tensor],
-        is_over: Callable[[], bool],
-    ) -> None:
-        """Append tokens until `is_over` returns True; input_ids and mask: [B, T], padded on the left."""
-        generation_config = LoopConfig(list(self._options.stop))  # noqa: F841 - read by hooks with `tokens`
-        batch_size = len(input_ids)
-        while not is_over():
-            scores = next_scores(self._call(input_ids, mask), input_ids)
-            chosen = choose(scores).to(input_ids.device)
+    def generate(self, input_ids: Tensor, mask: Tensor, choosing: NextTokens, stop: tuple[int, ...]) -> None:
+        """Append tokens until all sequences end; input_ids and mask: [B, T], padded on the left."""
+        generation_config = SimpleNamespace(eos_token_id=list(stop))  # noqa: F841 - read by hooks with `tokens`
+        batch_size, names = len(input_ids), parameters_of(self.model)
+        while not choosing.is_over:
+            named = {MASK: mask} if MASK in names else {}
+            if POSITIONS in names:
+                named[POSITIONS] = (mask.cumsum(-1) - 1).clamp(min=0)
+            output = (
+                self.model(input_ids=input_ids, **named) if IDS in names else self.model(input_ids, **named)
+            )
+            chosen = choosing.choose(next_scores(output, input_ids)).to(input_ids.device)
             input_ids = torch.cat([input_ids, chosen[:, None]], dim=1)
             mask = torch.cat([mask, mask.new_ones(batch_size, 1)], dim=1)
-
-    def _call(self, input_ids: Tensor, mask: Tensor) -> Any:
-        named = {MASK: mask} if self._masked else {}
-        if self._takes_positions:
-            named[POSITIONS] = (mask.cumsum(-1) - 1).clamp(min=0)
-        return self.model(input_ids=input_ids, **named) if self._named else self.model(input_ids, **named)
 
 
 def next_scores(output: Any, input_ids: Tensor) -> Tensor:

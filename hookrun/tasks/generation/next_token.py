@@ -6,7 +6,8 @@ number of the new token: it is the same in every batch, on every device, with an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,19 @@ from hookrun.runtime.rng import derived_seed
 from hookrun.spec.task import Sampling
 from hookrun.tasks.metrics.metrics import kl
 from hookrun.tasks.metrics.rows import RowPart
+
+
+class Continuation(NamedTuple):
+    """The continuation of one prompt.
+
+    ids:     the chosen tokens, including the end token
+    is_over: it has its end token
+    first:   [V], the model's scores for the first token
+    """
+
+    ids: list[int]
+    is_over: bool
+    first: Tensor
 
 
 class NextTokens:
@@ -48,33 +62,15 @@ class NextTokens:
         self._open = [True] * len(seeds)
         self._step = 0
 
-    @classmethod
-    def joined(cls, parts: Sequence[NextTokens], places: Sequence[Sequence[int]]) -> NextTokens:
-        """The tokens of a whole batch, from those of its parts.
-
-        places: for each part, the rows of its sequences in the batch
-        """
-        order = {
-            place: (part, row)
-            for part, each in zip(parts, places, strict=True)
-            for row, place in enumerate(each)
-        }
-        rows = [order[place] for place in sorted(order)]
-        made = cls(None, [0] * len(rows), stop=(), most=parts[0]._most)
-        made.tokens = [part.tokens[row] for part, row in rows]
-        made._open = [part._open[row] for part, row in rows]
-        firsts = [part.first[row] for part, row in rows if part.first is not None]
-        made.first = torch.stack(firsts) if len(firsts) == len(rows) else None
-        return made
-
     @property
     def is_over(self) -> bool:
         """Whether every sequence has its end token or its largest number of tokens."""
         return self._step >= self._most or not any(self._open)
 
-    def ended(self, row: int) -> bool:
-        """Whether a sequence has its end token."""
-        return not self._open[row]
+    def continuation(self, row: int) -> Continuation:
+        """What was chosen for a sequence. It has at least one token."""
+        assert self.first is not None
+        return Continuation(self.tokens[row], not self._open[row], self.first[row])
 
     def choose(self, logits: Tensor) -> Tensor:
         """[B] int64 on the CPU: the next token of each sequence, from the model's scores [B, V].
@@ -138,22 +134,20 @@ def restricted(logits: Tensor, sampling: Sampling) -> Tensor:
     return scores
 
 
-def most_probable(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """For each row of scores [B, V], the `count` most probable tokens as (token, probability)."""
-    found = []
-    for scores in _rows(logits):
-        top = scores.softmax(-1).topk(min(count, len(scores)))
-        found.append(list(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
-    return found
+def most_probable(scores: Tensor, count: int) -> list[tuple[int, float]]:
+    """The most probable tokens as (token, probability), from scores [V]."""
+    top = _precise(scores).softmax(-1).topk(min(count, len(scores)))
+    return list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
 
 
-def divergences(of: Tensor, other: Tensor) -> list[float]:
-    """KL(P || Q) in nats of each row: P the softmax of the scores `of` [B, V], Q that of `other`."""
-    p, q = (scores.detach().to("cpu").double() for scores in (of, other))
-    values = kl(RowPart(q, p.new_zeros(len(p), dtype=torch.int64), others=p))
-    return [] if values is None else values.tolist()
+def divergence(of: Tensor, other: Tensor) -> float:
+    """KL(P || Q) in nats: P the softmax of the scores `of` [V], Q that of `other`."""
+    p, q = (_precise(scores)[None] for scores in (of, other))
+    values = kl(RowPart(q, p.new_zeros(1, dtype=torch.int64), others=p))
+    assert values is not None
+    return float(values)
 
 
-def _rows(logits: Tensor) -> Iterator[Tensor]:
-    """Each row in float64 on the CPU: sums over a vocabulary are long, and some accelerators have no float64."""
-    return (row.detach().to("cpu").double() for row in logits)
+def _precise(scores: Tensor) -> Tensor:
+    """In float64 on the CPU: sums over a vocabulary are long, and some accelerators have no float64."""
+    return scores.detach().to("cpu").double()

@@ -15,8 +15,9 @@ from hookrun.tasks.under_hooks import TaskOfOneSplit
 
 if TYPE_CHECKING:
     from hookrun.plan.plan import ResolvedPlan
+    from hookrun.runtime.tokens.choice import Texts
     from hookrun.tasks.base import JobCache
-    from hookrun.tasks.lens.read_split import LensSetup
+    from hookrun.tasks.lens.places import Places
     from hookrun.tasks.run.context import RunContext
     from hookrun.tasks.run.prepare import Prepared
 
@@ -69,6 +70,11 @@ class LensTask(TaskOfOneSplit):
         return self
 
     @property
+    def positions(self) -> Tokens:
+        """The clause of the positions to read."""
+        return self.tokens if self.tokens is not None else Tokens.model_validate({"position": "all"})
+
+    @property
     def frozen(self) -> bool:
         """Whether the final norm uses its scale on the final stream for every part."""
         return self.norm == "frozen" if self.norm is not None else self.parts != "residual"
@@ -91,18 +97,20 @@ class LensTask(TaskOfOneSplit):
         reach = self.samples_in_reach(settings, prepared.data.sizes)
         if problems := missing_spans([(self.tokens, "task")], settings, self.split, reach):
             raise CompileError(problems)
-        return replace(prepared, lines=(*prepared.lines, *self._said(prepared, self._setup(prepared))))
+        return replace(prepared, lines=(*prepared.lines, *self._said(prepared, self._setup(prepared)[0])))
 
-    def _setup(self, prepared: Prepared) -> LensSetup:
-        """What the lens reads at which modules. SpecError or CompileError if the model or the data does not fit."""
+    def _setup(self, prepared: Prepared) -> tuple[Places, Texts]:
+        """The modules to read, and text in `tokens` -> its token ids.
+
+        Raises SpecError or CompileError if the model or the data does not fit.
+        """
+        from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
         from hookrun.tasks.lens.places import find_places
-        from hookrun.tasks.lens.read_split import LensSetup, checked_texts
 
         data = prepared.data
         if data.tokenizer is None and not _names_ids(data.inputs):
             what = f"task=lens reads sequences of tokens, and the samples of the data '{data.name}' are not sequences"
             raise SpecError([Problem("data.name", what, "use data=prompts, text, names, repeated_tokens, …")])
-        tokens = self.tokens if self.tokens is not None else Tokens.model_validate({"position": "all"})
         places = find_places(
             prepared.model,
             residual=self.residual,
@@ -111,18 +119,21 @@ class LensTask(TaskOfOneSplit):
             heads=self.heads,
             by_head=self.parts == "heads",
         )
-        return LensSetup(places, self.parts, self.frozen, self.top, tokens, checked_texts(prepared, tokens))
+        texts, problems = texts_of(self.positions, "task", tokenizer_of(prepared.model, data.tokenizer))
+        problems += unknown_spans(self.positions, "task", data)
+        if problems:
+            raise CompileError(problems)
+        return places, texts
 
-    def _said(self, prepared: Prepared, setup: LensSetup) -> list[str]:
+    def _said(self, prepared: Prepared, places: Places) -> list[str]:
         """Lines for the plan: what the lens reads at which modules."""
         from hookrun.tasks.lens.reading import cap_of
 
-        places = setup.places
         blocks = f"{places.blocks[0]} to {places.blocks[-1]}" if len(places.blocks) > 1 else places.blocks[0]
-        norm = "its scale on the final stream" if setup.frozen else "the statistics of each part"
+        norm = "its scale on the final stream" if self.frozen else "the statistics of each part"
         lines = [
             f"lens: {self.parts} of {len(places.blocks)} blocks ({blocks}) through {places.final_norm}, with {norm}, "
-            f"and {places.unembed}, at tokens {setup.tokens}"
+            f"and {places.unembed}, at tokens {self.positions}"
         ]
         if places.heads:
             lines.append(f"lens: heads of {places.heads[0].path}: {places.heads[0].count}")
@@ -134,17 +145,15 @@ class LensTask(TaskOfOneSplit):
 
     def perform(self, context: RunContext) -> None:
         """Read the split. Raises HookrunError if no sample has a token to read, or if the model is not as expected."""
-        from hookrun.tasks.lens.read_split import lines_of, read_split
+        from hookrun.tasks.lens.read_split import read_split
 
-        setup = self._setup(context.prepared)
-        means = read_split(context, setup, self.split, self.name)
+        means = read_split(context, self, *self._setup(context.prepared))
         if not means.sums:
             raise HookrunError("task.tokens: no sample has such a token: name others")
-        lines = list(lines_of(means, self.parts))
-        for line in lines:
+        for line in list(means.lines(self.parts)):
             context.run_dir.log_metrics(split=self.split, **line)
-        found: dict[str, Any] = {"positions": means.whole.positions}
-        own = means.own.means(means.own, compared=True)
+        found: dict[str, Any] = {"positions": means.sums[None]["positions"]}
+        own = means.means(None, compared=True)
         names = ("accuracy", "logit_difference") if self.parts == "residual" else ("logit_difference",)
         if self.parts == "residual" or self.frozen:
             found |= {name: own[name] for name in names if name in own}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -69,13 +68,14 @@ class ObservedForward:
 
 
 class Observer:
-    """Observes the model within a `with` block: call `begin` before each forward, `end` after it.
+    """Observes the model within `with observer.installation`: call `begin` before each forward, `end` after it.
 
-    inside: also observe the modules inside the blocks
+    inside:     also observe the modules inside the blocks
+    embeddings: the paths of the embeddings that are not in a block
     """
 
     def __init__(self, model: nn.Module, places: Places, *, inside: bool) -> None:
-        self._model, self._places = model, places
+        self.places = places
         self._rows: Rows | None = None
         self._shape = (0, 0)
         self._seen = ObservedForward()
@@ -86,30 +86,20 @@ class Observer:
             if isinstance(module, nn.Embedding) and id(module) not in inner
         ]
         children = [child for path in places.blocks for child in children_of(model, path)] if inside else []
-        read = [heads.path for heads in places.heads]
-        self._inputs = dict.fromkeys([places.blocks[0], places.final_norm, *children, *read])
-        self._outputs = dict.fromkeys(
-            [*self.embeddings, *children, *read, *places.blocks, places.final_norm, places.unembed]
+        inner_paths = [*children, *(heads.path for heads in places.heads)]
+        inputs = dict.fromkeys([places.blocks[0], places.final_norm, *inner_paths])
+        outputs = dict.fromkeys(
+            [*self.embeddings, *inner_paths, *places.blocks, places.final_norm, places.unembed]
+        )
+        before, after = (
+            tuple(Match(path, (path,), type(model.get_submodule(path)).__name__, 0) for path in paths)
+            for paths in (inputs, outputs)
         )
         hooks = (
-            observer("lens inputs", FORWARD_PRE, self._matches(self._inputs), self._entered),
-            observer("lens outputs", FORWARD, self._matches(self._outputs), self._left),
+            observer("lens inputs", FORWARD_PRE, before, self._entered),
+            observer("lens outputs", FORWARD, after, self._left),
         )
-        self._installation = Installation(ResolvedPlan(type(model).__name__, hooks), model)
-
-    def _matches(self, paths: Sequence[str] | dict[str, None]) -> tuple[Match, ...]:
-        return tuple(
-            Match(path, (path,), type(self._model.get_submodule(path)).__name__, 0) for path in paths
-        )
-
-    def __enter__(self) -> Observer:
-        self._installation.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._installation.__exit__(kind, error, trace)
+        self.installation = Installation(ResolvedPlan(type(model).__name__, hooks), model)
 
     def begin(self, rows: Rows, shape: tuple[int, int]) -> None:
         """Prepare for a forward of a batch of shape [batch, length], to be observed at the positions `rows`."""
@@ -118,7 +108,7 @@ class Observer:
     def end(self) -> ObservedForward:
         """What was observed. HookrunError if a block, the norm or the unembedding did not run as expected."""
         seen, self._seen, self._rows = self._seen, ObservedForward(), None
-        places = self._places
+        places = self.places
         if seen.blocks != list(places.blocks):
             raise HookrunError(
                 f"task.residual: the blocks ran as {seen.blocks[:8]}, expected {list(places.blocks)[:8]}: the lens "
@@ -133,54 +123,47 @@ class Observer:
         return seen
 
     def _entered(self, site: HookSite, value: Any) -> None:
-        if self._rows is None:
-            return
-        if (rows := self._picked(value)) is not None:
+        rows, _ = self._picked(value, required=site.path == self.places.blocks[0], path=site.path)
+        if rows is not None:
             self._seen.inputs[site.path] = rows
-        elif site.path == self._places.blocks[0]:
-            self._refuse(site.path)
 
     def _left(self, site: HookSite, value: Any) -> None:
-        if self._rows is None:
-            return
-        path, seen, rows = site.path, self._seen, self._picked(value)
-        if path == self._places.unembed:
-            seen.scores = self._tensor(value)
-        if path in self._places.blocks:
+        path, seen, is_block = site.path, self._seen, site.path in self.places.blocks
+        rows, tensor = self._picked(value, required=is_block, path=path)
+        if path == self.places.unembed:
+            seen.scores = tensor
+        if is_block and self._rows is not None:
             seen.blocks.append(path)
-            if rows is None:
-                self._refuse(path)
-        if path in self.embeddings:
-            if self._places.blocks[0] in seen.inputs:  # used again, as an unembedding may be
-                return
-            if rows is not None and path in seen.outputs:
-                rows = seen.outputs[path] + rows
-        if rows is not None:
-            seen.outputs[path] = rows
+        if rows is None or (path in self.embeddings and self.places.blocks[0] in seen.inputs):
+            return  # an embedding may be used again, as an unembedding
+        if path in self.embeddings and path in seen.outputs:
+            rows = seen.outputs[path] + rows
+        seen.outputs[path] = rows
 
-    def _refuse(self, path: str) -> None:
-        raise HookrunError(
-            f"{path} does not pass a tensor [{self._shape[0]}, {self._shape[1]}, width]: the lens reads decoders "
-            "whose blocks take and return the residual stream; name the blocks with task.residual"
-        )
+    def _picked(self, value: Any, *, required: bool, path: str) -> tuple[Tensor | None, Tensor | None]:
+        """The rows [N, ...] that are read, copied; and the first floating-point tensor [batch, length, ...] in a value.
 
-    def _tensor(self, value: Any) -> Tensor | None:
-        """The first floating-point tensor [batch, length, ...] in a value, or [batch * length, width] as OPT uses."""
-        batch, length = self._shape
-        found = [tensor for tensor in tensors(value) if tensor.is_floating_point()]
-        for tensor in found:
+        The tensor may also be [batch * length, width], as OPT uses. Both are None if there is none, or before `begin`.
+
+        Raises HookrunError if the tensor is `required` and there is none.
+        """
+        if self._rows is None:
+            return None, None
+        (batch, length), (sequences, columns) = self._shape, self._rows
+        floats = [tensor for tensor in tensors(value) if tensor.is_floating_point()]
+        for tensor in floats:
             if tensor.dim() > 2 and tensor.shape[0] in (1, batch) and tensor.shape[1] == length:
-                return tensor
-        flat = (tensor for tensor in found if tensor.dim() == 2 and len(tensor) == batch * length)
-        return next((tensor.unflatten(0, self._shape) for tensor in flat), None)
-
-    def _picked(self, value: Any) -> Tensor | None:
-        """The rows [N, ...] of such a tensor, copied."""
-        tensor = self._tensor(value)
-        if tensor is None or self._rows is None:
-            return None
-        sequences, columns = self._rows
-        return tensor.detach()[sequences if len(tensor) == self._shape[0] else 0, columns]
+                return tensor.detach()[sequences if len(tensor) == batch else 0, columns], tensor
+        for tensor in floats:
+            if tensor.dim() == 2 and len(tensor) == batch * length:
+                tensor = tensor.unflatten(0, self._shape)
+                return tensor.detach()[sequences, columns], tensor
+        if required:
+            raise HookrunError(
+                f"{path} does not pass a tensor [{batch}, {length}, width]: the lens reads decoders "
+                "whose blocks take and return the residual stream; name the blocks with task.residual"
+            )
+        return None, None
 
 
 def children_of(model: nn.Module, block: str) -> list[str]:
@@ -234,21 +217,18 @@ def _chains(
 ) -> tuple[tuple[str, ...], ...]:
     children = [path for path in children_of(model, block) if path in seen.outputs]
     by_last = dict[str, tuple[str, ...]]()
-    for path in filter(lambda path: _has_matrix(model, path), children):
-        chain = [path]
-        while (following := _taker(chain, children, seen)) is not None:
-            chain.append(following)
-        if seen.outputs[chain[-1]].shape == shape and len(chain) > len(by_last.get(chain[-1], ())):
+    for path in children:
+        if not _has_matrix(model, path):
+            continue
+        chain, taker = list[str](), path
+        while taker:
+            chain.append(taker)
+            made = seen.outputs[taker]
+            others = (other for other in children if other not in chain and other in seen.inputs)
+            taker = next((other for other in others if torch.equal(seen.inputs[other], made)), "")
+        if made.shape == shape and len(chain) > len(by_last.get(chain[-1], ())):
             by_last[chain[-1]] = tuple(chain)
     return tuple(by_last.values())
-
-
-def _taker(chain: Sequence[str], children: Sequence[str], seen: ObservedForward) -> str | None:
-    """The module whose input is the output of the last one in the chain; None if there is none."""
-    made, others = seen.outputs[chain[-1]], (path for path in children if path not in chain)
-    return next(
-        (path for path in others if path in seen.inputs and torch.equal(seen.inputs[path], made)), None
-    )
 
 
 def _has_matrix(model: nn.Module, path: str) -> bool:
@@ -314,11 +294,7 @@ def contributions(
 
 def _attention(chains: Sequence[tuple[str, ...]], heads: HeadsPlace) -> tuple[str, ...] | None:
     """The chain with the projection of the heads."""
-    return next((chain for chain in chains if any(_holds(path, heads.summed) for path in chain)), None)
-
-
-def _holds(owner: str, path: str) -> bool:
-    return path == owner or path.startswith(f"{owner}.")
+    return next((chain for chain in chains if any(map(heads.is_in, chain))), None)
 
 
 def _heads(
@@ -336,7 +312,7 @@ def _heads(
     each = _head_rows(model, place, read)
     bias = model.get_parameter(place.bias).detach() if place.bias else None
     constant = torch.zeros_like(each[:, 0]) if bias is None else wide(bias).expand(len(each), -1)
-    first = next(number for number, path in enumerate(chain) if _holds(path, place.summed))
+    first = next(number for number, path in enumerate(chain) if place.is_in(path))
     for path in chain[first + 1 :]:
         module: Any = model.get_submodule(path)
         entered = seen.inputs[path]

@@ -43,14 +43,13 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def step(*dtypes: torch.dtype) -> float:
-    """The largest machine epsilon of the dtypes and float32; models in float64 may compute norms in float32."""
-    return max(torch.finfo(dtype).eps for dtype in (*dtypes, torch.float32))
-
-
 def rounding(dtype: torch.dtype, expected: Tensor) -> Tensor:
-    """[N, 1]: the largest accepted difference between two computations of the rows `expected` [N, D] in this dtype."""
-    return 64 * step(dtype) * expected.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+    """[N, 1]: the largest accepted difference between two computations of the rows `expected` [N, D] in this dtype.
+
+    Models in float64 may compute norms in float32.
+    """
+    eps = max(torch.finfo(each).eps for each in (dtype, torch.float32))
+    return 64 * eps * expected.abs().amax(-1, keepdim=True).clamp_min(1e-30)
 
 
 def frozen(path: str, module: nn.Module, rows: Tensor, expected: Tensor) -> FrozenNorm:
@@ -84,10 +83,12 @@ def _candidates(module: nn.Module, rows: Tensor) -> Iterator[FrozenNorm]:
         (value for name in _EPS if isinstance(value := getattr(module, name, None), float)), None
     )
     known = (torch.finfo(rows.dtype).eps, 1e-5, 1e-6) if given is None else (given,)
-    own = [getattr(module, name, None) for name in ("weight", "bias")]
-    if not all(_is_vector(each, rows.shape[-1]) for each in own if isinstance(each, Tensor)):
-        return
-    weight, bias = (wide(each.detach()) if isinstance(each, Tensor) else None for each in own)
+    parameters = [getattr(module, name, None) for name in ("weight", "bias")]
+    weight, bias = (wide(each.detach()) if isinstance(each, Tensor) else None for each in parameters)
+    for parameter in (weight, bias):
+        last = 1 if parameter is None else parameter.shape[-1:].numel()
+        if parameter is not None and (parameter.numel() != last or last not in (1, rows.shape[-1])):
+            return  # it has neither one value, nor one for each of the features
     mean = rows.mean(-1, keepdim=True)
     weights = (None,) if weight is None else (weight, 1 + weight)  # Gemma multiplies by 1 + weight
     for eps, weighted in product(known, weights):
@@ -95,9 +96,3 @@ def _candidates(module: nn.Module, rows: Tensor) -> Iterator[FrozenNorm]:
         yield FrozenNorm(True, spread, weighted, bias)
         size = (rows.square().mean(-1, keepdim=True) + eps).rsqrt()
         yield FrozenNorm(False, size, weighted, bias)
-
-
-def _is_vector(parameter: Tensor, width: int) -> bool:
-    """Whether it has one value, or one for each of the features."""
-    last = parameter.shape[-1:].numel()
-    return parameter.numel() == last and last in (1, width)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
+from hookrun.config.validation import join
 from hookrun.errors import CompileError, Problem, listed, nearest
 from hookrun.models.attention_points import HeadwiseProjection
 from hookrun.models.decoder import FromHeads, SumOfHeads
@@ -15,6 +16,7 @@ from hookrun.plan.heads import head_count
 from hookrun.plan.model_tree import ModelNames
 from hookrun.spec.heads import Heads
 from hookrun.spec.selector import Selector
+from hookrun.tasks.run.components import Mistakes
 
 FINAL_NORMS = (
     *("ln_final", "ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm", "norm_f"),
@@ -47,6 +49,10 @@ class HeadsPlace:
     def by_output(self) -> bool:
         """Whether the module's output is read, which holds the contribution of each head."""
         return self.path != self.summed
+
+    def is_in(self, module: str) -> bool:
+        """Whether the sum over the heads is computed in this module."""
+        return self.summed == module or self.summed.startswith(f"{module}.")
 
 
 @dataclass(frozen=True)
@@ -82,166 +88,164 @@ def find_places(
     heads:      selects an output projection in each block; None: search
     by_head:    whether the projections are needed
     """
-    names, problems = ModelNames(model), list[Problem]()
+    names, mistakes = ModelNames(model), Mistakes()
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         what = f"{type(model).__name__} is an encoder-decoder, and the lens reads the residual stream of a decoder"
-        raise CompileError(
-            [Problem("task.name", what, "use a causal language model (model.args.class=causal_lm)")]
-        )
-    blocks = _selected(names, residual, "task.residual", problems) if residual else _blocks(model, problems)
-    norm = _named(names, final_norm, "task.final_norm", problems) if final_norm else None
-    if norm is None and not final_norm:
-        norm = _final_norm(model, blocks, problems)
-    scores = _named(names, unembed, "task.unembed", problems) if unembed else _unembed(model, problems)
-    weight = None if scores is None else getattr(model.get_submodule(scores), "weight", None)
-    if scores is not None and (not isinstance(weight, Tensor) or weight.dim() != 2):
-        what = f"{scores} has no weight [vocabulary, width], so it is not an unembedding"
-        problems.append(Problem("task.unembed", what, "name the linear layer that computes the logits"))
-    places = list[HeadsPlace]()
+        hint = "use a causal language model (model.args.class=causal_lm)"
+        raise CompileError([Problem("task.name", what, hint)])
+    blocks = mistakes.collected(
+        lambda: _selected(names, residual, "task.residual") if residual else _blocks(model)
+    )
+    norm = final_norm
+    if final_norm:
+        mistakes.collected(lambda: _require(names, final_norm, "task.final_norm"))
+    elif blocks:
+        norm = mistakes.collected(lambda: _final_norm(model, blocks))
+    scores = mistakes.collected(lambda: _unembed(names, unembed))
+    heads_of_blocks = list[HeadsPlace | None]()
     if by_head and blocks:
-        chosen = _selected(names, heads, "task.heads", problems) if heads else None
-        places = [each for block in blocks for each in _heads(model, block, chosen, problems)]
-    if problems or norm is None or scores is None:
-        raise CompileError(problems)
-    return Places(tuple(blocks), norm, scores, tuple(places))
-
-
-def _selected(names: ModelNames, selector: Selector, where: str, problems: list[Problem]) -> list[str]:
-    found = list(dict.fromkeys(names.first_name(path) for path in selector.select(names.tree)))
-    if not found:
-        what = f"{str(selector)!r} matches no module; {names.nearest(selector, on_parameters=False)}"
-        problems.append(Problem(where, what, _SEE))
-    return found
+        chosen = mistakes.collected(lambda: _selected(names, heads, "task.heads") if heads else None)
+        heads_of_blocks = [
+            mistakes.collected(partial(_heads, model, block, chosen))
+            for block in blocks
+            if not heads or chosen is not None
+        ]
+    mistakes.refuse()
+    assert blocks and norm and scores
+    return Places(tuple(blocks), norm, scores, tuple(each for each in heads_of_blocks if each is not None))
 
 
 _SEE = "look at the modules with task=modules"
 
 
-def _named(names: ModelNames, path: str, where: str, problems: list[Problem]) -> str | None:
-    if path in names.modules:
-        return path
-    problems.append(Problem(where, f"the model has no module {path!r}; {nearest(path, names.modules)}", _SEE))
-    return None
+def _selected(names: ModelNames, selector: Selector, where: str) -> list[str]:
+    paths = list(dict.fromkeys(names.first_name(path) for path in selector.select(names.tree)))
+    if not paths:
+        what = f"{str(selector)!r} matches no module; {names.nearest(selector, on_parameters=False)}"
+        raise CompileError([Problem(where, what, _SEE)])
+    return paths
 
 
-def _blocks(model: nn.Module, problems: list[Problem]) -> list[str]:
+def _require(names: ModelNames, path: str, where: str) -> None:
+    if path not in names.modules:
+        what = f"the model has no module {path!r}; {nearest(path, names.modules)}"
+        raise CompileError([Problem(where, what, _SEE)])
+
+
+def _blocks(model: nn.Module) -> list[str]:
     """The paths of the blocks: the children of the outermost ModuleList whose length the config gives as layers.
 
     Without a config: of the outermost ModuleList with a usual name.
     """
-    config: Any = getattr(model, "config", None)
-    if callable(text := getattr(config, "get_text_config", None)):
-        config = text()
+    config = text_config(model)
     counts = {value for name in _LAYERS if isinstance(value := getattr(config, name, None), int)}
-    lists = [
-        (path, each) for path, each in model.named_modules() if isinstance(each, nn.ModuleList) and len(each)
+    fitting = {
+        path: len(each)
+        for path, each in model.named_modules()
+        if isinstance(each, nn.ModuleList) and len(each)
+        if (len(each) in counts if counts else path.rpartition(".")[2] in _LISTS)
+    }
+    outermost = [
+        path
+        for path in fitting
+        if not any(path != other and path.startswith(f"{other}." if other else "") for other in fitting)
     ]
-    fitting = [(path, each) for path, each in lists if len(each) in counts]
-    if not counts:
-        fitting = [(path, each) for path, each in lists if path.rpartition(".")[2] in _LISTS]
-    fitting = [each for each in fitting if not any(_inside(each[0], other) for other, _ in fitting)]
-    if len(fitting) == 1:
-        path, found = fitting[0]
-        return [f"{path}.{number}" for number in range(len(found))]
-    looked = (
-        f"a list of {listed(map(str, sorted(counts)), 3)} modules"
-        if counts
-        else f"a list called {listed(_LISTS, 9)}"
-    )
-    there = f"found {listed([path for path, _ in fitting], _SHOWN)}" if fitting else "there is none"
+    if len(outermost) == 1:
+        return [f"{outermost[0]}.{number}" for number in range(fitting[outermost[0]])]
+    looked = f"a list called {listed(_LISTS, 9)}"
+    if counts:
+        looked = f"a list of {listed(map(str, sorted(counts)), 3)} modules"
+    there = f"found {listed(outermost, _SHOWN)}" if outermost else "there is none"
     what = f"the blocks of {type(model).__name__} were not found: looked for {looked}, {there}"
-    problems.append(
-        Problem("task.residual", what, "name them with a selector: task.residual='model.layers[:]'")
-    )
-    return []
+    hint = "name them with a selector: task.residual='model.layers[:]'"
+    raise CompileError([Problem("task.residual", what, hint)])
 
 
-def _inside(path: str, other: str) -> bool:
-    return path != other and path.startswith(f"{other}." if other else "")
+def text_config(model: nn.Module) -> Any:
+    """The model's config; for a model of images and text, the config of its text part; None if there is none."""
+    config: Any = getattr(model, "config", None)
+    getter = getattr(config, "get_text_config", None)
+    return getter() if callable(getter) else config
 
 
-def _final_norm(model: nn.Module, blocks: list[str], problems: list[Problem]) -> str | None:
+def _final_norm(model: nn.Module, blocks: list[str]) -> str:
     """The path of the final norm beside the list of the blocks, or in the module around it."""
-    if not blocks:
-        return None
     owner = blocks[0].rpartition(".")[0].rpartition(".")[0]
     for place in dict.fromkeys([owner, owner.rpartition(".")[0]]):
         there = model.get_submodule(place)._modules
-        found = [name for name in FINAL_NORMS if there.get(name) is not None]
-        if found:
-            return f"{place}.{found[0]}" if place else found[0]
+        if norms := [name for name in FINAL_NORMS if there.get(name) is not None]:
+            return join(place, norms[0])
     what = (
         f"{type(model).__name__} has no final norm beside its blocks in {owner or 'the model'}: looked for "
         f"{listed(FINAL_NORMS, len(FINAL_NORMS))}"
     )
     hint = "the lens is for decoders that have one: name it with task.final_norm=PATH, or use another model"
-    problems.append(Problem("task.final_norm", what, hint))
-    return None
+    raise CompileError([Problem("task.final_norm", what, hint)])
 
 
-def _unembed(model: nn.Module, problems: list[Problem]) -> str | None:
-    getter = getattr(model, "get_output_embeddings", None)
-    found: Any = getter() if callable(getter) else None
-    if found is None:
-        found = next(filter(None, (model._modules.get(name) for name in _UNEMBEDS)), None)
-    for path, each in model.named_modules():
-        if each is found:
-            return str(path)
-    what = (
-        f"{type(model).__name__} has no output embedding: looked for get_output_embeddings() and the modules "
-        f"{listed(_UNEMBEDS, len(_UNEMBEDS))}"
-    )
-    hint = "the lens is for language models: name the module with task.unembed=PATH, or use another model"
-    problems.append(Problem("task.unembed", what, hint))
-    return None
+def _unembed(names: ModelNames, given: str | None) -> str:
+    """The path of the layer that computes the logits: the given one, or the model's output embedding."""
+    model, where = names.model, "task.unembed"
+    if given is not None:
+        _require(names, given, where)
+        layer: Any = model.get_submodule(given)
+    else:
+        getter: Any = getattr(model, "get_output_embeddings", None)
+        layer = getter() if callable(getter) else None
+        if layer is None:
+            layer = next(filter(None, (model._modules.get(name) for name in _UNEMBEDS)), None)
+    path = given or next((path for path, each in model.named_modules() if each is layer), None)
+    if path is None:
+        what = (
+            f"{type(model).__name__} has no output embedding: looked for get_output_embeddings() and the modules "
+            f"{listed(_UNEMBEDS, len(_UNEMBEDS))}"
+        )
+        hint = "the lens is for language models: name the module with task.unembed=PATH, or use another model"
+        raise CompileError([Problem(where, what, hint)])
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        what = f"{path} has no weight [vocabulary, width], so it is not an unembedding"
+        raise CompileError([Problem(where, what, "name the linear layer that computes the logits")])
+    return path
 
 
 # ---- heads -----------------------------------------------------------------------------------------------------
 
 
-def _heads(
-    model: nn.Module, block: str, chosen: list[str] | None, problems: list[Problem]
-) -> Iterator[HeadsPlace]:
-    """The output projection of the block's attention; yields nothing if a problem was added."""
-    if chosen is None:
-        found = list(_projections(model, block))
+def _heads(model: nn.Module, block: str, chosen: list[str] | None) -> HeadsPlace:
+    """The output projection of the block's attention: the one that is chosen, or that has a usual name.
+
+    Raises CompileError if there is not exactly one, or it does not take the heads of an attention.
+    """
+    if chosen is not None:
+        looked, paths = "one match", [path for path in chosen if path.startswith(f"{block}.")]
     else:
-        found = [path for path in chosen if path.startswith(f"{block}.")]
-    if len(found) != 1:
-        asked = (
-            "a projection in its attention called " + listed(_PROJECTIONS, 9)
-            if chosen is None
-            else "one match"
-        )
-        what = f"{block}: looked for {asked}, found {listed(found, _SHOWN) if found else 'none'}"
-        problems.append(Problem("task.heads", what, "name one in each block: task.heads='**.attn.o_proj'"))
-        return
-    place = _place(model, found[0])
+        looked, paths = f"a projection in its attention called {listed(_PROJECTIONS, 9)}", []
+        for path, module in model.get_submodule(block).named_modules():
+            owner, _, name = path.rpartition(".")
+            in_attention = any(word in owner for word in _ATTENTION)
+            if isinstance(module, FromHeads) or (in_attention and name in _PROJECTIONS):
+                paths.append(f"{block}.{path}")
+    if len(paths) != 1:
+        what = f"{block}: looked for {looked}, found {listed(paths, _SHOWN) if paths else 'none'}"
+        hint = "name one in each block: task.heads='**.attn.o_proj'"
+        raise CompileError([Problem("task.heads", what, hint)])
+    place = _place(model, paths[0])
     if place is None:
-        what = f"{found[0]} does not take the heads of an attention, or the number of heads is not known"
-        problems.append(Problem("task.heads", what, "name the output projection of the attention, a Linear"))
-        return
-    yield place
-
-
-def _projections(model: nn.Module, block: str) -> Iterator[str]:
-    for path, module in model.get_submodule(block).named_modules():
-        owner, _, name = path.rpartition(".")
-        in_attention = any(word in owner for word in _ATTENTION)
-        if isinstance(module, FromHeads) or (in_attention and name in _PROJECTIONS):
-            yield f"{block}.{path}"
+        what = f"{paths[0]} does not take the heads of an attention, or the number of heads is not known"
+        hint = "name the output projection of the attention, a Linear"
+        raise CompileError([Problem("task.heads", what, hint)])
+    return place
 
 
 def _place(model: nn.Module, path: str) -> HeadsPlace | None:
     module, owner = model.get_submodule(path), path.rpartition(".")[0]
     if isinstance(module, FromHeads):
         around = model.get_submodule(owner).named_children()
-        summed = next((name for name, each in around if isinstance(each, SumOfHeads)), None)
-        return (
-            None
-            if summed is None
-            else HeadsPlace(path, f"{owner}.{summed}", f"{owner}.{summed}.bias", module.weight.shape[0])
-        )
+        summed = next((f"{owner}.{name}" for name, each in around if isinstance(each, SumOfHeads)), None)
+        if summed is None:
+            return None
+        return HeadsPlace(path, summed, f"{summed}.bias", module.weight.shape[0])
     bias = f"{path}.bias" if getattr(module, "bias", None) is not None else ""
     if isinstance(module, HeadwiseProjection):
         return HeadsPlace(f"{owner}.result", path, bias, module.heads)
@@ -249,7 +253,8 @@ def _place(model: nn.Module, path: str) -> HeadsPlace | None:
     counted = head_count(model, path, Heads.model_validate({"pick": [0]}))
     if counted is None or weight is None or weight.dim() != 2:
         return None
-    taken = weight.shape[1] if isinstance(module, nn.Linear) else weight.shape[0]
-    if taken % counted.counts[0] or counted.width not in (None, taken // counted.counts[0]):
+    width = weight.shape[1] if isinstance(module, nn.Linear) else weight.shape[0]
+    count = counted.counts[0]
+    if width % count or counted.width not in (None, width // count):
         return None
-    return HeadsPlace(path, path, bias, counted.counts[0])
+    return HeadsPlace(path, path, bias, count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,12 +32,13 @@ class Average:
         self._metrics = metrics
         self._of_loss = of_loss
         computed = {metric.name: metric for metric in metrics if metric.name != LOSS}.values()
+        at_targets = {False: ("labels",), True: ("labels", "tokens")}
         self._computed = {
             of_tokens: [
-                [metric for metric in computed if metric.leaves_out(of_tokens=of_tokens) is left_out]
-                for left_out in (False, True)
+                [metric for metric in computed if (metric.rows in left_out) is at_target]
+                for at_target in (False, True)
             ]
-            for of_tokens in (False, True)
+            for of_tokens, left_out in at_targets.items()
         }  # of samples, and of tokens: the metrics of all rows, and of the rows that have a target
         self._grouped = [metric for metric in metrics if metric.by is not None]
         self._sums = dict[str, Cell]()
@@ -164,7 +165,17 @@ class Average:
             "samples": self.samples,
             "sums": {name: total for name, (total, _) in self._sums.items()},
             "counts": {name: count for name, (_, count) in self._sums.items()},
-            "parted": [[*column, _columns(cells)] for column, cells in self._groups.items()],
+            "parted": [
+                [
+                    *column,
+                    {
+                        "keys": torch.tensor(list(cells), dtype=torch.int64),
+                        "sums": torch.tensor([total for total, _ in cells.values()], dtype=torch.float64),
+                        "counts": torch.tensor([count for _, count in cells.values()], dtype=torch.int64),
+                    },
+                ]
+                for column, cells in self._groups.items()
+            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -174,11 +185,9 @@ class Average:
         for name, total in state["sums"].items():
             self._add(self._sums, name, total, state["counts"][name])
         for name, by, split, columns in state["parted"]:
-            cells = self._groups.setdefault((name, by, split), {})
-            for key, total, count in zip(
-                *(columns[each].tolist() for each in ("keys", "sums", "counts")), strict=True
-            ):
-                self._add(cells, key, total, count)
+            keys, sums, counts = (columns[each].tolist() for each in ("keys", "sums", "counts"))
+            cells = zip(sums, counts, strict=True)
+            self._groups[name, by, split] = dict(zip(keys, cells, strict=True))
 
     def clear(self) -> None:
         """Forget all samples."""
@@ -221,25 +230,13 @@ class Average:
                 yield split, line | ({"tokens": count} if by == "position" else {})
 
 
-def _columns(cells: Mapping[int, Cell]) -> dict[str, Tensor]:
-    """The keys, the sums and the counts, each [n]."""
-    sums, counts = ([cell[place] for cell in cells.values()] for place in (0, 1))
-    return {
-        "keys": torch.tensor(list(cells), dtype=torch.int64),
-        "sums": torch.tensor(sums, dtype=torch.float64),
-        "counts": torch.tensor(counts, dtype=torch.int64),
-    }
-
-
 def _sample_by_sample(rows: BatchRows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
     """[n]: the value of a function of a batch for the sample of each row, computed as a batch of this sample alone."""
     if rows.samples is None:
-        return _numbers(function(*rows.of_sample(number)) for number in range(len(rows)))
+        values = [float(function(*rows.of_sample(number))) for number in range(len(rows))]
+        return torch.tensor(values, dtype=torch.float64)
     output, targets = rows.whole()
     samples, places = rows.samples.unique(return_inverse=True)
     of_samples = [places == number for number in range(len(samples))]
-    return _numbers(function(output[chosen], targets[chosen]) for chosen in of_samples)[places.cpu()]
-
-
-def _numbers(values: Iterable[Tensor]) -> Tensor:
-    return torch.tensor([float(value) for value in values], dtype=torch.float64)
+    values = [float(function(output[chosen], targets[chosen])) for chosen in of_samples]
+    return torch.tensor(values, dtype=torch.float64)[places.cpu()]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hookrun.data import DataInfo
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
@@ -58,10 +59,6 @@ class Metric:
     code: Code | None = None
     by: By | None = None
     against: str | None = None
-
-    def leaves_out(self, *, of_tokens: bool) -> bool:
-        """Whether rows without a target are left out: of tokens, or of samples."""
-        return self.rows == "labels" or (self.rows == "tokens" and of_tokens)
 
     def misfit(self, target: Tensor) -> HookrunError:
         """The error for targets, or an output, for which it cannot be computed."""
@@ -126,9 +123,9 @@ def kl(part: RowPart) -> Tensor | None:
     """KL(P || Q) in nats: P the probabilities to compare with, Q those of the model under its hooks."""
     if part.scores.dim() != 2:
         return None
-    if part.log_others is None:
+    if part.others is None:
         raise HookrunError(f"{WHERE}: 'kl' has nothing to compare with")
-    ours, theirs = part.log_probabilities, part.log_others
+    ours, theirs = part.log_probabilities, F.log_softmax(part.others, dim=1)
     terms = theirs.exp() * (theirs - ours)
     # A class with probability 0 in P adds 0, whatever its probability in Q.
     terms = torch.where(theirs == -torch.inf, 0.0, terms)

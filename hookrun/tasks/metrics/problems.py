@@ -57,7 +57,13 @@ def compared_problems(
     splits: split of the task -> the number of its samples, None: not known
     info:   the data of this run
     """
-    problems, runs, shape = list[Problem](), RunReferences.of(experiment), _of_a_sample(experiment, info)
+    problems, runs = list[Problem](), RunReferences.of(experiment)
+    # The smallest shape of a sample's scores, (classes,) or (tokens, classes); None: a size that is not known. A model
+    # may have more classes than its data: pretrained weights, or a padded vocabulary.
+    shape: tuple[int | None, ...] = (info.num_classes,)
+    if info.tokenizer is not None:
+        varies = experiment.settings.data.args.get("padding") == "none"
+        shape = (None if varies or info.target is None else info.target.shape[0], info.vocab_size)
     for place, keys in enumerate(metrics_of(task_of(experiment)) or ()):
         if keys.against is None:
             continue
@@ -88,18 +94,6 @@ def compared_problems(
         except HookrunError as error:
             problems.append(Problem(where, str(error)))
     return problems
-
-
-def _of_a_sample(experiment: Experiment, info: DataInfo) -> tuple[int | None, ...]:
-    """The smallest shape of a sample's scores, (classes,) or (tokens, classes); None: a size that is not known.
-
-    A model may have more classes than its data: pretrained weights, or a padded vocabulary.
-    """
-    if info.tokenizer is None:
-        return (info.num_classes,)
-    varies = experiment.settings.data.args.get("padding") == "none"
-    length = None if varies or info.target is None else info.target.shape[0]
-    return length, info.vocab_size
 
 
 def _other_data(where: str, run: Run, settings: Settings) -> Iterator[Problem]:

@@ -52,11 +52,6 @@ class RowPart:
         """[n, classes]: the log-softmax of the scores."""
         return F.log_softmax(self.scores, dim=1)
 
-    @cached_property
-    def log_others(self) -> Tensor | None:
-        """[n, classes]: the log-softmax of the scores to compare with; None: no comparison."""
-        return None if self.others is None else F.log_softmax(self.others, dim=1)
-
     def at(self, values: Tensor, classes: Tensor) -> Tensor:
         """[n]: from values [n, classes], the value of one class in each row."""
         return values.gather(1, classes[:, None].long()).squeeze(1)

@@ -131,7 +131,7 @@ class RunContext:
                     self.forward(batch.pattern)
             return None
         if self.measuring.without_hooks:
-            self._others = self._without_hooks(batch)
+            self._others = self.without_hooks(batch)
         self.set_batch(batch)
         args, kwargs = as_call(batch.inputs, self.model)
         with self.autocast():
@@ -166,7 +166,7 @@ class RunContext:
         finally:
             clock.stands_in = False
 
-    def _without_hooks(self, batch: Batch) -> Any:
+    def without_hooks(self, batch: Batch) -> Any:
         """The output without the hooks; buffers and random generators are restored afterwards.
 
         It is computed before the output with hooks, so that layers such as dropout draw the same numbers for both.

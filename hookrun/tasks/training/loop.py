@@ -54,19 +54,20 @@ def _made(context: RunContext) -> Training:
     optimizer = make_optimizer(settings.optimizer, trained.groups, by_name)
     steps_per_epoch = -(-len(batches) // settings.accumulate)
     steps = min(settings.steps or settings.epochs * steps_per_epoch, settings.epochs * steps_per_epoch)
-    interval = settings.scheduler.interval if settings.scheduler is not None else "step"
-    intervals = max(settings.epochs if interval == "epoch" else steps, 1)
-    scheduler = make_scheduler(settings.scheduler, optimizer, intervals)
-    if (last := last_milestone(settings.scheduler)) >= intervals:
-        note = f"train.scheduler: the run ends after {interval} {intervals}, before milestone {last}"
-        context.screen.note([note])
+    schedule, scheduler = settings.scheduler, None
+    if schedule is not None:
+        intervals = max(settings.epochs if schedule.interval == "epoch" else steps, 1)
+        scheduler = make_scheduler(schedule, optimizer, intervals)
+        if (last := last_milestone(schedule)) >= intervals:
+            note = f"the run ends after {schedule.interval} {intervals}, before milestone {last}"
+            context.screen.note([f"train.scheduler: {note}"])
     average = WeightAverage(context.model, settings.ema.decay) if settings.ema is not None else None
     return Training(
         context,
         optimizer,
         FiniteSteps(context, optimizer),
         scheduler,
-        interval,
+        schedule.interval if schedule is not None else "step",
         batches,
         val,
         context.average(),

@@ -192,7 +192,9 @@ def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGr
         return problems
     try:
         optimizer = make_optimizer(named, groups, by_name)
-        scheduler = make_scheduler(train.scheduler, optimizer, intervals=last_milestone(train.scheduler) + 2)
+        if train.scheduler is not None:
+            scheduler = make_scheduler(train.scheduler, optimizer, last_milestone(train.scheduler) + 2)
+            problems += _unsavable(scheduler, SCHEDULER)
         if ":" in named.name:
             with torch.random.fork_rng(devices=[]):  # draws by the user's code must not change the run
                 trial = {name: nn.Parameter(torch.ones(2, 2)) for name in ("first", "second")}
@@ -202,14 +204,15 @@ def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGr
                 # it may not accept these gradients; then the first saved state shows problems
                 with suppress(Exception):
                     optimizer.step()
+                problems += _unsavable(optimizer, OPTIMIZER)
     except SpecError as error:
         return error.errors
-    return [*_unsavable(scheduler, SCHEDULER), *_unsavable(optimizer, OPTIMIZER)]
+    return problems
 
 
-def _unsavable(made: Optimizer | LRScheduler | None, where: str) -> Iterator[Problem]:
+def _unsavable(made: Optimizer | LRScheduler, where: str) -> Iterator[Problem]:
     """A problem if the present state of a user's own optimizer or schedule cannot be saved; torch's can."""
-    if made is None or type(made).__module__.startswith("torch."):
+    if type(made).__module__.startswith("torch."):
         return
     try:
         flatten(made.state_dict())
@@ -249,14 +252,12 @@ def make_optimizer(
 
 
 def make_scheduler(
-    named: Schedule | None, optimizer: Optimizer, intervals: int, where: str = SCHEDULER
-) -> LRScheduler | None:
+    named: Schedule, optimizer: Optimizer, intervals: int, where: str = SCHEDULER
+) -> LRScheduler:
     """The schedule. Its length defaults to that of the run, or of its part of a SequentialLR.
 
     intervals: how many times the run steps the schedule
     """
-    if named is None:
-        return None
     cls = _class_of(named.name, where, SCHEDULERS)
     made: LRScheduler
     if named.schedulers is None:
@@ -265,10 +266,13 @@ def make_scheduler(
         length = {key: intervals for key in FILLED if key in takes and not given_in_epochs}
         made = _constructed(cls, where, length | named.args, optimizer)
     else:
-        spans = enumerate(zip(named.schedulers, lengths(named, intervals), strict=True))
+        spans = [intervals] * len(named.schedulers)
+        if "milestones" in named.args:
+            bounds = [0, *named.args["milestones"], intervals]
+            spans = [max(end - start, 1) for start, end in pairwise(bounds)]
         parts = [
-            make_scheduler(part, optimizer, span, f"{where}.schedulers.{number}")
-            for number, (part, span) in spans
+            make_scheduler(part, optimizer, spans[number], f"{where}.schedulers.{number}")
+            for number, part in enumerate(named.schedulers)
         ]
         made = _constructed(cls, where, {"schedulers": parts, "optimizer": optimizer, **named.args})
     return made
@@ -290,19 +294,10 @@ def _constructed(cls: type, where: str, args: Mapping[str, Any], *first: Any) ->
         raise SpecError([Problem(where, f"{cls.__name__} refuses its arguments: {error}")]) from error
 
 
-def lengths(named: Schedule, intervals: int) -> list[int]:
-    """How many times each part is stepped in a run of `intervals` steps or epochs; at least 1 for each."""
-    if "milestones" not in named.args:
-        return [intervals] * len(named.schedulers or ())
-    bounds = [0, *named.args["milestones"], intervals]
-    return [max(end - start, 1) for start, end in pairwise(bounds)]
-
-
-def last_milestone(named: Schedule | None) -> int:
+def last_milestone(named: Schedule) -> int:
     """The last milestone in a schedule and its parts; 0 if there is none."""
-    if named is None or named.schedulers is None:
-        return 0
-    return max([*named.args.get("milestones", []), *map(last_milestone, named.schedulers)], default=0)
+    milestones = named.args.get("milestones", []) if named.schedulers is not None else []
+    return max([*milestones, *map(last_milestone, named.schedulers or ())], default=0)
 
 
 # ---- clipping over all trained parameters together -------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""task=probe and task=similarity: results from the captures of a run, without running a model."""
+"""task=probe and task=similarity: results of the captures of a run, without a model; their keys; resuming."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from safetensors.torch import load_file, save_file
 
 import hookrun
 from hookrun.cli import main
+from hookrun.errors import SpecError
+from hookrun.spec import Experiment
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
+from hookrun.tasks import parse_experiment, task_of
+from hookrun.tasks.analysis import cka, linear_probe
+from hookrun.tasks.resume import states as resuming
 
+SMALL = ("compute.device=cpu", "compute.threads=1")
 SEEN = "+hooks.seen={select: [flatten,layers.1,fc], hook: forward, action: capture}"
 
 
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = tmp_path_factory.mktemp("captured") / "run"
-    small = ("compute.device=cpu", "compute.threads=1", "model=mlp", "task=predict")
-    assert main([*small, SEEN, f"hydra.run.dir={path}"]) == 0
+    assert main([*SMALL, "model=mlp", "task=predict", SEEN, f"hydra.run.dir={path}"]) == 0
     return hookrun.open_run(path)
 
 
@@ -142,3 +147,68 @@ def test_one_number_for_each_sample_is_a_layer_too(run: Any) -> None:
     for task in ("task=probe", "task=similarity"):
         found = run(task, f"task.run={source.path}")
         assert {line["module"] for line in found.metrics} == {"flatten", "layers.1", "fc"}, task
+
+
+def experiment(task: dict[str, Any], **sections: Any) -> Experiment:
+    plain = {"model": {"name": "cnn"}, "data": {"name": "digits"}}
+    return parse_experiment(plain | sections | {"task": {"name": "probe"} | task})
+
+
+def test_memory_and_features_are_whole_numbers_within_bounds() -> None:
+    assert experiment({"max_bytes": 2**50, "project": 2**24})
+    for key, most in (("max_bytes", 2**50), ("project", 2**24)):
+        for value in (0, -1, 1.0, True, "1", most + 1):
+            with pytest.raises(SpecError, match=f"task.{key}"):
+                experiment({key: value})
+
+
+def test_hooks_and_changed_settings_of_a_run_are_unused() -> None:
+    hooks = {"h": {"select": "fc", "hook": "forward", "action": "capture"}}
+    some = experiment({}, train={"epochs": 9}, compute={"compile": True}, hooks=hooks)
+    assert task_of(some).unused(some) == ["train.epochs", "compute.compile", "hooks"]
+    none = experiment({})
+    assert task_of(none).unused(none) == []
+
+
+class Killed(BaseException):
+    """Raised where the process is killed."""
+
+
+def recorded(path: Path) -> dict[str, Any]:
+    files = [path / name for name in ("metrics.jsonl", "probes.safetensors") if (path / name).exists()]
+    left = sorted(each.name for each in path.iterdir() if each.name != "report.html")
+    return {"left": left, **{file.name: file.read_bytes() for file in files}}
+
+
+def test_a_killed_analysis_is_resumed_with_its_next_part(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded parts are not computed again."""
+    seen = "+hooks.seen={select: [layers.1, fc], hook: forward, action: capture}"
+    captured = run("model=mlp", "task=predict", "train.limit_batches=2", seen)
+    calls = list[str]()
+    for module, name in ((linear_probe, "fit"), (cka, "_by_samples"), (cka, "_by_features")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, real=real: calls.append("") or real(*args))
+    for task, parts in (("probe", 2), ("similarity", 1)):
+        argv = [f"task={task}", f"task.run={captured.path}"]
+        assert main([*SMALL, *argv, f"hydra.run.dir={task}"]) == 0
+        expected = recorded(tmp_path / task)
+        for part in range(1, parts + 1):
+            name = f"{task}{part}"
+            real_write, left = resuming.write_state, [part]
+
+            def write(*args: Any, real: Any = real_write, left: list[int] = left, **options: int) -> None:
+                real(*args, **options)
+                left[0] -= 1
+                if not left[0]:
+                    raise Killed
+
+            with monkeypatch.context() as patch, pytest.raises(Killed):
+                patch.setattr(resuming, "write_state", write)
+                main([*SMALL, *argv, f"hydra.run.dir={name}"])
+            calls.clear()
+            assert hookrun.open_run(tmp_path / name).status["status"] != "done"
+            assert main([*SMALL, f"resume={name}"]) == 0
+            assert recorded(tmp_path / name) == expected
+            assert len(calls) == parts - part

@@ -10,20 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
+from hookrun.tasks.generate import GenerateTask
 from hookrun.tasks.generation.continuing import (
-    ContinuationOptions,
-    LoopContinuer,
-    PromptGroup,
     cannot_generate,
-    continuer_of,
-    groups,
+    continue_prompts,
+    generates,
     next_scores,
+    padded,
     prompts_of,
+    runs_together,
 )
 from hookrun.tasks.generation.next_token import NextTokens
 
 CPU = torch.device("cpu")
-OPTIONS = ContinuationOptions(most=4, stop=(9,), pad=0, cache=True)
 
 
 class Positional(nn.Module):
@@ -42,32 +41,25 @@ class Plain(nn.Module):
 
 
 def continued(model: nn.Module, prompts: list[list[int]]) -> list[list[int]]:
-    continuer = continuer_of(model, OPTIONS)
-    parts, found = list(groups(prompts, together=continuer.together)), []
-    for part in parts:
-        choosing = NextTokens(None, [0] * len(part.ids), stop=OPTIONS.stop, most=OPTIONS.most)
-        continuer.run(part, choosing, CPU)
-        found.append(choosing)
-    return NextTokens.joined(found, [part.places for part in parts]).tokens
+    choosing = NextTokens(None, [0] * len(prompts), stop=(9,), most=4)
+    continue_prompts(model, prompts, choosing, GenerateTask(), CPU, stop=(9,), pad=0)
+    return choosing.tokens
 
 
-@pytest.mark.parametrize("model", [Positional(), Plain()], ids=["together", "by length"])
-def test_prompts_of_different_lengths_continue_as_alone(model: nn.Module) -> None:
+def test_prompts_of_different_lengths_continue_together_as_alone() -> None:
     prompts = [[1, 2, 3], [5], [4, 4, 1], [2, 7]]
-    found = continued(model, prompts)
-    assert found == [continued(model, [prompt])[0] for prompt in prompts]
-    assert all(len(each) == OPTIONS.most or each[-1] == 9 for each in found)
-    assert continuer_of(model, OPTIONS).together == isinstance(model, Positional)
+    found = continued(Positional(), prompts)
+    assert found == [continued(Positional(), [prompt])[0] for prompt in prompts]
+    assert all(len(each) == 4 or each[-1] == 9 for each in found)
+    assert runs_together(Positional()) and not runs_together(Plain())
+    assert continued(Plain(), prompts[::2]) == [continued(Plain(), [prompt])[0] for prompt in prompts[::2]]
 
 
 def test_padding_is_on_the_given_side() -> None:
-    group = PromptGroup((0, 1), ([1, 2, 3], [4]))
-    tokens, mask = group.padded("left", 7, CPU)
+    tokens, mask = padded([[1, 2, 3], [4]], 7, left=True)
     assert tokens.tolist() == [[1, 2, 3], [7, 7, 4]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
-    tokens, mask = group.padded("right", 7, CPU)
+    tokens, mask = padded([[1, 2, 3], [4]], 7, left=False)
     assert tokens.tolist() == [[1, 2, 3], [4, 7, 7]] and mask.tolist() == [[1, 1, 1], [1, 0, 0]]
-    by_length = groups([[1], [2, 3], [4]], together=False)
-    assert [each.places for each in by_length] == [(0, 2), (1,)]
 
 
 def test_a_prompt_is_its_real_tokens_and_one_without_tokens_is_named() -> None:
@@ -93,4 +85,4 @@ def test_scores_are_those_of_the_last_token_in_at_least_float32() -> None:
             HookrunError, match=r"needs scores \[batch, length, vocabulary\] for tokens \[2, 3\]"
         ):
             next_scores(wrong, ids)
-    assert isinstance(continuer_of(Plain(), OPTIONS), LoopContinuer) and not cannot_generate(Plain())
+    assert not generates(Plain()) and not cannot_generate(Plain())

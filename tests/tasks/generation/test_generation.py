@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from io import StringIO
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from hookrun.data import DataInfo, describe
@@ -16,12 +18,12 @@ from hookrun.tasks.generation.generation import (
     SHOWN,
     Sums,
     Texts,
-    records_of,
-    shown_lines,
+    record_of,
+    show,
     stop_tokens,
     vocabulary_of,
 )
-from hookrun.tasks.generation.next_token import NextTokens
+from hookrun.tasks.generation.next_token import Continuation
 
 
 def model(end: Any, generation_end: Any = None, vocabulary: int | None = 50) -> nn.Module:
@@ -52,14 +54,6 @@ def test_a_token_outside_of_the_vocabulary_is_ignored(info: DataInfo) -> None:
     assert vocabulary_of(nn.Identity(), info) == info.vocab_size
 
 
-def continued(*choices: list[list[float]]) -> NextTokens:
-    """Two sequences of at most two tokens, which token 0 ends."""
-    found = NextTokens(None, [0, 1], stop=[0], most=2)
-    for scores in choices:
-        found.choose(torch.tensor(scores))
-    return found
-
-
 def record(sample: int, kl: float = 0.0, without: str = "a") -> dict[str, Any]:
     return {
         "split": "val", "sample": sample, "prompt": f"one two {sample}", "text": "a", "ids": [1],
@@ -69,16 +63,15 @@ def record(sample: int, kl: float = 0.0, without: str = "a") -> dict[str, Any]:
 
 
 def test_a_record_has_the_reason_of_its_end_and_the_kl_to_the_one_without_hooks() -> None:
-    now = continued([[5.0, 0, 0], [0, 5, 0]], [[5.0, 0, 0], [0, 0, 5]])
-    without = continued([[0.0, 0, 0], [0, 5, 0]], [[0.0, 0, 5], [0, 0, 5]])
-    first, second = records_of([[7], [8, 9]], now, Texts(None), without)
-    assert (first["ids"], first["reason"], first["text"]) == ([0], "end", None)
-    assert (second["prompt_ids"], second["ids"], second["reason"]) == ([8, 9], [1, 2], "length")
-    assert second["kl_first"] == 0 and second["ids_without"] == [1, 2]
+    now = Continuation([0], True, torch.tensor([5.0, 0, 0]))
+    without = Continuation([1, 2], False, torch.zeros(3))
+    found = record_of([8, 9], now, Texts(None), without)
+    assert (found["prompt_ids"], found["ids"], found["reason"], found["text"]) == ([8, 9], [0], "end", None)
+    assert (found["ids_without"], found["reason_without"]) == ([1, 2], "length")
     p, q = torch.full((3,), 1 / 3).double(), torch.tensor([5.0, 0, 0]).double().softmax(0)
-    assert first["kl_first"] == pytest.approx(float((p * (p / q).log()).sum()))
-    assert second["next"][0][0] == 1
-    assert "ids_without" not in records_of([[7], [8]], now, Texts(None))[0]
+    assert found["kl_first"] == pytest.approx(float((p * (p / q).log()).sum()))
+    assert found["next"][0][0] == 0
+    assert not {"ids_without", "kl_first"} & record_of([7], now, Texts(None)).keys()
 
 
 def test_sums_continue_from_a_saved_state_and_keep_the_largest_changes() -> None:
@@ -98,14 +91,21 @@ def test_sums_continue_from_a_saved_state_and_keep_the_largest_changes() -> None
     assert whole.read(compared=False) == {"samples": 20, "new_tokens": 20}
 
 
+def shown(sums: Sums, width: int, *, compared: bool = True) -> list[str]:
+    console = Console(width=width, file=StringIO(), markup=False, highlight=False)
+    show(sums, console, compared=compared)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
 def test_lines_fit_the_terminal_and_show_the_changes() -> None:
     first, later, nothing = Sums(), Sums(), Sums()
     first.add(record(3, kl=math.log(2)))
     later.add(record(4, without="b"))
     nothing.add(record(5))
-    (_, line) = shown_lines(first, compared=True, width=100)
+    (_, line) = shown(first, 100)
     assert "val 3  0.693  #2 25.0% → 'a' 50.0%" in line and line.endswith("'one two 3'")
-    assert any("without: 'b'" in each for each in shown_lines(later, compared=True, width=60))
-    assert "the hooks changed neither" in shown_lines(nothing, compared=True, width=100)[0]
+    assert "      without: 'b'" in shown(later, 60) and "      with:    'a'" in shown(later, 60)
+    assert "the hooks changed neither" in shown(nothing, 100)[0]
+    assert shown(nothing, 100, compared=False) == ["  val 5: 'one two 5'", "      →  'a'"]
     for sums in (first, later, nothing):
-        assert all(len(each) <= 30 for each in shown_lines(sums, compared=True, width=30))
+        assert all(len(each) <= 30 for each in shown(sums, 30))

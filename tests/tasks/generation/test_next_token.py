@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hookrun.errors import HookrunError
 from hookrun.spec.task import Sampling
-from hookrun.tasks.generation.next_token import NextTokens, divergences, most_probable, restricted
+from hookrun.tasks.generation.next_token import NextTokens, divergence, most_probable, restricted
 
 
 def scores(*tokens: int) -> Tensor:
@@ -23,12 +23,12 @@ def test_a_sequence_ends_at_its_end_token_or_the_largest_number_and_is_padded_th
     assert [choosing.choose(each).tolist() for each in (first, scores(2, 1), scores(1, 1))] == [
         [1, 3], [2, 9], [1, 9]
     ]  # fmt: skip
-    assert choosing.is_over and [choosing.ended(row) for row in (0, 1)] == [False, True]
+    assert choosing.is_over and [choosing.continuation(row).is_over for row in (0, 1)] == [False, True]
     assert choosing.choose(scores(1, 1)).tolist() == [9, 9], "one call more changes nothing"
     assert choosing.tokens == [[1, 2, 1], [3]]
     kept = first.clone()
     first.zero_()
-    assert choosing.first is not None and torch.equal(choosing.first, kept), "of the first choice, a copy"
+    assert torch.equal(choosing.continuation(1).first, kept[1]), "of the first choice, a copy"
 
 
 def test_a_prescribed_first_token_is_taken_whatever_the_scores() -> None:
@@ -82,23 +82,12 @@ def test_draws_follow_the_distribution_and_its_restrictions() -> None:
         assert not counts[expected == 0].any(), sampling
 
 
-def test_parts_of_a_batch_are_joined_in_its_order() -> None:
-    one, other = (NextTokens(None, [0, 0], stop=(3,), most=1) for _ in "ab")
-    one.choose(scores(0, 1))
-    other.choose(scores(2, 3))
-    joined = NextTokens.joined([one, other], [(3, 0), (2, 1)])
-    assert joined.tokens == [[1], [3], [2], [0]]
-    assert [joined.ended(row) for row in range(4)] == [False, True, False, False]
-    assert joined.first is not None and torch.equal(joined.first, scores(1, 3, 2, 0))
-
-
 def test_probabilities_and_kl_are_of_float64_and_in_nats() -> None:
-    p, q = torch.tensor([[0.0, 1.0, -torch.inf]]), torch.tensor([[1.0, 0.0, 3.0]])
-    ((first, second),) = most_probable(p, 2)
-    assert first == (1, pytest.approx(float(p.double().softmax(-1)[0, 1]), abs=1e-15)) and second[0] == 0
-    assert len(most_probable(p, 9)[0]) == 3
-    log_p, log_q = p[0, :2].log_softmax(-1), q.log_softmax(-1)[0, :2]
-    assert divergences(p, q) == pytest.approx([float((log_p.exp() * (log_p - log_q)).sum())])
-    assert divergences(p, p) == [0.0] and divergences(q, p) == [float("inf")]
-    near = normal(200, 40) * 5
-    assert min(divergences(near, near + 1e-9)) >= 0
+    p, q = torch.tensor([0.0, 1.0, -torch.inf]), torch.tensor([1.0, 0.0, 3.0])
+    first, second = most_probable(p, 2)
+    assert first == (1, pytest.approx(float(p.double().softmax(-1)[1]), abs=1e-15)) and second[0] == 0
+    assert len(most_probable(p, 9)) == 3
+    log_p, log_q = p[:2].log_softmax(-1), q.log_softmax(-1)[:2]
+    assert divergence(p, q) == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum()))
+    assert divergence(p, p) == 0.0 and divergence(q, p) == float("inf")
+    assert min(divergence(near, near + 1e-9) for near in normal(200, 40) * 5) >= 0

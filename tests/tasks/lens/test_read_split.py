@@ -10,11 +10,14 @@ import torch
 from hookrun.actions.site import TokenRows
 from hookrun.data.samples import IGNORED
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.lens.read_split import PartMeans, answers_of, write_lines
+from hookrun.tasks.lens.read_split import PartMeans, write_lines
 from hookrun.tasks.lens.reading import PartRead, ScoredPositions
 
 HERE = torch.zeros(4, dtype=torch.int64), torch.arange(4)
 ASKED = ScoredPositions(HERE, torch.tensor([5, IGNORED, 6, 7]), torch.tensor([8, IGNORED, IGNORED, 9]))
+
+
+A, A_HEAD, B = ("a", 0, None), ("a", 0, 1), ("b", 0, None)
 
 
 def part(name: str = "a", *, head: int | None = None, kl: bool = True, factor: float = 1.0) -> PartRead:
@@ -29,40 +32,42 @@ def part(name: str = "a", *, head: int | None = None, kl: bool = True, factor: f
 
 def test_means_leave_out_positions_without_an_answer_or_a_wrong_one() -> None:
     means = PartMeans()
-    means.add(part(), ASKED)
-    means.add_output(part(factor=10, kl=False), ASKED)
-    (sums,) = means.sums.values()
-    found = sums.means(means.whole, compared=True)
-    assert (sums.positions, sums.answers, sums.pairs) == (4, 3, 2)
+    means.add(A, part(), ASKED)
+    means.add(None, part(factor=10, kl=False), ASKED)
+    counts = [means.sums[A][name] for name in ("positions", "answers", "pairs")]
+    assert counts == [4, 3, 2]
     expected = {"kl": 0.25, "accuracy": 1 / 3, "answer_logit": 8 / 3, "logit_difference": 1.25}
-    assert found == pytest.approx(expected)
-    assert sums.means(means.whole, compared=False).keys() == {"answer_logit", "logit_difference"}
-    assert means.own.means(means.own, compared=False)["answer_logit"] == pytest.approx(80 / 3)
+    assert means.means(A, compared=True) == pytest.approx(expected)
+    assert means.means(A, compared=False).keys() == {"answer_logit", "logit_difference"}
+    assert means.means(None, compared=False)["answer_logit"] == pytest.approx(80 / 3)
 
 
 def test_a_part_that_is_missing_in_a_batch_counts_as_nothing_there() -> None:
     means = PartMeans()
-    assert means.whole.positions == 0 and means.whole.means(means.whole, compared=True) == {"kl": 0.0}
-    means.add(part("a"), ASKED)
-    for name, head in (("a", None), ("a", 1), ("b", None)):
-        means.add(part(name, head=head), ASKED)
-    found = {key: sums.means(means.whole, compared=True) for key, sums in means.sums.items()}
+    for keys in ((None, A), (None, A, A_HEAD, B)):
+        for key in keys:
+            means.add(key, part(), ASKED)
     for name in ("kl", "accuracy", "answer_logit", "logit_difference"):
-        assert found["a", 0, None][name] == 2 * found["b", 0, None][name], name
-    assert list(means.sums) == [("a", 0, None), ("a", 0, 1), ("b", 0, None)]
+        assert means.means(A, compared=True)[name] == 2 * means.means(B, compared=True)[name], name
+    lines = list(means.lines("heads"))
+    assert [(line["module"], line.get("head"), line["positions"]) for line in lines] == [
+        ("a", None, 8), ("a", 1, 4), ("b", None, 4)
+    ]  # fmt: skip
 
 
 def test_saved_sums_go_on_to_the_same_numbers() -> None:
     straight, first, again = PartMeans(), PartMeans(), PartMeans()
+    again.load_state_dict(first.state_dict())
+    assert again.sums == {}
     for means in (straight, first):
-        means.add(part(factor=0.1), ASKED)
-        means.add_output(part(), ASKED)
+        means.add(A, part(factor=0.1), ASKED)
+        means.add(None, part(), ASKED)
     again.load_state_dict(first.state_dict())
     for means in (straight, again):
-        means.add(part("b", head=2, factor=0.3), ASKED)
-        means.add(part(factor=0.7), ASKED)
-    assert again.sums == straight.sums and again.own == straight.own
-    assert first.sums[("a", 0, None)].positions == 4, "the saved object is not written to"
+        means.add(B, part(factor=0.3), ASKED)
+        means.add(A, part(factor=0.7), ASKED)
+    assert again.sums == straight.sums
+    assert first.sums[A]["positions"] == 4, "the saved object is not written to"
 
 
 class Lines:
@@ -102,14 +107,3 @@ def test_lines_are_by_sample_then_part_then_position_and_leave_out_what_is_not_k
     assert "answer_logit" in run.lines[4] and "wrong_logit" not in run.lines[4]
     assert run.lines[2]["head"] == 1 and "kl_to_output" not in run.lines[2] and "head" not in first
     assert run.lines[5]["text"] is None
-
-
-def test_answers_are_the_next_tokens_and_wrong_ones_stand_beside_an_answer_alone() -> None:
-    target = torch.tensor([[5, IGNORED], [IGNORED, 6]])
-    rows = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1])
-    answer, wrong = answers_of(target, torch.tensor([7, 8]), rows)
-    assert answer.tolist() == [5, IGNORED, 6] and wrong.tolist() == [7, IGNORED, 8]
-    answer, wrong = answers_of(target, None, rows)
-    assert answer.tolist() == [5, IGNORED, 6] and wrong.tolist() == [IGNORED] * 3
-    answer, wrong = answers_of(torch.empty(0), torch.tensor([7, 8]), rows)
-    assert answer.tolist() == wrong.tolist() == [IGNORED] * 3 and answer.dtype is torch.int64

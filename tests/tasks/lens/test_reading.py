@@ -115,12 +115,3 @@ def test_a_factor_and_a_cap_on_the_logits_are_those_of_the_config() -> None:
         read(Capped(told=False))
     with pytest.raises(HookrunError, match="a hook changes the model's output after the soft cap"):
         read(Capped(), "layers", frozen=True, whole=edit("", factor=3))
-
-
-def test_the_output_is_read_after_all_hooks() -> None:
-    model = decoder()
-    seen, output = observed(model, inside=False, whole=edit("", factor=3))
-    lens = Lens(model, places_of(model), "residual", False, 1)
-    own = lens.read_output(output, ASKED)
-    assert own.kl is None and torch.equal(own.answer_logit[[0, 2]], output[ROWS][[0, 2], [7, 2]])
-    assert torch.equal(own.answer_logit[0], 3 * seen.scores[ROWS][0, 7])

@@ -36,13 +36,6 @@ def test_batches_are_weighted_by_their_size() -> None:
     assert average.read() == pytest.approx({"loss": 2.0, "accuracy": 0.75})
 
 
-def test_without_labels_there_is_no_accuracy_and_without_samples_no_value() -> None:
-    average = Average()
-    assert average.read() == {}
-    average.add(torch.tensor(2.0), of_samples(torch.ones(5), torch.zeros(64)))
-    assert average.read() == {"loss": 2.0}
-
-
 def test_a_nan_loss_stays_nan() -> None:
     average = Average()
     average.add(torch.tensor(1.0), of_samples(torch.ones(1), torch.zeros(1)))

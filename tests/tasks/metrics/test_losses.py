@@ -26,18 +26,11 @@ class NamedOutput(NamedTuple):
     logits: torch.Tensor
 
 
-@pytest.mark.parametrize(
-    "output",
-    [
-        SCORES,
-        (SCORES, torch.zeros(2)),
-        [None, SCORES],
-        {"aux": torch.zeros(2), "out": SCORES},
-        {"loss": torch.tensor(1.0), "logits": SCORES},
-        NamedOutput(torch.zeros(2), SCORES),
-        {"first": SCORES, "second": torch.zeros(2)},
-    ],
-)
+@pytest.mark.parametrize("output", [
+    SCORES, (SCORES, torch.zeros(2)), [None, SCORES], {"aux": torch.zeros(2), "out": SCORES},
+    {"loss": torch.tensor(1.0), "logits": SCORES}, NamedOutput(torch.zeros(2), SCORES),
+    {"first": SCORES, "second": torch.zeros(2)},
+])  # fmt: skip
 def test_the_main_tensor_is_the_output_or_its_logits_or_out_or_its_first(output: object) -> None:
     assert main_tensor(output) is SCORES
 
@@ -100,12 +93,6 @@ def test_a_model_may_return_its_own_loss() -> None:
 def test_any_output_has_a_mean_and_a_sum() -> None:
     assert LOSSES["output_mean"]((SCORES,), LABELS) == SCORES.mean()
     assert LOSSES["output_sum"]((SCORES,), LABELS) == SCORES.sum()
-
-
-def test_an_unknown_loss_is_refused_with_the_nearest_name() -> None:
-    assert set(LOSSES) >= {"cross_entropy", "mse", "output", "output_mean"}
-    with pytest.raises(SpecError, match="did you mean 'cross_entropy'"):
-        load_loss(Named(name="crossentropy"))
 
 
 SOURCE = """
@@ -215,36 +202,24 @@ def test_targets_that_are_tokens_make_cross_entropy_the_next_token_loss_and_refu
         load_loss(Named(name="mse"), tokens=True)
 
 
-@pytest.mark.parametrize(
-    "named, where, says",
-    [
-        (
-            {"name": "cross_entropy", "label_smooting": 1},
-            "train.loss.label_smooting",
-            "did you mean 'label_smoothing'",
-        ),
-        (
-            {"name": "cross_entropy", "label_smoothing": 3},
-            "train.loss.label_smoothing",
-            "between 0.0 and 1.0",
-        ),
-        ({"name": "cross_entropy", "weight": ["a"]}, "train.loss.weight", "expected a list of numbers"),
-        (
-            {"name": "cross_entropy", "weight": [[1], [1, 2]]},
-            "train.loss.weight",
-            "expected a list of numbers",
-        ),
-        ({"name": "cross_entropy", "reduction": "sum"}, "train.loss.reduction", "takes no argument"),
-        ({"name": "output", "x": 1}, "train.loss.x", "takes no argument"),
-        ({"name": "ownlosses:mine", "scales": 1}, "train.loss.scales", "did you mean 'scale'"),
-        ({"name": "ownlosses:Smooth", "smooth": 1}, "train.loss.smooth", "did you mean 'smoothing'"),
-        ({"name": "ownlosses:OfOne"}, "train.loss", "takes 1 positional argument, and is called with 2"),
-        ({"name": "ownlosses:Uncallable"}, "train.loss", "a class whose objects cannot be called"),
-        ({"name": "ownlosses:Fails"}, "train.loss", "failed: ZeroDivisionError: in __init__"),
-        ({"name": "ownlosses:mein"}, "train.loss", "did you mean 'mine'"),
-        ({"name": "cros_entropy"}, "train.loss", "did you mean 'cross_entropy'"),
-    ],
-)
+CE = "cross_entropy"
+
+
+@pytest.mark.parametrize("named, where, says", [
+    ({"name": CE, "label_smooting": 1}, "train.loss.label_smooting", "did you mean 'label_smoothing'"),
+    ({"name": CE, "label_smoothing": 3}, "train.loss.label_smoothing", "between 0.0 and 1.0"),
+    ({"name": CE, "weight": ["a"]}, "train.loss.weight", "expected a list of numbers"),
+    ({"name": CE, "weight": [[1], [1, 2]]}, "train.loss.weight", "expected a list of numbers"),
+    ({"name": CE, "reduction": "sum"}, "train.loss.reduction", "takes no argument"),
+    ({"name": "output", "x": 1}, "train.loss.x", "takes no argument"),
+    ({"name": "ownlosses:mine", "scales": 1}, "train.loss.scales", "did you mean 'scale'"),
+    ({"name": "ownlosses:Smooth", "smooth": 1}, "train.loss.smooth", "did you mean 'smoothing'"),
+    ({"name": "ownlosses:OfOne"}, "train.loss", "takes 1 positional argument, and is called with 2"),
+    ({"name": "ownlosses:Uncallable"}, "train.loss", "a class whose objects cannot be called"),
+    ({"name": "ownlosses:Fails"}, "train.loss", "failed: ZeroDivisionError: in __init__"),
+    ({"name": "ownlosses:mein"}, "train.loss", "did you mean 'mine'"),
+    ({"name": "cros_entropy"}, "train.loss", "did you mean 'cross_entropy'"),
+])  # fmt: skip
 def test_names_and_arguments_are_checked_before_the_run(named: dict[str, Any], where: str, says: str) -> None:
     with pytest.raises(SpecError) as caught:
         load_loss(Named(**named))

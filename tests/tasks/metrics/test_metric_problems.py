@@ -28,43 +28,19 @@ def by(name: str, way: str) -> dict[str, str]:
     return {"name": name, "by": way}
 
 
-@pytest.mark.parametrize(
-    "data, metrics, loss, task, where",
-    [
-        ("digits", [by("accuracy", "position")], "cross_entropy", {}, "task.metrics.0.by: the samples of"),
-        (
-            "digits",
-            ["loss", "logit_difference"],
-            "cross_entropy",
-            {},
-            "task.metrics.1: 'logit_difference' needs",
-        ),
-        (
-            "digits",
-            ["loss"],
-            "cross_entropy",
-            {"tokens": -1},
-            "task.tokens: the samples of the data 'digits'",
-        ),
-        ("digits", [by("loss", "sample")], "output", {}, "task.metrics.0.by: with train.loss=output"),
-        ("repeated_tokens", [by("mean_squared_error", "position")], "cross_entropy", {}, "for a whole batch"),
-        (
-            "repeated_tokens",
-            [by("loss", "position")],
-            "mse",
-            {},
-            "train.loss=mse is not computed token by token",
-        ),
-        (
-            "repeated_tokens",
-            ["loss"],
-            "cross_entropy",
-            {"tokens": {"phase": "generation"}},
-            "phase",
-        ),
-        ("names", ["loss"], "cross_entropy", {"tokens": {"span": "subjekt"}}, "subjekt"),
-    ],
-)
+CE = "cross_entropy"
+
+
+@pytest.mark.parametrize("data, metrics, loss, task, where", [
+    ("digits", [by("accuracy", "position")], CE, {}, "task.metrics.0.by: the samples of"),
+    ("digits", ["loss", "logit_difference"], CE, {}, "task.metrics.1: 'logit_difference' needs"),
+    ("digits", ["loss"], CE, {"tokens": -1}, "task.tokens: the samples of the data 'digits'"),
+    ("digits", [by("loss", "sample")], "output", {}, "task.metrics.0.by: with train.loss=output"),
+    ("repeated_tokens", [by("mean_squared_error", "position")], CE, {}, "for a whole batch"),
+    ("repeated_tokens", [by("loss", "position")], "mse", {}, "train.loss=mse is not computed token by token"),
+    ("repeated_tokens", ["loss"], CE, {"tokens": {"phase": "generation"}}, "phase"),
+    ("names", ["loss"], CE, {"tokens": {"span": "subjekt"}}, "subjekt"),
+])  # fmt: skip
 def test_each_mistake_is_reported_at_its_key(
     data: str, metrics: list[Any], loss: str, task: dict[str, Any], where: str
 ) -> None:

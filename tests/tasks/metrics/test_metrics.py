@@ -14,11 +14,9 @@ from torch.nn import functional as F
 
 import hookrun
 from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError, SpecError
-from hookrun.spec.metric import MetricKeys
+from hookrun.errors import SpecError
 from hookrun.store.reader import Run
 from hookrun.tasks.metrics import rows as rows_of
-from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.metrics import DEFAULT, METRICS, kl, load_metrics, probability, rank
 from hookrun.tasks.metrics.rows import RowPart, class_scores, of_samples, of_tokens, token_scores
 
@@ -161,10 +159,6 @@ def test_images_have_them_by_sample(run: Runs) -> None:
 
 
 def test_impossible_metrics_are_refused_before_the_run(refused: Callable[..., str], run: Runs) -> None:
-    digits = ("task=evaluate", "train.limit_batches=1")
-    said = refused(*digits, "task.metrics=[{name: loss, by: position},logit_difference]", "task.tokens=-1")
-    assert "task.metrics.0.by" in said and "have no positions" in said and "use by: sample" in said
-    assert "a right and a wrong answer" in said and "task.tokens" in said
     said = refused("task=evaluate", *NAMES, "task.metrics=[los,{name: rank, against: {run: x}}]")
     assert "did you mean 'loss'" in said and "`against` is a key of 'kl'" in said
     said = refused("task=evaluate", *NAMES, "task.metrics=[rank,rank]")
@@ -208,36 +202,6 @@ def test_kl_is_not_below_zero_where_two_predictions_nearly_agree() -> None:
     scores = torch.randn(200, 1000) * 5
     near = kl(RowPart(scores, torch.zeros(200).long(), others=scores + 1e-5 * torch.randn(200, 1000)))
     assert (near >= 0).all() and near.max() < 1e-6
-
-
-def test_a_resumed_pass_has_the_same_numbers() -> None:
-    torch.manual_seed(0)
-    metrics = load_metrics(
-        [
-            "rank",
-            "perplexity",
-            MetricKeys(name="rank", by="sample"),
-            MetricKeys(name="perplexity", by="sample"),
-        ]
-    )
-    batches = [(torch.randn(4, 9), torch.randint(9, (4,)), torch.arange(4) + 4 * n) for n in range(5)]
-
-    def add(average: Average, some: list[Any]) -> Average:
-        for scores, target, ids in some:
-            average.add(F.cross_entropy(scores, target), of_samples(scores, target), ids=ids, split="val")
-        return average
-
-    whole, first, second = (Average(metrics) for _ in range(3))
-    add(whole, batches)
-    second.load_state_dict(add(first, batches[:2]).state_dict())
-    add(second, batches[2:])
-    assert second.read() == whole.read() and list(second.lines()) == list(whole.lines())
-    joined = Average(metrics)
-    joined.include(add(Average(metrics), batches[:1]))
-    joined.include(add(Average(metrics), batches[1:]))
-    assert joined.read() == pytest.approx(whole.read()) and list(joined.lines()) == list(whole.lines())
-    with pytest.raises(HookrunError, match="'rank' needs scores"):
-        whole.add(None, of_samples(torch.randn(4, 9, 2), torch.zeros(4, 2)), ids=torch.arange(4))
 
 
 def test_weights_of_another_run(run: Runs, refused: Callable[..., str]) -> None:
@@ -301,15 +265,6 @@ def test_the_parts_together_are_all_rows_at_least_in_float32(
     assert list(of_samples(output[:0], torch.zeros(0, dtype=torch.int64)).parts()) == []
 
 
-def test_a_part_has_the_probabilities_of_its_own_and_of_the_other_scores() -> None:
-    scores, others = torch.tensor([[0.0, 0.0], [0.0, 9.0]]), torch.tensor([[1.0, 1.0], [2.0, 2.0]])
-    part = RowPart(scores, torch.tensor([1, 0]), others=others)
-    assert torch.allclose(part.log_probabilities.exp().sum(1), torch.ones(2))
-    assert torch.allclose(part.log_others, torch.full((2, 2), 0.5).log())
-    assert part.at(scores, torch.tensor([1, 1], dtype=torch.int32)).tolist() == [0, 9]
-    assert RowPart(scores, torch.tensor([1, 0])).log_others is None
-
-
 def test_samples_have_a_row_of_the_main_tensor_if_it_has_one_for_each() -> None:
     scores, labels = torch.ones(2, 3, requires_grad=True), torch.tensor([0, 1])
     found = of_samples({"aux": labels, "logits": scores}, labels).scores
@@ -317,13 +272,6 @@ def test_samples_have_a_row_of_the_main_tensor_if_it_has_one_for_each() -> None:
     for output in (scores[None], {}, None, scores.sum()):
         assert of_samples(output, labels).scores is None
     assert class_scores([]) is class_scores(scores[None]) is class_scores(scores.long()) is None
-
-
-def test_only_scores_of_classes_and_labels_are_scores_of_labels() -> None:
-    scores, labels = torch.ones(2, 3), torch.tensor([0, 1])
-    assert RowPart(scores, labels).of_labels
-    for output, target in ((scores[..., None], labels), (scores, labels.float()), (scores, labels[:, None])):
-        assert not RowPart(output, target).of_labels
 
 
 def test_scores_of_tokens_are_the_logits_and_never_another_tensor_of_the_same_shape() -> None:
