@@ -13,8 +13,7 @@ from hookrun.report.jobs import HYDRA, job_folders
 from hookrun.store.files import StoreError
 from hookrun.store.format import JOB, MULTIRUN, STATUS
 from hookrun.store.lock import LockedError, refuse_held
-from hookrun.store.records import Status, read_record
-from hookrun.sweeps.composed_jobs import read_job
+from hookrun.store.records import JobRecord, Status, read_record
 from hookrun.sweeps.stored_sweep import KEY
 
 _FINISHED = ("done", "stopped")
@@ -107,7 +106,7 @@ def _read(path: Path, name: str) -> tuple[str, KnownJob]:
         if not (path / JOB).exists():
             hint = "an earlier version began it: start the sweep again, in another directory"
             raise SpecError([Problem(KEY, f"{path} does not say which job it is: it has no {JOB}", hint)])
-        config = read_job(path)
+        config = str(read_record(path / JOB, JobRecord)["config"])
         status = read_record(path / STATUS, Status) if (path / STATUS).exists() else {}
     except LockedError as error:
         hint = "wait until that job has ended, or end it"

@@ -37,7 +37,7 @@ class Sweep:
 
     def job_config(self, cfg: DictConfig, overrides: Sequence[str], number: int) -> DictConfig:
         users = dict(text.split("=", 1) for text in overrides)
-        hydra = {"job": {"num": number, "id": str(number)}, "sweep": {"subdir": self.subdir}}
+        hydra = {"job": {"num": number, "id": str(number)}, "sweep": {"subdir": self.subdir}, "runtime": {}}
         return numbered(OmegaConf.create({**users, "hydra": hydra}), number)
 
     def launch(self, job_overrides: Sequence[list[str]], first: int) -> list[JobReturn]:
@@ -81,21 +81,21 @@ def test_jobs_run_at_once_in_the_typed_order(tmp_path: Path) -> None:
     failed = CheckFailed("found inf")
     sweep = Sweep(tmp_path, {"2": 3, "3": failed, "4": NOT_STARTED})
     run = sweep.start()
-    found = run.launched(sweep, [["train.epochs=5", "+hooks.x.a=1", "+hooks.x={}", "seed=2"]])
+    found = run.around(sweep).launch([["train.epochs=5", "+hooks.x.a=1", "+hooks.x={}", "seed=2"]], 0)
     assert values(found) == [3]
-    assert values(run.launched(sweep, seeds(3, 4))) == [failed, NOT_STARTED]
+    assert values(run.around(sweep).launch(seeds(3, 4), 0)) == [failed, NOT_STARTED]
     typed = [["seed=2", "+hooks.x={}", "train.epochs=5", "+hooks.x.a=1"]]
     assert sweep.calls == [(0, typed), (1, seeds(3, 4))]
     assert run.codes == {str(tmp_path / name): code for name, code in (("0", 3), ("1", 3))}
-    assert (run.left, run.again, run.names) == (0, 0, {})
+    assert (run.again, run.names) == (0, {})
 
 
 def test_known_jobs_run_instead_of_what_the_sweeper_lists(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path)
     run = sweep.start(added=seeds(0, 2, 3, 4))
-    run.launched(sweep, seeds(2, 3))
-    run.launched(sweep, seeds(4, 3))
-    run.launched(sweep, seeds(4))
+    run.around(sweep).launch(seeds(2, 3), 0)
+    run.around(sweep).launch(seeds(4, 3), 0)
+    run.around(sweep).launch(seeds(4), 0)
     assert sweep.calls == [(0, seeds(0, 2, 3)), (3, seeds(4))], "0 was added, and 3 and 4 are not repeated"
 
 
@@ -103,7 +103,7 @@ def test_with_fail_fast_no_job_starts_after_a_failed_one(tmp_path: Path) -> None
     sweep = Sweep(tmp_path, {"6": 1})
     run = sweep.start(fail_fast=True)
     with pytest.raises(SweepStopped, match=r"at the first failed job .*: job 1") as stopped:
-        run.filtering(sweep).launch(seeds(5, 6, 7), 0)  # type: ignore[arg-type]
+        run.around(sweep).launch(seeds(5, 6, 7), 0)
     assert stopped.value.exit_code == 1
     assert [len(jobs) for _, jobs in sweep.calls] == [3]
     assert run.codes[str(tmp_path / "1")] == 1
@@ -118,7 +118,7 @@ def test_of_a_resumed_sweep_only_unfinished_jobs_run(tmp_path: Path) -> None:
     ):
         sweep.began(name, seed, status, code)
     run = sweep.start(go_on=True)
-    found = run.launched(sweep, seeds(6, 7, 5, 8))
+    found = run.around(sweep).launch(seeds(6, 7, 5, 8), 0)
     assert values(found) == [0, 0, 3, 0]
     ((first, jobs),) = sweep.calls
     assert first == 1 and jobs == [
@@ -126,7 +126,12 @@ def test_of_a_resumed_sweep_only_unfinished_jobs_run(tmp_path: Path) -> None:
         ["seed=7", "hydra.sweep.subdir='2'"],
         ["seed=8", "hydra.sweep.subdir='4'"],
     ]
-    assert run.names == {0: "1", 1: "2", 2: "0", 3: "4"} and (run.again, run.left) == (1, 1)
+    assert (
+        run.names == {0: "1", 1: "2", 2: "0", 3: "4"}
+        and run.again == 1
+        and run.known is not None
+        and run.known.left == 1
+    )
     assert run.codes == {
         str(tmp_path / name): code for name, code in (("0", 3), ("1", 0), ("2", 0), ("4", 0))
     }
@@ -136,7 +141,7 @@ def test_numbers_have_no_gaps_in_one_call_where_a_job_depends_on_its_own(tmp_pat
     sweep = Sweep(tmp_path)
     sweep.began("1", 6, "done", 0)
     jobs = [["seed=5", "tags=[${hydra:job.num}]"], *seeds(6, 7)]
-    sweep.start(go_on=True).launched(sweep, jobs)
+    sweep.start(go_on=True).around(sweep).launch(jobs, 0)
     assert [first for first, _ in sweep.calls] == [0, 2]
 
 
@@ -145,7 +150,7 @@ def test_a_directory_that_does_not_follow_the_number_is_refused_where_it_is_take
     sweep.subdir = "same"
     sweep.began("same", 6, "done", 0)
     with pytest.raises(SpecError, match="same is the directory of a job with another configuration"):
-        sweep.start(go_on=True).launched(sweep, seeds(7))
+        sweep.start(go_on=True).around(sweep).launch(seeds(7), 0)
     assert sweep.calls == []
 
 
@@ -157,7 +162,7 @@ def test_a_sweeper_that_chooses_by_an_objective_gets_the_values_of_finished_jobs
     sweep.began("0", 6, "done", 0)
     sweep.began("1", 8, "stopped", 3)
     run = sweep.start(go_on=True, goal=Goal("val/loss", "minimize", "best"))
-    found = run.launched(sweep, [["seed=5", "train.epochs=5"], *seeds(6, 7, 8)])
+    found = run.around(sweep).launch([["seed=5", "train.epochs=5"], *seeds(6, 7, 8)], 0)
     assert values(found)[:2] == [0.5, 0.25]
     assert [each.status for each in found] == [JobStatus.COMPLETED] * 2 + [JobStatus.FAILED] * 2
     assert run.codes[str(tmp_path / "3")] == 0, "an objective is not an exit code"
