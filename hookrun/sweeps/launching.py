@@ -194,7 +194,7 @@ class SweepRun(Launcher):
         self._keep_codes(list(returned.values()))
         self.again += len(returned)
         # first those whose own directory is free
-        for place, config in sorted(new, key=lambda each: not known.is_free(subdir_of(each[1]))):
+        for place, config in sorted(new, key=lambda each: subdir_of(each[1]) in known.used):
             number, name = _free_directory(known, config, first + place)
             starts.append(Start(place, number, name, jobs[place]))
         for start in starts:
@@ -260,12 +260,12 @@ def launch_serially(launcher: BasicLauncher, starts: Iterable[Start]) -> list[Jo
 
 def _free_directory(known: JobDirectories, config: DictConfig, number: int) -> tuple[int, str]:
     """The number and directory of a job that was not started before: its index, or the next whose directory is free."""
-    while not known.is_free(name := subdir_of(numbered(config, number))):
+    while (name := subdir_of(numbered(config, number))) in known.used:
         number += 1
         if subdir_of(numbered(config, number)) == name:
             what = f"{name} is the directory of a job with another configuration"
             raise SpecError([Problem(SUBDIR, what, "let it hold ${hydra.job.num}")])
-    known.use(name)
+    known.used.add(name)
     return number, name
 
 

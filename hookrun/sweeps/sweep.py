@@ -188,9 +188,10 @@ def _validated(
     """
     experiments, refused = dict[int, Experiment](), dict[int, SpecError]()
     run_dirs, shown = dict[Path, int](), set[int]()
-    finished = [False] * len(jobs) if known is None else known.finished([job.config for job in jobs])
     for number, composed in enumerate(jobs):
-        if finished[number] or not (composed.config or composed.error):
+        before = None if known is None else known.take(composed.config)
+        is_finished = before is not None and before.exit_code is not None
+        if is_finished or not (composed.config or composed.error):
             continue
         try:
             if composed.error is not None:

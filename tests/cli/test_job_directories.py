@@ -33,12 +33,8 @@ def test_each_job_is_taken_once_and_equal_hashes_in_order(tmp_path: Path) -> Non
         job(tmp_path, name, config, status, code)
     jobs = JobDirectories(tmp_path)
     assert jobs.begun == {"0", "1", "2", "10"} and jobs.left == 4
-    assert not jobs.is_free("10") and jobs.is_free("3")
-    assert jobs.finished([SAME, SAME, SAME, OTHER]) == [True, False, False, True] and jobs.left == 4
     assert [jobs.take(SAME) for _ in range(3)] == [KnownJob("0", 0), KnownJob("10", None), None]
     assert jobs.take(OTHER) == KnownJob("1", 3) and jobs.left == 1
-    jobs.use("3")
-    assert not jobs.is_free("3")
 
 
 def test_a_job_without_a_readable_hash_is_refused(tmp_path: Path) -> None:
