@@ -1,4 +1,4 @@
-"""Between a sweeper and its launcher: which jobs run, under which numbers, and how they ended."""
+"""The jobs of a sweep: composed once, known by a hash, started under the right numbers, and how they ended."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
-from hookrun.compose.hydra import numbered, parse_override
+from hookrun.cli import main
+from hookrun.compose.hydra import conf_dir, numbered, opened, parse_override
 from hookrun.errors import CheckFailed, SpecError
 from hookrun.spec.objective import Goal
-from hookrun.store.files import StoreError, write_json
+from hookrun.store.files import StoreError, make_folder, write_json
 from hookrun.store.run_dir import RunDir
-from hookrun.sweeps.composed_jobs import ComposedJob, hash_of
-from hookrun.sweeps.job_directories import JobDirectories
+from hookrun.sweeps import composed_jobs
+from hookrun.sweeps.composed_jobs import ComposedJob, hash_of, without_directory
+from hookrun.sweeps.job_directories import JobDirectories, KnownJob, refuse_links
 from hookrun.sweeps.jobs import NOT_STARTED
 from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
 from hookrun.sweeps.sweep import STOP, _record_stop, _remove_stop
@@ -212,3 +215,88 @@ def test_a_new_start_removes_the_record_of_the_last_one(cwd: Path) -> None:
     (cwd / STOP).mkdir()
     with pytest.raises(StoreError, match="cannot remove"):
         _remove_stop(cwd)
+
+
+SAME, OTHER = "a" * 64, "b" * 64
+
+
+def job(folder: Path, name: str, config: str, status: str, code: int | None = None) -> None:
+    run = RunDir.create(folder / name)
+    write_json(folder / name / "job.json", {"config": config})
+    run.set_status(status, *([] if code is None else ["", code]))
+    run.close()
+
+
+def test_each_job_is_taken_once_and_equal_hashes_in_order(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    for name, config, status, code in (
+        ("0", SAME, "done", None),
+        ("1", OTHER, "stopped", 3),
+        ("2", OTHER, "failed", 1),
+        ("10", SAME, "interrupted", None),
+    ):
+        job(tmp_path, name, config, status, code)
+    jobs = JobDirectories(tmp_path)
+    assert jobs.begun == {"0", "1", "2", "10"} and jobs.left == 4
+    assert [jobs.take(SAME) for _ in range(3)] == [KnownJob("0", 0), KnownJob("10", None), None]
+    assert jobs.take(OTHER) == KnownJob("1", 3) and jobs.left == 1
+
+
+def test_a_job_without_a_readable_hash_is_refused(tmp_path: Path) -> None:
+    job(tmp_path, "0", SAME, "done")
+    for content, said in (("[]", "job.json"), (json.dumps({"config": "x"}), "job.json"), (None, "which job")):
+        (tmp_path / "0/job.json").unlink()
+        if content is not None:
+            (tmp_path / "0/job.json").write_text(content)
+        with pytest.raises(SpecError, match=said):
+            JobDirectories(tmp_path)
+
+
+def test_a_link_in_the_directory_of_a_job_is_refused(tmp_path: Path) -> None:
+    sweep, theirs = tmp_path / "sweep", tmp_path / "theirs"
+    (sweep / "a/0").mkdir(parents=True)
+    theirs.mkdir()
+    refuse_links(sweep, "a/0")
+    (sweep / "a/0/.hydra").symlink_to(theirs)
+    (sweep / "b").symlink_to(theirs)
+    for name in ("a/0", "b/0"):
+        with pytest.raises(SpecError, match="is a link"):
+            refuse_links(sweep, name)
+
+
+def hydra(number: int, folder: str) -> Any:
+    content = {"job": {"num": number, "id": str(number)}, "runtime": {"output_dir": folder}}
+    return OmegaConf.create({**content, "sweep": {"dir": folder, "subdir": str(number)}})
+
+
+def test_the_hash_ignores_the_number_and_directory_of_a_job() -> None:
+    def config(seed: object, number: int = 3) -> dict[str, Any]:
+        users = OmegaConf.create({"seed": seed, "vars": {"a": 5}, "tags": ["${hydra:runtime.output_dir}"]})
+        return without_directory(users, hydra(number, f"/sweep/{number}"))
+
+    with opened(conf_dir()):  # makes `hydra:` resolvable
+        same = [hash_of(config(*each)) for each in (("${hydra:job.num}",), ("${hydra:job.num}", 4), (0,))]
+        assert len(set(same)) == 1
+        assert hash_of(config("${vars.a}")) == hash_of(config(5)) != hash_of(config(6))
+
+
+def test_the_hash_is_of_the_content_in_any_order() -> None:
+    assert hash_of({"a": 1, "b": 2}) == hash_of({"b": 2, "a": 1}) != hash_of({"a": 1, "b": 3})
+    assert hash_of({"a": 1, "hooked": True}) == hash_of({"a": 1}) != hash_of({"a": 1, "hooked": False})
+
+
+@pytest.mark.parametrize("kept", [1_000, 1])
+def test_each_job_is_composed_once(kept: int, notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = list[Any]()
+    load = ConfigLoaderImpl.load_sweep_config
+
+    def noted(self: ConfigLoaderImpl, master: Any, overrides: list[str]) -> Any:
+        composed.append(overrides[-1])
+        return load(self, master, overrides)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", noted)
+    monkeypatch.setattr(composed_jobs, "MOST_KEPT", kept)
+    assert main(["-m", "experiment=clip_fc", "seed=5,6,7"]) == 0
+    again = [] if kept > 2 else ["seed=6", "seed=7"] * 2  # to validate it, and to run it
+    assert sorted(composed) == sorted(["seed=5", "seed=6", "seed=7", *again])
+    assert [seed for seed, _ in notes.ran] == [5, 6, 7]
