@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra.conf import HydraConf
 
-from hookrun.config.root_keys import ROOT_KEYS
+from hookrun.config import ROOT_KEYS
 from hookrun.errors import Problem, listed
 
 CHOSEN_BY_FILES = ("hydra/launcher", "hydra/sweeper")
@@ -93,9 +93,8 @@ def wrong_choices(defaults: Any, group: str, where: str) -> list[Problem]:
     problems = list[Problem]()
     for item in defaults if isinstance(defaults, list) else ():
         text, value = next(iter(item.items())) if isinstance(item, Mapping) and item else (item, None)
-        name = (str(text).split() or [""])[-1].partition("@")[
-            0
-        ]  # `override /model@x: cnn` is of the group `model`
+        words = str(text).split() or [""]
+        name = words[-1].partition("@")[0]  # `override /model@x: cnn` is of the group `model`
         path = posixpath.normpath(name if name.startswith("/") else f"{group}/{name}").lstrip("/.")
         chosen, value = (path, value) if isinstance(item, Mapping) else posixpath.split(path)
         is_hydras = chosen.partition("/")[0] == "hydra"

@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
 
 from hookrun.compose.hydra import App, parse_override
-from hookrun.config.root_keys import ROOT_KEYS
+from hookrun.config import ROOT_KEYS
 from hookrun.errors import Problem, SpecError
 
 RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"

@@ -92,8 +92,8 @@ class SweepJob:
     """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
 
     trust:      the packages that were trusted when the command was entered, also if the environment changes later
-    optimizing: whether the sweeper needs the objective of each job, and an exception from a failed job
-    goal:       the objective that every job must have; None: each job may have its own
+    goal:       the objective that every job must have: the sweeper gets its value, or an exception from a failed job;
+                None: each job may have its own
     runs:       the run of each need, and the run before the sweep
     go_on:      whether the sweep is resumed, so that its directory holds jobs already
     begun:      the directories of these jobs, relative to the sweep's: runs there are resumed
@@ -102,7 +102,6 @@ class SweepJob:
     """
 
     trust: frozenset[str]
-    optimizing: bool = False
     goal: Goal | None = None
     runs: KnownRuns = field(default_factory=KnownRuns)
     go_on: bool = False
@@ -126,7 +125,7 @@ class SweepJob:
             if code != DONE and self.stop is not None:
                 self.stop.touch()  # before the page, which takes time: no other process must start a job meanwhile
             renew_page(sweep_dir)
-        if not self.optimizing:
+        if self.goal is None:
             return code
         if code != DONE:
             raise JobFailed(str(run_dir), code)

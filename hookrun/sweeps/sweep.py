@@ -28,7 +28,7 @@ from hookrun.ranks.alone import is_main, size_of_world
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
 from hookrun.store.files import StoreError, os_reason, write_json
-from hookrun.store.format import SWEEP
+from hookrun.store.format import STATUS, SWEEP
 from hookrun.store.outputs import outputs_folder
 from hookrun.store.records import SweepRecord, read_record
 from hookrun.sweeps.composed_jobs import ComposedJob, command_of, jobs_of
@@ -173,7 +173,7 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, n
     with claimed(sweep_dir, KEY if sweep_job.go_on else "hydra.sweep.dir"):
         needs.make()
         prepare_sweeper(cfg, sweep_dir, experiment.settings.seed)
-        job = replace(sweep_job, optimizing=True, goal=goal, runs=needs.known(previous))
+        job = replace(sweep_job, goal=goal, runs=needs.known(previous))
         return _launch(app, cfg, sweep_dir, job, None)
 
 
@@ -330,7 +330,6 @@ def _launch(
 
     jobs: every job; None where the sweeper chooses them while it runs
     """
-    before = _statuses(sweep_dir)
     known = JobDirectories(sweep_dir) if job.go_on else None
     if known is not None:
         job = replace(job, begun=known.begun)
@@ -346,7 +345,7 @@ def _launch(
         print(interrupted(interruption, sweep_dir, overrides, names), file=sys.stderr, flush=True)
         raise
     finally:
-        if job.go_on or _statuses(sweep_dir) != before:  # an interrupted sweep has a page as well
+        if job.go_on or any(sweep_dir.rglob(STATUS)):  # an interrupted sweep has a page as well
             make_page(sweep_dir)
 
 
@@ -437,7 +436,3 @@ def _refuse_no_value(sweep_dir: Path, codes: Mapping[str, int], goal: Goal, erro
 
 class NoResult(HookrunError):
     """No job of an optimizing sweep has a value of its objective."""
-
-
-def _statuses(sweep_dir: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in sweep_dir.rglob("status.json")}
