@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,11 @@ def _interpolable(schema: Any) -> Any:
     for key in _OF_VARIANTS & inner.keys():
         inner[key] = _interpolable(inner[key])
     if isinstance(properties := inner.get("properties"), dict):
-        inner["properties"] = dict(_opened(properties.items()))
+        is_fixed = {key for key, field in properties.items() if isinstance(field, dict) and "const" in field}
+        inner["properties"] = {  # the action is fixed, by which the case was chosen
+            key: field if key in is_fixed else _open(_interpolable(field))
+            for key, field in properties.items()
+        }
     for key in _OF_MEMBERS & inner.keys():
         if isinstance(inner[key], dict):
             inner[key] = _open(_interpolable(inner[key]))
@@ -143,12 +147,6 @@ def _interpolable(schema: Any) -> Any:
 
 _OF_VARIANTS = {"anyOf", "oneOf", "allOf"}
 _OF_MEMBERS = {"items", "prefixItems", "additionalProperties"}
-
-
-def _opened(properties: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
-    for key, schema in properties:
-        is_fixed = isinstance(schema, dict) and "const" in schema  # the action, by which the case was chosen
-        yield key, schema if is_fixed else _open(_interpolable(schema))
 
 
 def main() -> int:

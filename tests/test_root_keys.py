@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookrun.config.root_keys import ROOT_KEYS
+from hookrun.config import ROOT_KEYS
 from hookrun.spec import Settings
 
 

@@ -1,13 +1,15 @@
-"""YAML files: errors name the file, and limits hold before anything is built."""
+"""YAML files and their interpolations: errors name the file, and limits hold before anything is built."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+from hookrun.config.interpolations import MAX_NESTED, RefusedInterpolation, guarded, resolved, unguarded
 from hookrun.config.yaml_files import load, reading
-from hookrun.config.yaml_limits import MAX_DEPTH, MAX_DIGITS, MAX_VALUES, OutOfBounds, check_text
+from hookrun.config.yaml_limits import MAX_DEPTH, MAX_DIGITS, OutOfBounds, check_text
 from hookrun.errors import SpecError
 
 
@@ -32,19 +34,6 @@ def layers(depth: int, width: int) -> str:
     lines = [f"l0: &l0 [{', '.join('1' * width)}]"]
     lines += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * width)}]" for n in range(1, depth)]
     return "\n".join(lines) + "\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        (layers(7, 9), f"more than {MAX_VALUES:,} values"),
-        ("a: &a [1, *a]\n", "contains itself"),
-        ("a: &a {b: *a}\n", "contains itself"),
-    ],
-)
-def test_aliases_that_multiply_are_refused(text: str, what: str) -> None:
-    with pytest.raises(OutOfBounds, match=what):
-        check_text(text)
 
 
 @pytest.mark.parametrize(
@@ -75,3 +64,46 @@ def test_the_line_beyond_the_limits_is_reported(text: str, what: str) -> None:
     with pytest.raises(OutOfBounds, match=what) as refused:
         check_text(f"# first\n{text}")
     assert refused.value.line == 2
+
+
+def test_the_environment_and_resolvers_of_an_application_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKRUN_TEST_SECRET", "x")
+    ran = list[str]()
+    OmegaConf.register_new_resolver("of_an_application", lambda: ran.append("ran"))
+    try:
+        for text in (
+            "${oc.env:HOOKRUN_TEST_SECRET}",
+            "${of_an_application:}",
+            "${oc.decode:'${of_an_application:}'}",
+        ):
+            cfg = OmegaConf.create({"a": text})
+            with pytest.raises(RefusedInterpolation), guarded():
+                _ = cfg.a
+            with pytest.raises(RefusedInterpolation):
+                resolved(cfg)
+        assert ran == []
+        with guarded(), unguarded():
+            assert OmegaConf.create({"a": "${oc.env:HOOKRUN_TEST_SECRET}"}).a == "x"
+        assert OmegaConf.create({"a": "${oc.env:HOOKRUN_TEST_SECRET}"}).a == "x", "outside it is OmegaConf's"
+    finally:
+        OmegaConf.clear_resolver("of_an_application")
+
+
+def test_ordinary_ones_are_resolved_and_long_chains_are_not() -> None:
+    assert resolved(OmegaConf.create({"a": 1, "b": ["${a}", "${oc.decode:'[2]'}"]})) == {
+        "a": 1,
+        "b": [1, [2]],
+    }
+    chain = {"a0": 1, **{f"a{n}": f"${{a{n - 1}}}" for n in range(1, MAX_NESTED + 3)}}
+    with pytest.raises(ValueError, match="lead to one another"):
+        resolved(OmegaConf.create(chain))
+
+
+def test_a_value_counts_once_for_each_interpolation_that_stands_for_it() -> None:
+    wide = {"a": [1] * 6_000, "b": "${a}", "c": "${oc.select:d}", "d": [2] * 3_000}
+    assert resolved(OmegaConf.create(wide))["b"] == [1] * 6_000
+
+
+def test_a_text_that_names_itself_is_left_to_omegaconf() -> None:
+    with pytest.raises(ValueError, match="Recursive interpolation"):
+        resolved(OmegaConf.create({"a": "${a}"}))

@@ -10,13 +10,12 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
@@ -176,15 +175,14 @@ def _composed(asked: Composition, typed: RunMode | None) -> tuple[Composition, D
     """The configuration, and the composition that gave it, with its mode: the typed one, or else that of a file."""
     app, name, overrides = asked.app, asked.config_name, asked.overrides
     mode = typed or RunMode.RUN
-    if typed is None:
-        with suppress(OverrideParseException):  # which the composition reports
-            if any(parse_override(text).is_sweep_override() for text in overrides):
-                mode = app.configured_mode(name, overrides) or mode  # a file may set `hydra.mode: MULTIRUN`
     with explained(replace(asked, mode=mode)):
-        cfg = app.compose_config(name, overrides, mode)
-        configured = cfg.hydra.mode
-        if typed is None and configured not in (None, mode):
-            mode = configured
+        # a file may set `hydra.mode: MULTIRUN`, beside which several values are right
+        cfg = app.compose_config(name, overrides, mode, validate_sweep_overrides=typed is not None)
+    configured = cfg.hydra.mode
+    is_swept = typed is None and any(parse_override(text).is_sweep_override() for text in overrides)
+    if is_swept or (typed is None and configured not in (None, mode)):
+        mode = configured or mode
+        with explained(replace(asked, mode=mode)):
             cfg = app.compose_config(name, overrides, mode)
     if configured != mode:
         last = f"hydra.mode={mode.name}"

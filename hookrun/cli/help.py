@@ -31,17 +31,13 @@ def help_text(app: App, cfg: DictConfig, resolve: bool = False) -> str:
         "FLAGS_HELP": lambda: app.format_args_help(argument_parser()),
         "APP_CONFIG_GROUPS": lambda: app.format_config_groups(lambda group: not _is_hydras(group)),
         "HYDRA_CONFIG_GROUPS": lambda: app.format_config_groups(_is_hydras),
-        "CONFIG": lambda: _yaml(cfg, resolve),
+        "CONFIG": lambda: OmegaConf.to_yaml(users, resolve=resolve),
     }
+    users = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     template = string.Template(cfg.hydra.help.template)
     return template.safe_substitute(
         {name: parts[name]() for name in template.get_identifiers() if name in parts}
     )
-
-
-def _yaml(cfg: DictConfig, resolve: bool) -> str:
-    users = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    return OmegaConf.to_yaml(users, resolve=resolve)
 
 
 def _is_hydras(group: str) -> bool:

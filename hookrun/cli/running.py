@@ -55,13 +55,6 @@ def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
         return run_once(again, cfg, parsed_run(cfg), trust, resume, folders=asked)
 
 
-def _is_done(folder: Path) -> bool:
-    is_done = state_of_run(folder) == DONE_STATE
-    if is_done and is_main():
-        print(f"{folder} is done: there is nothing to resume")
-    return is_done
-
-
 def run_once(
     asked: Composition,
     cfg: DictConfig,
@@ -160,8 +153,8 @@ def run_folder(name: str) -> Path:
     return Path(os.path.realpath(link))
 
 
-def state_of_run(folder: Path) -> str:
-    """The status in the run's status.json. Raises SpecError for a directory without a run that can be resumed."""
+def _is_done(folder: Path) -> bool:
+    """Whether status.json says so. Raises SpecError for a directory without a run that can be resumed."""
     if not folder.is_dir():
         there = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
         raise SpecError([Problem(RESUME, f"there is no directory {folder}", nearest(folder.name, there))])
@@ -171,8 +164,10 @@ def state_of_run(folder: Path) -> str:
     if not (folder / CONFIG).exists():
         what = f"{folder} has no {CONFIG}: it was recorded in a user's own loop, and only that loop can resume it"
         raise SpecError([Problem(RESUME, what)])
-    found: str = read_record(folder / STATUS, Status)["status"]
-    return found
+    is_done = read_record(folder / STATUS, Status)["status"] == DONE_STATE
+    if is_done and is_main():
+        print(f"{folder} is done: there is nothing to resume")
+    return is_done
 
 
 def remove_left_states(folder: Path) -> None:

@@ -34,8 +34,8 @@ from omegaconf.errors import (
 
 from hookrun.compose.hydra import Composition, options, parse_override
 from hookrun.compose.overrides import INTERPOLATION, quoted, several_values, split_at_spaces, unreadable
+from hookrun.config import ROOT_KEYS
 from hookrun.config.interpolations import guarded
-from hookrun.config.root_keys import ROOT_KEYS
 from hookrun.config.yaml_files import load
 from hookrun.errors import HookrunError, Problem, Refusal, SpecError, listed, nearest
 

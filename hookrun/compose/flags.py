@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from hookrun.compose.errors import key_paths
 from hookrun.compose.hydra import App, argument_parser, conf_dir, opened
 from hookrun.compose.overrides import GROUPS, meant
-from hookrun.config.root_keys import ROOT_KEYS
+from hookrun.config import ROOT_KEYS
 from hookrun.errors import Problem, SpecError
 
 _WRITTEN = "settings are written key=value, without dashes"

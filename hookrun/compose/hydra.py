@@ -44,7 +44,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hookrun.compose.loader import HYDRAS_SOURCES, SOURCES, Loader
 from hookrun.compose.loader import conf_dir as conf_dir
 from hookrun.config.interpolations import guarded
-from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.errors import Problem, SpecError
 from hookrun.version import __version__
 
 OUTPUT = "HOOKRUN_OUTPUT"
@@ -71,18 +71,6 @@ class App(Hydra):
         if options.get("with_log_configuration"):
             configure_log(self._checked.hydra.hydra_logging, self._checked.hydra.verbose)
         return self._checked
-
-    def configured_mode(self, config_name: str, overrides: list[str]) -> RunMode | None:
-        """The `hydra.mode` that a file or an override sets; None if unset, or if the configuration does not compose."""
-        try:
-            cfg = self.compose_config(
-                config_name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False
-            )
-        except HookrunError:  # a wrong file, in every mode
-            raise
-        except Exception:  # the caller composes again, and reports the problem then
-            return None
-        return cast(RunMode | None, cfg.hydra.mode)
 
     def run_checked(self, cfg: DictConfig, task: TaskFunction) -> JobReturn:
         """Create the run directory of `cfg` and call `task` in it."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra.conf import HydraConf
 
-from hookrun.config.root_keys import ROOT_KEYS
+from hookrun.config import ROOT_KEYS
 from hookrun.errors import Problem, listed
 
 CHOSEN_BY_FILES = ("hydra/launcher", "hydra/sweeper")
@@ -90,38 +90,20 @@ def wrong_choices(defaults: Any, group: str, where: str) -> list[Problem]:
 
     group: the config group of the file itself, to which relative names refer
     """
-    if not isinstance(defaults, list):
-        return []
-    items = [_choice(item, group) for item in defaults]
-    return [
-        Problem(where, f"its defaults list chooses {chosen!r}", f"{_COMMAND_LINE}: {_typed(chosen, value)}")
-        for chosen, value in items
-        if _is_hydras(chosen) and not is_open(chosen) and SHIPPED_CHOICES.get(chosen, MISSING) != value
-    ]
-
-
-def _choice(item: Any, group: str) -> tuple[str, Any]:
-    """The group and the choice of an item of a defaults list: ``override /model@x: cnn`` gives ("model", "cnn")."""
-    if isinstance(item, Mapping) and item:
-        text, value = next(iter(item.items()))
-        return _absolute(str(text), group), value
-    path = _absolute(str(item), group)
-    return posixpath.split(path)
-
-
-def _absolute(text: str, group: str) -> str:
-    words = text.split()
-    name = (words[-1] if words else "").partition("@")[0]
-    path = name if name.startswith("/") else f"{group}/{name}"
-    return posixpath.normpath(path).lstrip("/.")
-
-
-def _typed(chosen: str, value: Any) -> str:
-    return f"{chosen}={value}" if isinstance(value, str) else f"{chosen}=NAME"
-
-
-def _is_hydras(group: str) -> bool:
-    return group.partition("/")[0] == "hydra"
+    problems = list[Problem]()
+    for item in defaults if isinstance(defaults, list) else ():
+        text, value = next(iter(item.items())) if isinstance(item, Mapping) and item else (item, None)
+        words = str(text).split() or [""]
+        name = words[-1].partition("@")[0]  # `override /model@x: cnn` is of the group `model`
+        path = posixpath.normpath(name if name.startswith("/") else f"{group}/{name}").lstrip("/.")
+        chosen, value = (path, value) if isinstance(item, Mapping) else posixpath.split(path)
+        is_hydras = chosen.partition("/")[0] == "hydra"
+        if is_hydras and not is_open(chosen) and SHIPPED_CHOICES.get(chosen, MISSING) != value:
+            typed = f"{chosen}={value if isinstance(value, str) else 'NAME'}"
+            problems.append(
+                Problem(where, f"its defaults list chooses {chosen!r}", f"{_COMMAND_LINE}: {typed}")
+            )
+    return problems
 
 
 def is_open(group: str) -> bool:
@@ -143,7 +125,7 @@ def wrong_settings(section: Any, groups: Collection[str], plugins: Collection[st
 
 def _setting(key: Any, value: Any, groups: Collection[str], plugins: Collection[str]) -> Iterator[Problem]:
     where = f"hydra.{key}"
-    if key not in _KNOWN or (key == "mode" and not _has_interpolation(value)):
+    if key not in _KNOWN or (key == "mode" and not (isinstance(value, str) and "${" in value)):
         return  # Hydra checks this key itself
     if key in ("launcher", "sweeper") and isinstance(value, Mapping):
         yield from _of_plugin(value, where, groups, plugins)
@@ -235,7 +217,3 @@ def wrong_params(
             yield Problem(
                 f"{where}.{key}", f"found {type(value).__name__}, expected a text", "quote it: '1,2,3'"
             )
-
-
-def _has_interpolation(value: Any) -> bool:
-    return isinstance(value, str) and "${" in value

@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
 
 from hookrun.compose.hydra import App, parse_override
-from hookrun.config.root_keys import ROOT_KEYS
+from hookrun.config import ROOT_KEYS
 from hookrun.errors import Problem, SpecError
 
 RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
@@ -82,16 +82,20 @@ def split_at_spaces(words: Sequence[str], app: App) -> Problem | None:
 
     The `where` of the problem is the words of the override; None if the first word is not part of a split override.
     """
-    first, rest = words[0], [*words[1:], "", ""]
-    if "=" not in first and rest[0] == "=" and rest[1]:
-        return _one_word([first, "=", rest[1]], f"{first}={rest[1]}")
-    if "=" not in first and len(rest[0]) > 1 and rest[0].startswith("="):
-        return _one_word([first, rest[0]], first + rest[0])
-    bare = rest[0] and "=" not in rest[0] and not rest[0].startswith("~")
-    if bare and (first.endswith("=") and len(first) > 1):
-        return _one_word([first, rest[0]], first + rest[0])
-    if bare and _is_key(first):
-        return _one_word([first, rest[0]], f"{first}={rest[0]}")
+    first, second, third = [*words, "", ""][:3]
+    bare = bool(second) and "=" not in second and not second.startswith("~")
+    whole, count = "", 2
+    if "=" not in first and second == "=" and third:
+        whole, count = f"{first}={third}", 3
+    elif ("=" not in first and second.startswith("=") and len(second) > 1) or (
+        bare and first.endswith("=") and len(first) > 1
+    ):
+        whole = first + second
+    elif bare and _is_key(first):
+        whole = f"{first}={second}"
+    if whole:
+        what = "an override is one word, key=value, without spaces"
+        return Problem(" ".join(words[:count]), what, f"write {whole}")
     if "=" not in first or _reads(first):
         return None
     for count in range(2, min(len(words), _MOST_WORDS) + 1):
@@ -102,10 +106,6 @@ def split_at_spaces(words: Sequence[str], app: App) -> Problem | None:
 
 
 _MOST_WORDS = 50
-
-
-def _one_word(words: list[str], whole: str) -> Problem:
-    return Problem(" ".join(words), "an override is one word, key=value, without spaces", f"write {whole}")
 
 
 def several_values(override: Override) -> Problem:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hookrun.config.root_keys import ROOT_KEYS
+from hookrun.config import ROOT_KEYS
 from hookrun.config.validation import join, parse, paths_to, unknown_key
 from hookrun.errors import Problem, SpecError
 from hookrun.spec.experiment import PREVIOUS, Need, Settings, TaskKeys

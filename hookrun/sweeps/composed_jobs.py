@@ -7,10 +7,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
@@ -21,9 +19,6 @@ from hookrun.compose.compose import plain, users_part
 from hookrun.compose.errors import explained
 from hookrun.compose.hydra import App, Composition, numbered
 from hookrun.errors import SpecError
-from hookrun.store.files import write_json
-from hookrun.store.format import JOB
-from hookrun.store.records import JobRecord, read_record
 
 HOOKED = "hooked"
 SUBDIR = "hydra.sweep.subdir"
@@ -96,7 +91,7 @@ def composed_job(app: App, cfg: DictConfig, overrides: Sequence[str]) -> Compose
         has_number = "${hydra:job." in str(OmegaConf.to_container(users, resolve=False))
     composed = ComposedJob(app, cfg, overrides, job, has_number=has_number)
     try:
-        config, _ = without_directory(users, cast(Any, job.hydra))
+        config = without_directory(users, cast(Any, job.hydra))
     except SpecError as error:
         return replace(composed, error=error)
     is_hooked = config.get(HOOKED) is not False
@@ -115,11 +110,10 @@ def jobs_of(
 
     A job that does not compose has its `error`; after `most_refused` of these, the others are not composed.
     """
-
-    refused = kept = 0
+    refused = composed = 0
 
     def compose(overrides: Sequence[str]) -> ComposedJob:
-        nonlocal refused, kept
+        nonlocal refused, composed
         if refused >= most_refused:
             return ComposedJob(app, cfg, overrides)
         try:
@@ -127,18 +121,12 @@ def jobs_of(
         except SpecError as error:
             job = ComposedJob(app, cfg, overrides, error=error)
         refused += job.error is not None
-        kept += 1
-        return job if kept <= MOST_KEPT else replace(job, cfg=None)
+        composed += 1
+        return job if composed <= MOST_KEPT else replace(job, cfg=None)
 
-    fixed = {str(each.input_line) for each in app.swept(cfg) if not each.is_sweep_override()}
     jobs = [compose(overrides) for overrides in named]
-    return _with_baselines(jobs, compose, fixed)
-
-
-def _with_baselines(
-    jobs: Sequence[ComposedJob], compose: Callable[[Sequence[str]], ComposedJob], fixed: set[str]
-) -> list[ComposedJob]:
     unhooked = {_without_hooks(job.overrides): job for job in reversed(jobs) if not job.is_hooked}
+    fixed = {str(each.input_line) for each in app.swept(cfg) if not each.is_sweep_override()}
     baselines = dict[tuple[str, ...], list[str]]()
     for job in jobs:
         key = _without_hooks(job.overrides)
@@ -165,51 +153,25 @@ def hash_of(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def without_directory(users: DictConfig, hydra: Any) -> tuple[dict[str, Any], bool]:
-    """The configuration, resolved as if the job had the number 0 and no directory; and whether this changed nothing.
-
-    The number and the directory of a job do not identify it, so a value that holds them must not change the hash.
-    Where no value refers to Hydra's section, the result is the configuration of the job itself.
+def without_directory(users: DictConfig, hydra: Any) -> dict[str, Any]:
+    """The configuration, resolved as if the job had the number 0 and no directory, which do not identify it.
 
     users: the user's part of the configuration
     hydra: Hydra's section
     """
+    section: Any = OmegaConf.to_container(hydra, resolve=False)
+    section["job"] |= {"num": 0, "id": "0"}
+    section["sweep"] |= {"dir": ".", "subdir": "."}
+    section["runtime"]["output_dir"] = "."
     holder: Any = HydraConfig.instance()
-    outer, job_zero = holder.cfg, _JobZero(hydra)
-    holder.cfg = job_zero
+    outer = holder.cfg
+    holder.cfg = OmegaConf.create({"hydra": section}, flags={"allow_objects": True})
     try:
-        return plain(users), "hydra" not in vars(job_zero)
+        return plain(users)
     finally:
         holder.cfg = outer
-
-
-class _JobZero:
-    """Stands in for the configuration in `HydraConfig`; its section is built when a value refers to it."""
-
-    def __init__(self, section: Any) -> None:
-        self._section = section
-
-    @cached_property
-    def hydra(self) -> Any:
-        """Hydra's section of a job with the number 0."""
-        found: Any = OmegaConf.create(
-            OmegaConf.to_container(self._section, resolve=False), flags={"allow_objects": True}
-        )
-        found.job.num, found.job.id = 0, "0"
-        found.sweep.dir, found.sweep.subdir, found.runtime.output_dir = ".", ".", "."
-        return OmegaConf.create({"hydra": found}, flags={"allow_objects": True}).hydra
 
 
 def subdir_of(config: DictConfig) -> str:
     """The directory of a job, relative to the sweep's."""
     return os.path.normpath(str(config.hydra.sweep.subdir))
-
-
-def write_job(run_dir: Path, config: Mapping[str, Any]) -> None:
-    """Write job.json for a configuration from `without_directory`. Raises StoreError."""
-    write_json(run_dir / JOB, {"config": hash_of(config)}, flushes_folder=False)  # the status flushes it
-
-
-def read_job(run_dir: Path) -> str:
-    """The hash in job.json. Raises StoreError."""
-    return str(read_record(run_dir / JOB, JobRecord)["config"])

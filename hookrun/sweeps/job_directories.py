@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from hookrun.report.jobs import HYDRA, job_folders
 from hookrun.store.files import StoreError
 from hookrun.store.format import JOB, MULTIRUN, STATUS
 from hookrun.store.lock import LockedError, refuse_held
-from hookrun.store.records import Status, read_record
-from hookrun.sweeps.composed_jobs import read_job
+from hookrun.store.records import JobRecord, Status, read_record
 from hookrun.sweeps.stored_sweep import KEY
 
 _FINISHED = ("done", "stopped")
@@ -37,45 +35,31 @@ class JobDirectories:
     """The jobs in the directory of a sweep that is resumed; each job is taken once.
 
     begun: the directories of its jobs, relative to the sweep's
+    used:  those, and the directories of new jobs
     """
 
     def __init__(self, folder: Path) -> None:
         """Raises SpecError for a job that cannot be identified, or that another process still runs."""
-        self.folder = folder
         self._jobs = defaultdict[str, list[KnownJob]](list)
-        self._used = set[str]()
+        self.used = set[str]()
         _refuse_link(folder / MULTIRUN)  # Hydra overwrites it
         for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name)):
             name = path.relative_to(folder).as_posix()
             if (path / JOB).exists() or (path / STATUS).exists():
-                self._used.add(name)
+                self.used.add(name)
                 config, job = _read(path, name)
                 self._jobs[config].append(job)
-        self.begun = frozenset(self._used)
+        self.begun = frozenset(self.used)
 
     def take(self, config: str) -> KnownJob | None:
         """Take the next job with that hash; None if there is no such job left."""
-        found = self._jobs.get(config)
-        return found.pop(0) if found else None
+        jobs = self._jobs.get(config)
+        return jobs.pop(0) if jobs else None
 
     @property
     def left(self) -> int:
         """The number of jobs that were not taken."""
         return sum(map(len, self._jobs.values()))
-
-    def is_free(self, name: str) -> bool:
-        """Whether no job uses this directory."""
-        return name not in self._used
-
-    def use(self, name: str) -> None:
-        """Mark the directory as taken by a new job."""
-        self._used.add(name)
-
-    def finished(self, configs: Sequence[str]) -> list[bool]:
-        """Whether the job of each hash has finished; no job is taken."""
-        waiting = {config: list(jobs) for config, jobs in self._jobs.items()}
-        taken = [waiting[config].pop(0) if waiting.get(config) else None for config in configs]
-        return [job is not None and job.exit_code is not None for job in taken]
 
 
 def refuse_links(folder: Path, name: str) -> None:
@@ -107,7 +91,7 @@ def _read(path: Path, name: str) -> tuple[str, KnownJob]:
         if not (path / JOB).exists():
             hint = "an earlier version began it: start the sweep again, in another directory"
             raise SpecError([Problem(KEY, f"{path} does not say which job it is: it has no {JOB}", hint)])
-        config = read_job(path)
+        config = str(read_record(path / JOB, JobRecord)["config"])
         status = read_record(path / STATUS, Status) if (path / STATUS).exists() else {}
     except LockedError as error:
         hint = "wait until that job has ended, or end it"

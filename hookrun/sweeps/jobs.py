@@ -22,12 +22,11 @@ from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.signals import handled, interruption_kept, pending, shielded
 from hookrun.spec import Experiment
-from hookrun.spec.experiment import Need
 from hookrun.spec.objective import Goal
-from hookrun.store.files import replacing
+from hookrun.store.files import replacing, write_json
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, MULTIRUN, REPORT, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
-from hookrun.sweeps.composed_jobs import without_directory, write_job
+from hookrun.sweeps.composed_jobs import hash_of, without_directory
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
 from hookrun.sweeps.gc_control import free_job_memory
 from hookrun.sweeps.job_directories import refuse_links
@@ -93,8 +92,8 @@ class SweepJob:
     """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
 
     trust:      the packages that were trusted when the command was entered, also if the environment changes later
-    optimizing: whether the sweeper needs the objective of each job, and an exception from a failed job
-    goal:       the objective that every job must have; None: each job may have its own
+    goal:       the objective that every job must have: the sweeper gets its value, or an exception from a failed job;
+                None: each job may have its own
     needs:      need -> the directory of its run
     previous:   the directory of the run before the sweep; None: no experiment refers to it
     go_on:      whether the sweep is resumed, so that its directory holds jobs already
@@ -104,7 +103,6 @@ class SweepJob:
     """
 
     trust: frozenset[str]
-    optimizing: bool = False
     goal: Goal | None = None
     needs: Mapping[Need, str | None] = field(default_factory=dict)
     previous: str | None = None
@@ -116,23 +114,20 @@ class SweepJob:
     def __call__(self, cfg: DictConfig) -> int | float:
         """The exit code, or the objective."""
         with handled():  # needed in the processes of other launchers too
-            return self._returned(cfg)
-
-    def _returned(self, cfg: DictConfig) -> int | float:
-        if (signal := pending()) is not None:  # a signal that arrived where it could not be raised
-            raise signal
-        if self.stop is not None and self.stop.exists():
-            return NOT_STARTED
-        run_dir, sweep_dir = _run_dir(), _sweep_dir()
-        try:
-            with read_once(self.trust):
-                code = self._alone(cfg, run_dir, sweep_dir)
-        finally:
-            free_job_memory()
-        if code != DONE and self.stop is not None:
-            self.stop.touch()  # before the page, which takes time: another process must not start a job meanwhile
-        renew_page(sweep_dir)
-        if not self.optimizing:
+            if (signal := pending()) is not None:  # a signal that arrived where it could not be raised
+                raise signal
+            if self.stop is not None and self.stop.exists():
+                return NOT_STARTED
+            run_dir, sweep_dir = _run_dir(), _sweep_dir()
+            try:
+                with read_once(self.trust):
+                    code = self._alone(cfg, run_dir, sweep_dir)
+            finally:
+                free_job_memory()
+            if code != DONE and self.stop is not None:
+                self.stop.touch()  # before the page, which takes time: no other process must start a job meanwhile
+            renew_page(sweep_dir)
+        if self.goal is None:
             return code
         if code != DONE:
             raise JobFailed(str(run_dir), code)
@@ -159,19 +154,19 @@ class SweepJob:
     def _run(self, cfg: DictConfig, run_dir: Path, go_on: bool) -> int:
         from hookrun import tasks
 
-        found, is_own = None, False
         if not go_on:
             if self.go_on and (run_dir / STATUS).exists():
                 what = f"{run_dir} holds a run that was not there when the sweep began"
                 raise SpecError(
                     [Problem("hydra.sweep.subdir", what, "wait until it has ended, and try again")]
                 )
-            found, is_own = without_directory(cfg, HydraConfig.get())
-            write_job(run_dir, found)
+            identity = hash_of(without_directory(cfg, HydraConfig.get()))
+            write_json(run_dir / JOB, {"config": identity}, flushes_folder=False)  # the status flushes it
         try:
             with interruption_kept():
-                config = found if found is not None and is_own else plain(cfg)
-                experiment = tasks.parse_experiment(config).with_runs(self.needs, self.previous).of_a_sweep()
+                experiment = (
+                    tasks.parse_experiment(plain(cfg)).with_runs(self.needs, self.previous).of_a_sweep()
+                )
                 if self.goal is not None:
                     require_goal(experiment, self.goal)
                 prepared = tasks.prepare(experiment, trust=self.trust)

@@ -63,8 +63,8 @@ class Start:
     job: ComposedJob
 
 
-class SweepRun:
-    """One start of a sweep. The sweeper gets `filtering(launcher)` instead of its launcher.
+class SweepRun(Launcher):
+    """One start of a sweep, which the sweeper takes for its launcher. The inner launcher may be pickled.
 
     sweep_dir: the directory of the sweep
     goal:      the objective by which the sweeper chooses its jobs; None for a sweeper that does not
@@ -87,7 +87,7 @@ class SweepRun:
         fail_fast: bool = False,
         jobs: Sequence[ComposedJob] | None = None,
     ) -> None:
-        self._app, self._cfg, self._known = app, cfg, known
+        self._app, self._cfg, self.known = app, cfg, known
         self.sweep_dir, self._goal, self.fail_fast, self.jobs = sweep_dir, goal, fail_fast, jobs
         self._order = {override.get_key_element(): place for place, override in enumerate(app.swept(cfg))}
         self._launched = 0
@@ -95,16 +95,15 @@ class SweepRun:
         self.codes = dict[str, int]()
         self.again = 0
 
-    @property
-    def left(self) -> int:
-        """The number of jobs in the directory that the sweeper did not launch."""
-        return 0 if self._known is None else self._known.left
+    def around(self, launcher: Launcher) -> SweepRun:
+        """This sweep, which runs only the jobs that have not finished yet, by the given launcher."""
+        self._launcher = launcher
+        return self
 
-    def filtering(self, launcher: Launcher) -> Launcher:
-        """A launcher around the given one, which runs only the jobs that have not finished yet."""
-        return FilteringLauncher(launcher, self)
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Does nothing: the launcher was set up when it was created."""
 
-    def launched(self, launcher: Launcher, job_overrides: Sequence[Overrides]) -> Sequence[JobReturn]:
+    def launch(self, job_overrides: Sequence[Overrides], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs; returns one JobReturn for each, including those that had finished before.
 
         Where all jobs are known, a baseline is run with the first job that the sweeper launches, and the sweeper gets
@@ -115,47 +114,50 @@ class SweepRun:
         jobs = self._jobs_of(job_overrides)
         first, self._launched = self._launched, self._launched + len(jobs)
         returned = dict[int, JobReturn]()
-        for batch in self._batches(launcher, jobs, first, returned):
-            results = self._launch(launcher, batch)
+        for batch in self._batches(jobs, first, returned):
+            if is_serial(self._launcher):
+                results: Sequence[JobReturn] = launch_serially(cast(BasicLauncher, self._launcher), batch)
+            else:
+                overrides = [
+                    [*start.job.overrides, *([] if start.name is None else [subdir_override(start.name)])]
+                    for start in batch
+                ]
+                results = self._launcher.launch(overrides, batch[0].number)
             returned |= {start.place: result for start, result in zip(batch, results, strict=True)}
             self._keep_codes(results)
-            if self.fail_fast and (failed := self._failed(results)):
-                raise SweepStopped(os.path.relpath(failed, self.sweep_dir), self.codes[failed])
+            failed = [path for path in map(_run_dir, results) if self.codes.get(path, DONE) != DONE]
+            if self.fail_fast and failed:
+                raise SweepStopped(os.path.relpath(failed[0], self.sweep_dir), self.codes[failed[0]])
         return [returned[place] for place in sorted(returned)]
 
     def _jobs_of(self, job_overrides: Sequence[Overrides]) -> list[ComposedJob]:
         """The jobs to run for those that the sweeper launches."""
-        if self.jobs is None:
-            return [composed_job(self._app, self._cfg, self._ordered(each)) for each in job_overrides]
-        waiting = list(self.jobs[self._launched :])
-        asked = [tuple(each) for each in job_overrides]
-        last = max((place for place, job in enumerate(waiting) if tuple(job.overrides) in asked), default=-1)
-        return waiting[: last + 1]
+        if self.jobs is not None:
+            waiting = list(self.jobs[self._launched :])
+            asked = [tuple(each) for each in job_overrides]
+            places = (place for place, job in enumerate(waiting) if tuple(job.overrides) in asked)
+            return waiting[: max(places, default=-1) + 1]
 
-    def _ordered(self, overrides: Overrides) -> list[str]:
-        """The overrides in the typed order: the last override of a key wins, and `+` must come before its subkeys."""
-        end = len(self._order)
-        return sorted(overrides, key=lambda text: self._order.get(text.partition("=")[0], end))
+        def typed_place(
+            text: str,
+        ) -> int:  # the last override of a key wins, and `+` must come before its subkeys
+            return self._order.get(text.partition("=")[0], len(self._order))
 
-    def _launch(self, launcher: Launcher, batch: Sequence[Start]) -> Sequence[JobReturn]:
-        if is_serial(launcher):
-            return launch_serially(cast(BasicLauncher, launcher), batch)
-        overrides = [[*start.job.overrides, *_directory(start)] for start in batch]
-        return launcher.launch(overrides, batch[0].number)
+        return [composed_job(self._app, self._cfg, sorted(each, key=typed_place)) for each in job_overrides]
 
     def _batches(
-        self, launcher: Launcher, jobs: Sequence[ComposedJob], first: int, returned: dict[int, JobReturn]
+        self, jobs: Sequence[ComposedJob], first: int, returned: dict[int, JobReturn]
     ) -> Iterator[list[Start]]:
         """The jobs of each call of the launcher; with `fail_fast`, a launcher of one process gets one job at a time.
 
         Other launchers number the jobs of a batch without gaps. Where a configuration holds the number of its job, a
         batch ends at each gap.
         """
-        serial = is_serial(launcher)
-        if self._known is None:
+        serial = is_serial(self._launcher)
+        if self.known is None:
             starts = [Start(place, first + place, None, job) for place, job in enumerate(jobs)]
         else:
-            starts = self._to_run(self._known, jobs, first, returned)
+            starts = self._unfinished(self.known, jobs, first, returned)
         by_number = not serial and any(start.job.has_number for start in starts)
         batch = list[Start]()
         for start in starts:
@@ -167,7 +169,7 @@ class SweepRun:
         if batch:
             yield batch
 
-    def _to_run(
+    def _unfinished(
         self,
         known: JobDirectories,
         jobs: Sequence[ComposedJob],
@@ -192,7 +194,7 @@ class SweepRun:
         self._keep_codes(list(returned.values()))
         self.again += len(returned)
         # first those whose own directory is free
-        for place, config in sorted(new, key=lambda each: not known.is_free(subdir_of(each[1]))):
+        for place, config in sorted(new, key=lambda each: subdir_of(each[1]) in known.used):
             number, name = _free_directory(known, config, first + place)
             starts.append(Start(place, number, name, jobs[place]))
         for start in starts:
@@ -203,23 +205,20 @@ class SweepRun:
 
     def _finished(self, name: str, code: int) -> JobReturn:
         """The JobReturn of a job that had finished before."""
+        from hookrun import tasks
+
         run_dir = self.sweep_dir / name
         make_missing_page(run_dir)
         job = JobReturn(hydra_cfg=_only_directory(str(run_dir)), status=JobStatus.COMPLETED)
-        try:
-            job.return_value = self._value(run_dir, code)
-        except HookrunError as error:
-            job.return_value, job.status = error, JobStatus.FAILED
+        job.return_value = code
+        if self._goal is not None:
+            try:
+                if code != DONE:
+                    raise JobFailed(str(run_dir), code)
+                job.return_value = tasks.objective(run_dir)
+            except HookrunError as error:
+                job.return_value, job.status = error, JobStatus.FAILED
         return job
-
-    def _value(self, run_dir: Path, code: int) -> int | float:
-        from hookrun import tasks
-
-        if self._goal is None:
-            return code
-        if code != DONE:
-            raise JobFailed(str(run_dir), code)
-        return tasks.objective(run_dir)
 
     def _keep_codes(self, results: Sequence[JobReturn]) -> None:
         """Add the exit codes of the jobs to `codes`."""
@@ -229,24 +228,6 @@ class SweepRun:
             code = exit_code(value) if job.status is JobStatus.FAILED else ended
             if code != NOT_STARTED:
                 self.codes[_run_dir(job)] = code
-
-    def _failed(self, results: Sequence[JobReturn]) -> str | None:
-        """The directory of the first job that failed, if any."""
-        return next((path for path in map(_run_dir, results) if self.codes.get(path, DONE) != DONE), None)
-
-
-class FilteringLauncher(Launcher):
-    """A launcher whose jobs `SweepRun` filters. The inner launcher may be pickled, and is not changed."""
-
-    def __init__(self, launcher: Launcher, sweep: SweepRun) -> None:
-        self._launcher, self._sweep = launcher, sweep
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Does nothing: the launcher was set up when it was created."""
-
-    def launch(self, job_overrides: Sequence[Overrides], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the jobs; returns one JobReturn for each."""
-        return self._sweep.launched(self._launcher, job_overrides)
 
 
 def is_serial(launcher: Launcher) -> bool:
@@ -277,18 +258,14 @@ def launch_serially(launcher: BasicLauncher, starts: Iterable[Start]) -> list[Jo
     return results
 
 
-def _directory(start: Start) -> list[str]:
-    return [] if start.name is None else [subdir_override(start.name)]
-
-
 def _free_directory(known: JobDirectories, config: DictConfig, number: int) -> tuple[int, str]:
     """The number and directory of a job that was not started before: its index, or the next whose directory is free."""
-    while not known.is_free(name := subdir_of(numbered(config, number))):
+    while (name := subdir_of(numbered(config, number))) in known.used:
         number += 1
         if subdir_of(numbered(config, number)) == name:
             what = f"{name} is the directory of a job with another configuration"
             raise SpecError([Problem(SUBDIR, what, "let it hold ${hydra.job.num}")])
-    known.use(name)
+    known.used.add(name)
     return number, name
 
 
@@ -313,24 +290,24 @@ def interrupted(
     """
     from hookrun.report.jobs import find_jobs
 
-    found = {job.name: job.status for job in find_jobs(sweep_dir)} if sweep_dir.is_dir() else {}
-    started = {name for name, status in found.items() if status != "not started"}
-    counts = Counter(found.values())
-    if names is None:
-        is_listed = all(name.isdecimal() for name in started)  # else the names do not give the job index
-        missing = [place for place in range(len(jobs or ())) if str(place) not in started]
-        count = len(missing) if is_listed else len(jobs or ()) - len(started)
-    else:
-        is_listed = True
-        missing = [place for place in range(len(jobs or ())) if names.get(place) not in started]
-        count = len(missing)
+    statuses = {job.name: job.status for job in find_jobs(sweep_dir)} if sweep_dir.is_dir() else {}
+    started = {name for name, status in statuses.items() if status != "not started"}
+    counts, missing = Counter(statuses.values()), list[int]()
     if jobs is not None:
-        counts["not started"] = max(count, 0)
-    said = ", ".join(f"{number} {status}" for status, number in counts.items() if number) or "no job started"
-    lines = [f"sweep: {str(interruption) or 'interrupted'}: {said}, in {sweep_dir}"]
-    if jobs and count > 0 and is_listed:
+        by_place = {place: str(place) for place in range(len(jobs))} if names is None else names
+        missing = [place for place in range(len(jobs)) if by_place.get(place) not in started]
+        if names is None and not all(
+            name.isdecimal() for name in started
+        ):  # the names do not give the job index
+            missing = []
+            counts["not started"] = max(len(jobs) - len(started), 0)
+        else:
+            counts["not started"] = len(missing)
+    ended = ", ".join(f"{number} {status}" for status, number in counts.items() if number) or "no job started"
+    lines = [f"sweep: {str(interruption) or 'interrupted'}: {ended}, in {sweep_dir}"]
+    if jobs and missing:
         shared = set.intersection(*map(set, jobs))
         typed = [[each for each in filter_overrides(jobs[place]) if each not in shared] for place in missing]
-        told = [f"#{place} ({' '.join(texts)})" for place, texts in zip(missing, typed, strict=True)]
-        lines.append(f"  not started: {listed(told, MOST_LISTED)}")
+        labels = [f"#{place} ({' '.join(texts)})" for place, texts in zip(missing, typed, strict=True)]
+        lines.append(f"  not started: {listed(labels, MOST_LISTED)}")
     return "\n".join(lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, cast
@@ -19,19 +18,12 @@ _SWEEPER = "hydra.sweeper"
 _FAILURES = "max_failure_rate"
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """A setting of a sweeper for the direction of the objective; values: its value for each direction."""
-
-    key: str
-    values: Mapping[Direction, Any]
-
-
-_SETTINGS = (
-    _Setting("direction", {"maximize": "maximize", "minimize": "minimize"}),  # optuna
-    _Setting("ax_config.experiment.minimize", {"maximize": False, "minimize": True}),
-    _Setting("optim.maximize", {"maximize": True, "minimize": False}),  # nevergrad
-)
+_SETTINGS: Mapping[str, Mapping[Direction, Any]] = {
+    "direction": {"maximize": "maximize", "minimize": "minimize"},  # optuna
+    "ax_config.experiment.minimize": {"maximize": False, "minimize": True},
+    "optim.maximize": {"maximize": True, "minimize": False},  # nevergrad
+}
+"""Setting of a sweeper -> its value for each direction of the objective."""
 
 
 def set_direction(cfg: DictConfig, goal: Goal) -> str:
@@ -40,54 +32,37 @@ def set_direction(cfg: DictConfig, goal: Goal) -> str:
     Raises SpecError where the sweeper was set to another direction, or to several objectives.
     """
     sweeper = cfg.hydra.sweeper
-    said = f"objective: {goal}"
-    setting = next((each for each in _SETTINGS if OmegaConf.select(sweeper, each.key) is not None), None)
+    message = f"objective: {goal}"
+    setting = next((key for key in _SETTINGS if OmegaConf.select(sweeper, key) is not None), None)
     if setting is None:
         kind = str(sweeper.get("_target_", "")).rpartition(".")[2]
         return (
-            f"{said}\nNOTE: {kind} has no setting that says which direction is better, as far as hookrun knows: "
+            f"{message}\nNOTE: {kind} has no setting that says which direction is better, as far as hookrun knows: "
             f"it gets the value unchanged. Make sure that it is set to {goal.direction}"
         )
-    where, value = f"{_SWEEPER}.{setting.key}", OmegaConf.select(sweeper, setting.key)
+    where, value = f"{_SWEEPER}.{setting}", OmegaConf.select(sweeper, setting)
     if OmegaConf.is_list(value):
         what = f"found {OmegaConf.to_container(value)}, and a run has one objective, {goal.metric}"
         raise SpecError([Problem(where, what, "leave it out: hookrun sets it by `objective`")])
-    wanted = setting.values[goal.direction]
-    if not _is_set(cfg, setting.key, value):
+    wanted = _SETTINGS[setting][goal.direction]
+    # The plugin's default of `direction` is the member of an enumeration; the others are set if they were typed.
+    is_set = not isinstance(value, Enum) if setting == "direction" else _is_typed(cfg, setting)
+    value = value.lower() if isinstance(value, str) else value
+    if not is_set:
         with read_write(sweeper), open_dict(sweeper):
-            OmegaConf.update(sweeper, setting.key, wanted)
-    elif _plain(value) != wanted:
-        what = f"found {_plain(value)!r}, and the objective is to {goal.direction} {goal.metric}"
-        other: Direction = "minimize" if goal.direction == "maximize" else "maximize"
+            OmegaConf.update(sweeper, setting, wanted)
+    elif value != wanted:
+        what = f"found {value!r}, and the objective is to {goal.direction} {goal.metric}"
+        other = "minimize" if goal.direction == "maximize" else "maximize"
         hint = f"leave one of them out; to {other} it, objective.direction={other}"
-        raise SpecError(
-            [
-                Problem(where, what, hint),
-                Problem(
-                    "objective.direction", f"is {goal.direction!r} for {goal.metric}, and {where} is not", ""
-                ),
-            ]
-        )
-    return said
-
-
-def _is_set(cfg: DictConfig, key: str, value: Any) -> bool:
-    """Whether the command line or a file set the direction, as opposed to the plugin's default.
-
-    The default of `direction` is the member of an enumeration; the other settings count as set if they were typed.
-    """
-    if key == "direction":
-        return not isinstance(value, Enum)
-    return _is_typed(cfg, key)
+        of_goal = f"is {goal.direction!r} for {goal.metric}, and {where} is not"
+        raise SpecError([Problem(where, what, hint), Problem("objective.direction", of_goal)])
+    return message
 
 
 def _is_typed(cfg: DictConfig, key: str) -> bool:
     typed = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.hydra))
     return any(text.lstrip("+").startswith(f"{_SWEEPER}.{key}=") for text in typed)
-
-
-def _plain(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
 
 
 def prepare_sweeper(cfg: DictConfig, sweep_dir: Path, seed: int) -> None:

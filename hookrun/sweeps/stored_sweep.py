@@ -94,12 +94,19 @@ def _key(text: str) -> str:
 
 def is_sweep(value: str) -> bool:
     """Whether `resume` names the directory of a sweep."""
-    return value != LATEST and (_path(value) / MULTIRUN).is_file()
+    return value != LATEST and Path(os.path.expanduser(value), MULTIRUN).is_file()
 
 
 def sweep_folder(value: str) -> Path:
     """The directory of the sweep that `resume` names. Raises SpecError if it holds no sweep, or a running one."""
-    folder = _newest() if value == LATEST else _path(value)
+    folder = Path(os.path.abspath(os.path.expanduser(value)))
+    if value == LATEST:
+        sweeps = outputs_folder().parent / SWEEPS
+        files = [file for file in sweeps.glob(f"*/{MULTIRUN}") if not file.parent.is_symlink()]
+        if not files:
+            hint = f"name its directory: {KEY}=DIR"
+            raise SpecError([Problem(KEY, f"there is no sweep in {sweeps}", hint)])
+        folder = max(files, key=lambda file: (file.stat().st_mtime_ns, file.parent.name)).parent
     if not (folder / MULTIRUN).is_file():
         raise SpecError([_no_sweep(folder)])
     _refuse_running(folder)
@@ -115,18 +122,6 @@ def _refuse_running(folder: Path) -> None:
         raise SpecError([Problem(KEY, str(error), "wait until that sweep has ended, or end it")]) from error
     except StoreError as error:
         raise SpecError([Problem(KEY, str(error))]) from error
-
-
-def _path(value: str) -> Path:
-    return Path(os.path.abspath(os.path.expanduser(value)))
-
-
-def _newest() -> Path:
-    sweeps = outputs_folder().parent / SWEEPS
-    found = [file for file in sweeps.glob(f"*/{MULTIRUN}") if not file.parent.is_symlink()]
-    if not found:
-        raise SpecError([Problem(KEY, f"there is no sweep in {sweeps}", f"name its directory: {KEY}=DIR")])
-    return max(found, key=lambda file: (file.stat().st_mtime_ns, file.parent.name)).parent
 
 
 def _no_sweep(folder: Path) -> Problem:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Glob, Override, RangeSweep
+from hydra.core.override_parser.types import Glob, RangeSweep
 from hydra.core.utils import filter_overrides
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -28,7 +28,7 @@ from hookrun.ranks.alone import is_main, size_of_world
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
 from hookrun.store.files import StoreError, os_reason, write_json
-from hookrun.store.format import SWEEP
+from hookrun.store.format import STATUS, SWEEP
 from hookrun.store.outputs import outputs_folder
 from hookrun.store.records import SweepRecord, read_record
 from hookrun.sweeps.composed_jobs import ComposedJob, command_of, jobs_of
@@ -174,7 +174,7 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, n
     with claimed(sweep_dir, KEY if sweep_job.go_on else "hydra.sweep.dir"):
         needs.make()
         prepare_sweeper(cfg, sweep_dir, experiment.settings.seed)
-        job = replace(sweep_job, optimizing=True, goal=goal, needs=needs.made, previous=previous)
+        job = replace(sweep_job, goal=goal, needs=needs.made, previous=previous)
         return _launch(app, cfg, sweep_dir, job, None)
 
 
@@ -189,9 +189,10 @@ def _validated(
     """
     experiments, refused = dict[int, Experiment](), dict[int, SpecError]()
     run_dirs, shown = dict[Path, int](), set[int]()
-    finished = [False] * len(jobs) if known is None else known.finished([job.config for job in jobs])
     for number, composed in enumerate(jobs):
-        if finished[number] or not (composed.config or composed.error):
+        before = None if known is None else known.take(composed.config)
+        is_finished = before is not None and before.exit_code is not None
+        if is_finished or not (composed.config or composed.error):
             continue
         try:
             if composed.error is not None:
@@ -206,8 +207,7 @@ def _validated(
                 run_dir = Path(job.hydra.runtime.output_dir)
                 if known is None:
                     refuse_used(run_dir, "hydra.sweep.dir")
-                _refuse_outside(run_dir, job)
-                _refuse_shared(run_dir, run_dirs.setdefault(run_dir, number), number)
+                _refuse_directory(run_dir, job, number, run_dirs.setdefault(run_dir, number))
         except SpecError as error:
             refused[number] = error
             if len(refused) >= MOST_REFUSED:
@@ -278,27 +278,24 @@ def _named(number: int, overrides: Sequence[str]) -> str:
 
 def _why_no_job(app: App, cfg: DictConfig) -> list[Problem]:
     """The problem of each override that stands for no value at all."""
-    return [
-        Problem(override.key_or_group, f"{override.get_value_string()} stands for no value: {why}", hint)
-        for override in app.swept(cfg)
-        if override.is_discrete_sweep() and next(iter(override.sweep_iterator()), None) is None
-        for why, hint in [_why_no_value(override, app)]
-    ] or [Problem("hydra.sweeper", "the sweep has no job", "give a key several values: seed=1,2")]
-
-
-def _why_no_value(override: Override, app: App) -> tuple[str, str]:
-    key, value = override.key_or_group, override.value()
-    if isinstance(value, Glob):
-        options = app.options(key)
-        if not options:
-            return "glob() picks names of a config group, and this is a key", f"list the values: {key}=1,2,3"
-        return f"it matches none of the config group {key!r}", nearest(" ".join(value.include), options)
-    if isinstance(value, RangeSweep):
-        return (
-            "the range is empty",
-            "a range goes from its start to below its stop: range(1,5), range(5,1,-1)",
-        )
-    return "it is empty", f"list the values: {key}=1,2,3"
+    problems = list[Problem]()
+    for override in app.swept(cfg):
+        if not override.is_discrete_sweep() or next(iter(override.sweep_iterator()), None) is not None:
+            continue
+        key, value = override.key_or_group, override.value()
+        why, hint = "it is empty", f"list the values: {key}=1,2,3"
+        if isinstance(value, RangeSweep):
+            why = "the range is empty"
+            hint = "a range goes from its start to below its stop: range(1,5), range(5,1,-1)"
+        elif isinstance(value, Glob) and (options := app.options(key)):
+            why = f"it matches none of the config group {key!r}"
+            hint = nearest(" ".join(value.include), options)
+        elif isinstance(value, Glob):
+            why = "glob() picks names of a config group, and this is a key"
+        problems.append(Problem(key, f"{override.get_value_string()} stands for no value: {why}", hint))
+    return problems or [
+        Problem("hydra.sweeper", "the sweep has no job", "give a key several values: seed=1,2")
+    ]
 
 
 def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) -> dict[str, Any]:
@@ -306,17 +303,15 @@ def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) ->
         return plain_run(app.job_config(cfg, overrides, number), *JOB_DIRECTORY)
 
 
-def _refuse_outside(run_dir: Path, job: DictConfig) -> None:
-    """Raise SpecError for a `subdir` in which a value such as ``../..`` leads out of the sweep's directory."""
-    typed = str(OmegaConf.to_container(job.hydra.sweep, resolve=False)["subdir"])  # type: ignore[call-overload, index]
-    if "${" in typed and not run_dir.is_relative_to(os.path.abspath(str(job.hydra.sweep.dir))):
-        what = f"{typed} leads to {run_dir}, outside the directory of the sweep"
-        raise SpecError([Problem("hydra.sweep.subdir", what, "let it hold ${hydra.job.num}")])
-
-
-def _refuse_shared(run_dir: Path, first: int, number: int) -> None:
-    if first != number:
+def _refuse_directory(run_dir: Path, job: DictConfig, number: int, first: int) -> None:
+    """Raise SpecError for a directory that job #`first` has too, or outside the sweep's, as by a value ``../..``."""
+    subdir = str(OmegaConf.to_container(job.hydra.sweep, resolve=False)["subdir"])  # type: ignore[call-overload, index]
+    what = ""
+    if "${" in subdir and not run_dir.is_relative_to(os.path.abspath(str(job.hydra.sweep.dir))):
+        what = f"{subdir} leads to {run_dir}, outside the directory of the sweep"
+    elif first != number:
         what = f"job #{first} has the same directory, {run_dir}"
+    if what:
         raise SpecError([Problem("hydra.sweep.subdir", what, "let it hold ${hydra.job.num}")])
 
 
@@ -336,7 +331,6 @@ def _launch(
 
     jobs: every job; None where the sweeper chooses them while it runs
     """
-    before = _statuses(sweep_dir)
     known = JobDirectories(sweep_dir) if job.go_on else None
     if known is not None:
         job = replace(job, begun=known.begun)
@@ -352,7 +346,7 @@ def _launch(
         print(interrupted(interruption, sweep_dir, overrides, names), file=sys.stderr, flush=True)
         raise
     finally:
-        if job.go_on or _statuses(sweep_dir) != before:  # an interrupted sweep has a page as well
+        if job.go_on or any(sweep_dir.rglob(STATUS)):  # an interrupted sweep has a page as well
             make_page(sweep_dir)
 
 
@@ -378,7 +372,7 @@ def _run_jobs(app: App, cfg: DictConfig, sweep_run: SweepRun, job: SweepJob) -> 
     sweep_dir, codes = sweep_run.sweep_dir, sweep_run.codes
     try:
         with modules_not_collected():
-            app.sweep_checked(cfg, job, sweep_run.filtering)
+            app.sweep_checked(cfg, job, sweep_run.around)
     except SweepStopped as stopped:
         _record_stop(sweep_dir, stopped)
         print(stopped)
@@ -400,8 +394,8 @@ def _run_jobs(app: App, cfg: DictConfig, sweep_run: SweepRun, job: SweepJob) -> 
     count = max(len(sweep_run.jobs or ()), len(codes))
     rest = f", {count - len(codes)} not started" if count > len(codes) else ""
     print(f"sweep: {len(codes) - len(failed)} of {count} jobs done{before}{rest}, in {sweep_dir}")
-    if sweep_run.left:
-        print(f"  {sweep_run.left} more in it, with configurations other than this sweep's")
+    if sweep_run.known is not None and (left := sweep_run.known.left):
+        print(f"  {left} more in it, with configurations other than this sweep's")
     for run_dir, code in failed.items():
         print(f"  exit code {code}: {run_dir}")
     if best := _best(sweep_dir):
@@ -443,7 +437,3 @@ def _refuse_no_value(sweep_dir: Path, codes: Mapping[str, int], goal: Goal, erro
 
 class NoResult(HookrunError):
     """No job of an optimizing sweep has a value of its objective."""
-
-
-def _statuses(sweep_dir: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in sweep_dir.rglob("status.json")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TextIO
@@ -18,59 +18,34 @@ _WIDTH = 79
 """The most characters of the line, so that a terminal does not wrap it."""
 
 
-class _Line:
-    """The line on one terminal."""
-
-    def __init__(self, terminal: TextIO) -> None:
-        self._terminal = terminal
-        self._shown = False
-
-    def show(self, text: str) -> None:
-        self._write(f"{_CLEAR}{text[:_WIDTH]}")
-        self._shown = True
-
-    def clear(self) -> None:
-        if self._shown:
-            self._shown = False
-            self._write(_CLEAR)
-
-    def _write(self, text: str) -> None:
-        with suppress(
-            OSError, ValueError
-        ):  # the terminal is closed; the command's own output will report that
-            self._terminal.write(text)
-            self._terminal.flush()
-
-
 class _After:
     """A stream that clears the line before it writes; every other attribute is that of the wrapped stream."""
 
-    def __init__(self, stream: TextIO, line: _Line) -> None:
-        self._stream = stream
-        self._line = line
+    def __init__(self, stream: TextIO, show: Callable[[str], None]) -> None:
+        self._stream, self._show = stream, show
 
     def write(self, text: str) -> int:
-        self._line.clear()
+        self._show("")
         return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-_line: ContextVar[_Line | None] = ContextVar("line", default=None)
+_show: ContextVar[Callable[[str], None] | None] = ContextVar("show", default=None)
 
 
 def waiting_for(what: str) -> None:
     """Show on the line what the command does now; does nothing outside `waiting`."""
-    if (line := _line.get()) is not None:
-        line.show(f"hookrun: {what} …")
+    if (show := _show.get()) is not None:
+        show(f"hookrun: {what} …")
 
 
 def wait_is_over() -> None:
     """Clear the line and do not show it again: the command's own output follows."""
-    if (line := _line.get()) is not None:
-        line.clear()
-        _line.set(None)
+    if (show := _show.get()) is not None:
+        show("")
+        _show.set(None)
 
 
 @contextmanager
@@ -80,15 +55,26 @@ def waiting(arguments: list[str]) -> Iterator[None]:
     if not _is_watched(err) or any(flag in arguments for flag in _QUIET):
         yield
         return
-    line = _Line(err)
-    token = _line.set(line)
-    replaced = _After(err, line), None if out is None else _After(out, line)
+    is_shown = False
+
+    def show(text: str) -> None:
+        nonlocal is_shown
+        if text or is_shown:
+            with suppress(
+                OSError, ValueError
+            ):  # the terminal is closed; the command's own output will report that
+                err.write(f"{_CLEAR}{text[:_WIDTH]}")
+                err.flush()
+        is_shown = bool(text)
+
+    token = _show.set(show)
+    replaced = _After(err, show), None if out is None else _After(out, show)
     sys.stderr, sys.stdout = replaced
     try:
         yield
     finally:
-        line.clear()
-        _line.reset(token)
+        show("")
+        _show.reset(token)
         if sys.stderr is replaced[0]:
             sys.stderr = err
         if sys.stdout is replaced[1]:

@@ -44,13 +44,6 @@ def test_an_experiment_may_set_it_alone_or_in_a_sweep_over_experiments(cwd: Path
     assert jobs_of(notes) == [(0, False), (0, True), (0, True)]
 
 
-def test_sweeps_that_cannot_have_a_baseline_are_refused(cwd: Path, notes, capsys) -> None:
-    assert main(["experiment=clip_fc", "baseline=true"]) == 0
-    assert "baseline: true is for sweeps (-m)" in capsys.readouterr().out
-    assert main(["-m", "baseline=maybe", "seed=1,2"]) == 2
-    assert "baseline: found 'maybe'" in capsys.readouterr().err
-
-
 def test_no_run_without_hooks_is_repeated(cwd: Path, notes) -> None:
     assert main(["-m", "baseline=true", "hooks=none,noise", "seed=5,6"]) == 0
     assert jobs_of(notes) == [(5, False), (6, False), (5, True), (6, True)]

@@ -1,15 +1,26 @@
-"""One command line: what it composes and checks, and which files it leaves."""
+"""One command line: what it shows, composes and checks, and which files it leaves."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from hookrun.actions import actions
 from hookrun.cli import main
+from hookrun.cli.running import RefusedByMain, agreed, ranks_of
+from hookrun.compose.compose import compose_dict
+from hookrun.compose.hydra import App
+from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.ranks.alone import ALONE
+from hookrun.tasks import parse_experiment, tasks
 
 Conf = Callable[..., str]
 OWN = "# @package _global_\nseed: 7\n"
@@ -224,14 +235,6 @@ class TestReading:
         assert capsys.readouterr().out
         assert left(cwd) == []
 
-    def test_version(self, capsys) -> None:
-        assert main(["--version"]) == 0
-        assert "Hydra" in capsys.readouterr().out
-
-    def test_hydra_help(self, capsys) -> None:
-        assert main(["--hydra-help"]) == 0
-        assert "hydra/launcher" in capsys.readouterr().out
-
 
 class TestCompletion:
     """Shell completion for the console script."""
@@ -269,11 +272,348 @@ class TestCompletion:
         assert capsys.readouterr().out.splitlines()[-1].endswith("-F hydra_bash_completion hookrun")
 
 
-def test_a_refused_job_is_not_recorded(cwd: Path, notes) -> None:
-    assert main(["-m", "seed=5,6,7", "train.epochs=1,none"]) == 2
-    assert (notes.ran, left(cwd)) == ([], [])
+HOOK = "{select: fc, hook: grad, action: print}"
+TYPED = "+hooks.x={select: fc, hook: forward, action: print}"
 
 
-def test_the_status_of_a_run_that_is_done(cwd: Path, notes) -> None:
-    main(["seed=5"])
-    assert json.loads((only_run(cwd) / "status.json").read_text())["exit_code"] == 0
+INLINE = f"# @package _global_\ndefaults: [{{override /hooks: scale}}]\nhooks: {{print_a: {HOOK}, print_b: {HOOK}}}\n"
+BELOW = f"# @package _global_\ndefaults: [mine]\nhooks: {{b: {HOOK}}}\n"
+
+
+@pytest.mark.parametrize("none", ["hooks=none", "~hooks"])
+@pytest.mark.parametrize("name", ["mine", "below"])
+def test_hooks_none_switches_hooks_off_wherever_they_are_defined(none: str, name: str, conf: Conf) -> None:
+    folder = conf(**{"experiment/mine": INLINE, "experiment/below": BELOW})
+    experiment = f"experiment={name}"
+    assert len(parse_experiment(compose_dict([experiment], folder)).hooks.hooks) >= 3
+    config = compose_dict([none, experiment], folder)
+    assert config["hooked"] is False and "print_a" in config["hooks"]
+    assert parse_experiment(config).hooks.hooks == ()
+    config = compose_dict([TYPED, experiment, none], folder)
+    assert config["hooked"] is True and list(config["hooks"]) == ["x"]
+    assert compose_dict([none, experiment, "hooked=true"], folder)["hooked"] is True
+
+
+@pytest.mark.parametrize("none", ["hooks=none", "~hooks"])
+def test_a_hook_may_be_deleted_beside_hooks_none(none: str, conf: Conf, notes, capsys) -> None:
+    folder = conf(**{"experiment/mine": INLINE})
+    gone = [none, "~hooks.print_a", "~hooks.print_b"]
+    assert compose_dict(["experiment=mine", *gone], folder)["hooked"] is False
+    assert list(compose_dict([*gone, "experiment=mine", TYPED], folder)["hooks"]) == ["x"]
+    line = ["--config-dir", folder, "experiment=mine", none, "~hooks.print_a"]
+    assert main([*line, "-m", "seed=5,6"]) == 0
+    assert [len(each.hooks.hooks) for each, _ in notes.prepared[-2:]] == [0, 0]
+    for more in (["~hooks.prnt_b"], ["-m", "seed=5,6", "~hooks.prnt_b"]):
+        capsys.readouterr()
+        assert main([*line, *more]) == 2
+        said = capsys.readouterr().err
+        assert "~hooks.prnt_b: there is no such key" in said and "did you mean 'hooks.print_b'" in said
+
+
+def test_hooks_that_are_switched_off_are_checked(notes, capsys) -> None:
+    assert main(["experiment=clip_fc", "hooked=false", "hooks.clip_fc.max=x"]) == 2
+    assert "hooks.clip_fc.max: found 'x'" in capsys.readouterr().err
+    assert main(["experiment=clip_fc", "hooked=maybe"]) == 2
+    assert "hooked: found 'maybe'" in capsys.readouterr().err
+
+
+def test_a_job_of_a_sweep_without_hooks(notes) -> None:
+    assert main(["-m", "experiment=clip_fc", "hooks=none,scale", "task=plan"]) == 0
+    names = [[hook.name for hook in shown.hooks.hooks] for shown in notes.shown]
+    assert names[0] == [] and "clip_fc" in names[1]
+
+
+def test_a_stored_configuration_can_be_run_again_in_a_new_directory(cwd: Path, notes) -> None:
+    assert main(["experiment=clip_fc", "seed=5", "hydra.run.dir=old"]) == 0
+    assert main(["--config-dir", "old/.hydra", "--config-name", "config", "hooks.clip_fc.max=0.5"]) == 0
+    (seed, new) = notes.ran[1]
+    assert (seed, new.parent) == (5, cwd / "outputs")
+    assert sorted(path.name for path in new.iterdir()) == [".hydra", "status.json"], "no log of Hydra's"
+    (first, _), (second, _) = notes.prepared
+    assert first.hooks.hooks[0].action.max == 0.01 and second.hooks.hooks[0].action.max == 0.5
+    assert main(["-m", "--config-dir", "old/.hydra", "--config-name", "config", "seed=5,6"]) == 0
+    assert notes.ran[-1][1].parents[1] == cwd / "multirun"
+
+
+def test_a_plan_accepts_the_keys_of_the_experiment_s_own_task(notes, capsys) -> None:
+    assert main(["experiment=capture_features", "task=plan", "task.split=train"]) == 0
+    assert main(["-m", "experiment=capture_features", "task=plan", "task.split=train,val"]) == 0
+    assert [shown.settings.task.split for shown in notes.shown] == ["train", "train", "val"]
+    assert main(["experiment=capture_features", "task=plan", "task.splt=train"]) == 2
+    assert "task.splt: unknown key\n      did you mean 'split'" in capsys.readouterr().err
+
+
+def test_errors_name_the_interpolation_of_a_value(notes, capsys) -> None:
+    assert (
+        main(
+            [
+                "experiment=clip_fc",
+                "train.epochs=${data.name}",
+                "hooks.clip_fc.action=a${seed}",
+                "+hooks.x=${train}",
+            ]
+        )
+        == 2
+    )
+    printed = capsys.readouterr().err
+    assert "train.epochs: found 'digits' (from ${data.name}): expected a valid integer" in printed
+    assert "hooks.clip_fc.action: found 'a0' (from a${seed}), which is not an action" in printed
+    assert "hooks.x.select: is missing (hooks.x is ${train})" in printed
+
+
+def test_tags_are_the_user_s_own_words(notes, capsys) -> None:
+    assert main(["tags=[paper,baseline]", "seed=5"]) == 0
+    assert notes.prepared[0][0].settings.tags == ("paper", "baseline")
+    assert main(["tags=paper"]) == 2
+    assert "tags: found 'paper': expected a valid list" in capsys.readouterr().err
+
+
+def test_a_quick_preset() -> None:
+    train = compose_dict(["train=quick"])["train"]
+    assert (train["epochs"], train["log_every"]) == (1, 1) and train["limit_batches"] <= 10
+
+
+@pytest.mark.parametrize("key", ["off", "no", "on"])
+def test_the_error_for_a_hook_named_like_a_boolean_says_to_quote_it(
+    key: str, conf: Conf, notes, capsys
+) -> None:
+    hook = "{select: fc, hook: forward, action: print}"
+    folder = conf(**{"experiment/mine": f"# @package _global_\nhooks:\n  {key}: {hook}\n  null: {hook}\n"})
+    assert main(["--config-dir", folder, "experiment=mine"]) == 2
+    assert "quote what YAML reads as something else" in capsys.readouterr().err
+    folder = conf(**{"experiment/mine": f"# @package _global_\nhooks: {{{key}: {hook}}}\n"})
+    assert main(["--config-dir", folder, "experiment=mine"]) == 2
+    assert "as true and false: quote the key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "places"),
+    [
+        (["hooks.clip_fc.mx=3", "trian.epochs=3", "seed=-1"], ["hooks.clip_fc.mx", "trian.epochs"]),
+        (["hooks.clip_fc.max=abc", "seed=-1"], ["hooks.clip_fc.max", "seed"]),
+    ],
+    ids=["keys", "values"],
+)
+def test_wrong_keys_are_told_before_wrong_values(typed: list[str], places: list[str], notes, capsys) -> None:
+    assert main(["experiment=clip_fc", *typed]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("2 configuration errors\n")
+    for where in places:
+        assert f"\n  {where}: " in printed
+
+
+@pytest.fixture
+def help_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def run(*arguments: str) -> str:
+        assert main(["--help", *arguments]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def section(text: str, title: str) -> str:
+    return next(block for block in text.split("\n\n") if block.startswith(title))
+
+
+def test_it_describes_hookrun_and_its_usage(help_of) -> None:
+    text = help_of()
+    assert text.startswith("hookrun: PyTorch hooks as configuration\n")
+    assert "hookrun experiment=clip_fc task=plan" in text
+    assert 'eval "$(hookrun -sc install=bash)"' in text
+
+
+def test_every_task_action_and_choice_is_listed(help_of) -> None:
+    text = help_of()
+    assert all(f"  {name} " in section(text, "Tasks") for name in tasks())
+    listed = section(text, "Actions").partition("\n")[2]
+    assert "".join(listed.split()).split(",") == list(actions())  # as found by importing their modules
+    assert "cnn" in section(text, "Models")
+    assert "digits" in section(text, "Data sets")
+    assert "none" in section(text, "Hook sets")
+
+
+def test_an_experiment_is_listed_with_its_first_sentence(help_of, conf: Conf) -> None:
+    folder = conf(
+        **{
+            "experiment/mine": "# @package _global_\n\n# What I am\n# after. More of it.\nseed: 1\n",
+            "experiment/silent": "# @package _global_\nseed: 1\n# late\n",
+            "experiment/sub/deep": "# @package _global_\n# Deep down.\n",
+        }
+    )
+    lines = section(help_of("--config-dir", folder), "Experiments").splitlines()
+    for words in (["mine", "What I am after"], ["silent"], ["sub/deep", "Deep down"]):
+        assert words in [re.split("  +", line.strip()) for line in lines]
+
+
+def test_long_names_in_one_folder_do_not_widen_the_columns_of_others(help_of, conf: Conf) -> None:
+    sentence = "Long enough to fill all of the line that a short name leaves, and not one word more"
+    folder = conf(
+        **{
+            "experiment/mine": f"# @package _global_\n# {sentence}.\n",
+            "experiment/sub/a_name_that_is_longer_than_any_other": f"# @package _global_\n# {sentence}.\n",
+        }
+    )
+    text = help_of("--config-dir", folder)
+    (line,) = [line for line in text.splitlines() if line.startswith("  mine ")]
+    assert line.endswith(sentence)
+    assert "sub/a_name_that_is_longer_than_any_other  Long enough to fill" in text
+
+
+def test_the_summaries_of_shipped_files_are_not_truncated(help_of) -> None:
+    assert "…" not in help_of()
+
+
+def test_no_line_is_too_long_to_read(help_of) -> None:
+    assert max(map(len, help_of().splitlines())) <= 110
+
+
+def test_another_help_template_of_hydra_still_works(help_of) -> None:
+    text = help_of("hydra/help=default", "seed=7")
+    assert "experiment: activation_patching, add_bias, " in text
+    assert "seed: 7" in text
+
+
+SMALL = ["experiment=clip_fc", "train.epochs=1", "train.limit_batches=2", "compute=cpu"]
+SECTIONS = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
+
+
+def status(run: Path) -> tuple[str, int]:
+    found = json.loads((run / "status.json").read_text())
+    return found["status"], found["exit_code"]
+
+
+class TestRealRuns:
+    def test_an_experiment_trains_and_leaves_its_record(self, cwd: Path) -> None:
+        assert main([*SMALL, "hydra.run.dir=run"]) == 0
+        assert status(cwd / "run") == ("done", 0)
+        assert (cwd / "run/metrics.jsonl").read_text().count("\n") > 1
+        assert {"plan.json", "env.json", ".hydra"} <= {path.name for path in (cwd / "run").iterdir()}
+
+    def test_a_plan_is_shown_and_leaves_no_files(self, cwd: Path, capsys) -> None:
+        assert main(["experiment=clip_fc", "task=plan"]) == 0
+        assert "clip_fc" in capsys.readouterr().out
+        assert list(cwd.iterdir()) == []
+
+    def test_modules_are_shown_and_leave_no_files(self, cwd: Path, capsys) -> None:
+        assert main(["task=modules", "task.select=conv*"]) == 0
+        assert "conv1" in capsys.readouterr().out
+        assert list(cwd.iterdir()) == []
+
+    def test_hooks_that_do_not_fit_the_model_are_refused(self, cwd: Path, capsys) -> None:
+        assert main([*SMALL, "hooks.clip_fc.select=fd"]) == 2
+        printed = capsys.readouterr().err
+        assert "hooks.clip_fc" in printed and "fc" in printed and "Traceback" not in printed
+        assert list(cwd.iterdir()) == []
+
+    @pytest.mark.parametrize(("policy", "state"), [("stop", "stopped"), ("error", "failed")])
+    def test_a_failed_check_exits_with_3(self, policy: str, state: str, cwd: Path) -> None:
+        hook = f"+hooks.low={{select: fc, hook: forward, action: check, min: -2000, max: -1000, policy: {policy}}}"
+        assert main([*SMALL, hook, "hydra.run.dir=run"]) == 3
+        assert status(cwd / "run") == (state, 3)
+
+
+def test_a_run_is_composed_once_and_a_mode_in_a_file_holds(
+    notes, conf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, real = 0, App.compose_config
+
+    def compose_config(self: App, *args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += self._checked is None
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(App, "compose_config", compose_config)
+    assert main(["seed=5"]) == 0 and count == 1
+    folder = conf(**{"experiment/mine": "# @package _global_\nhydra: {mode: MULTIRUN}\n"})
+    for typed, seeds in ((["seed=6,7"], [6, 7]), (["seed=8", "hydra.mode=RUN"], [8])):
+        notes.ran.clear()
+        assert main(["--config-dir", folder, "experiment=mine", *typed]) == 0
+        assert [seed for seed, _ in notes.ran] == seeds
+
+
+def test_settings_of_sweeps_are_refused_or_noted_where_there_is_one_run(notes, cwd: Path, capsys) -> None:
+    assert main(["seed=5", "fail_fast=true"]) == 2
+    assert "fail_fast: is for a sweep, and this is one run" in capsys.readouterr().err
+    assert main(["seed=5", "baseline=true"]) == 0
+    assert "NOTE: baseline: true is for sweeps (-m)" in capsys.readouterr().out
+    assert main(["seed=5", "baseline=true", "task=plan"]) == 0
+    assert "NOTE" not in capsys.readouterr().out
+
+
+def test_a_mistake_on_the_command_line_is_told_before_those_in_files(notes, conf, capsys) -> None:
+    folder = conf(**{"experiment/mine": "# @package _global_\ntrain: {epochs: x}\n"})
+    assert main(["--config-dir", folder, "experiment=mine", "sed=1", "strickt=true"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("2 configuration errors\n") and "train.epochs" not in printed
+    assert main(["--config-dir", folder, "experiment=mine", "seed=y"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("2 configuration errors\n") and "train.epochs" in printed
+    assert notes.prepared == []
+
+
+def test_a_run_that_is_done_is_not_resumed_and_what_is_only_shown_cannot_be(notes, cwd: Path, capsys) -> None:
+    assert main(["seed=5", "hydra.run.dir=mine"]) == 0
+    left = cwd / "mine/checkpoints/state_000001"
+    left.mkdir(parents=True)
+    assert main(["resume=mine"]) == 0
+    assert "mine is done: there is nothing to resume" in capsys.readouterr().out
+    assert len(notes.ran) == 1 and not left.exists()
+    assert main(["seed=1", "hydra.run.dir=failed"]) == 1
+    capsys.readouterr()
+    assert main(["resume=failed", "task=plan"]) == 2
+    assert "task=plan does not make a run that could be resumed" in capsys.readouterr().err
+
+
+class Two:
+    """One of two ranks, with a given answer of the other rank."""
+
+    several = True
+
+    def __init__(self, rank: int, other: list[Any] | None) -> None:
+        self.is_main, self._rank, self._other = rank == 0, rank, other
+
+    def gathered(self, mine: Any) -> list[Any]:
+        return [mine, self._other] if self._rank == 0 else [self._other, mine]
+
+
+def test_a_run_without_a_strategy_is_one_process_and_several_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ranks_of(parse_experiment(SECTIONS)) as ranks:
+        assert ranks is ALONE
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SpecError), ranks_of(parse_experiment(SECTIONS)):
+        pytest.fail("each of two processes would do the whole run")
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_ranks_wait_for_each_other_at_their_end_unless_one_failed(
+    failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = list[bool]()
+    group = SimpleNamespace(failed=failed, meet=lambda: met.append(True), failures_told=nullcontext)
+    monkeypatch.setattr("hookrun.ranks.group.joined", lambda *_: nullcontext(group))
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "::1"}.items():
+        monkeypatch.setenv(name, value)
+    compute = {"strategy": "ddp", "device": "cpu"}
+    with ranks_of(parse_experiment({**SECTIONS, "compute": compute})) as ranks:
+        assert ranks is group and not met
+    assert met == ([] if failed else [True])
+
+
+def test_a_failure_on_one_rank_is_raised_by_all_and_reported_once() -> None:
+    refusal = SpecError([Problem("a", "is wrong")])
+    ranks: Any = Two(0, ["b", 1])
+    with pytest.raises(SpecError), agreed(ranks):
+        raise refusal
+    with pytest.raises(HookrunError, match="rank 1 cannot run the experiment") as told, agreed(ranks):
+        pass
+    assert "\nb" in str(told.value)
+    ranks = Two(1, [str(refusal), 2])
+    with pytest.raises(RefusedByMain) as silent, agreed(ranks):
+        pass
+    assert silent.value.exit_code == 2
+    ranks = Two(1, None)
+    with agreed(ranks):
+        pass

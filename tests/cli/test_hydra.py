@@ -1,4 +1,4 @@
-"""The bridge to Hydra: the state that it restores, and the state that it sends to other processes."""
+"""The bridge to Hydra: its state, what it composes, and what a config file may set in its section."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import copy
 import errno
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
 from hydra.types import RunMode
-from omegaconf import OmegaConf
 
 from hookrun.cli import main
+from hookrun.compose.compose import compose_dict
 from hookrun.compose.hydra import conf_dir, opened
+from hookrun.compose.hydra_section import acting_keys, wrong_choices, wrong_params, wrong_settings
+from hookrun.compose.loader import MAX_LOADS
 from hookrun.errors import SpecError
+from hookrun.tasks import parse_experiment
 
 Conf = Callable[..., str]
 
@@ -65,12 +70,6 @@ def test_a_checked_configuration_is_not_composed_again(tmp_path: Path) -> None:
     assert (tmp_path / "run/.hydra/config.yaml").is_file()
 
 
-def test_options_include_subgroups(conf: Conf) -> None:
-    folder = conf(**{"experiment/a": "", "experiment/b/c": ""})
-    with opened(Path(folder)) as app:
-        assert app.options("experiment") == ["a", "b/c"]
-
-
 @pytest.mark.parametrize("typed", ["seed=1,2", "seed=range(1,3)"])
 def test_the_jobs_of_a_sweep_are_listed_before_it_starts(typed: str) -> None:
     with opened(conf_dir()) as app:
@@ -90,21 +89,6 @@ def test_the_state_is_sent_to_the_processes_of_a_launcher(monkeypatch: pytest.Mo
         assert loader.load_sweep_config(cfg, ["seed=7"]).seed == 7
 
 
-def test_a_broken_file_is_named(conf: Conf) -> None:
-    folder = conf(**{"experiment/mine": "a: *b\n"})
-    with (
-        opened(conf_dir(), Path(folder)) as app,
-        pytest.raises(SpecError, match=r"experiment/mine\.yaml:1:4"),
-    ):
-        app.compose_config("config", ["experiment=mine"], RunMode.RUN)
-
-
-def test_the_configuration_of_a_job_has_its_number() -> None:
-    with opened(conf_dir()) as app:
-        cfg = app.compose_config("config", ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
-        assert OmegaConf.select(app.job_config(cfg, ["seed=1"], 4), "hydra.sweep.subdir") == "4"
-
-
 def test_a_folder_with_a_link_to_itself_is_listed(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/one.yaml").write_text("a: 1\n")
@@ -113,3 +97,113 @@ def test_a_folder_with_a_link_to_itself_is_listed(tmp_path: Path) -> None:
         groups = app.list_all_config_groups()
     assert {"mine", "experiment", "hydra/launcher"} <= {*groups}
     assert max(group.count("/") for group in groups) == 1
+
+
+GLOBAL = "# @package _global_\n"
+
+
+def test_defaults_lists_that_multiply_are_refused(conf: Callable[..., str]) -> None:
+    files = {f"a/l{n}": f"defaults: [/a/l{n + 1}@x, /a/l{n + 1}@y]\n" for n in range(12)}
+    folder = conf(**files, **{"a/l12": "a: 1\n", "experiment/mine": f"{GLOBAL}defaults: [/a/l0]\n"})
+    with pytest.raises(SpecError, match=f"more than {MAX_LOADS:,} configs"):
+        compose_dict(["experiment=mine"], folder)
+
+
+GROUPS = ("model", "task", "experiment")
+
+
+def test_keys_that_run_code_are_found_at_any_depth() -> None:
+    content = {"a": [{"b": {"_target_": "os.system"}}], "()": 1, "c": "_target_"}
+    assert sorted(problem.what for problem in acting_keys(content, "f")) == [
+        "holds the key `()`, which would run code",
+        "holds the key `_target_`, which would run code",
+    ]
+
+
+def test_a_file_may_choose_a_launcher_but_no_logging_by_relative_or_absolute_name() -> None:
+    for item in (
+        {"override /hydra/job_logging": "default"},
+        {"/hydra/callbacks@x": "evil"},
+        "/hydra/output/other",
+        {"../job_logging": "default"},
+    ):
+        assert len(wrong_choices([item], "hydra/launcher", "f")) == 1, item
+    fine = [{"override /hydra/launcher": "joblib"}, {"override /model@x": "cnn"}, "_self_"]
+    assert wrong_choices(fine, "experiment", "f") == []
+    assert wrong_choices([{"override hydra/job_logging": "none"}], "", "f") == [], "as it is shipped"
+
+
+def test_harmless_settings_are_accepted_and_others_refused() -> None:
+    fine = {"mode": "MULTIRUN", "launcher": {"n_jobs": 2, "partition": "gpu"}, "job": {"name": "mine"}}
+    assert wrong_settings({**fine, "sweeper": {"params": {"seed": "1,2", "model": "mlp,cnn"}}}, GROUPS) == []
+    for wrong in (
+        {"run": {"dir": "../elsewhere"}},
+        {"launcher": {"python": "touch x"}},
+        {"launcher": {"partition": "a\nb"}},
+        {"launcher": {"n_jobs": 10**9}},
+        {"launcher": {"_target_": "evil.Launcher"}},
+        {"job": {"env_set": {"A": "b"}}},
+        {"callbacks": {}},
+        {"searchpath": ["/"]},
+        "${evil}",
+    ):
+        assert len(wrong_settings(wrong, GROUPS)) == 1, wrong
+    chosen = {"launcher": {"_target_": "mine.Launcher"}}
+    assert wrong_settings(chosen, GROUPS, ["mine.Launcher"]) == []
+
+
+def test_swept_keys_must_be_keys_of_the_experiment() -> None:
+    fine = {"seed": "1,2", "hooks.a.max": "choice(1,2)", "+vars.x": 3}
+    assert list(wrong_params(fine, "p", GROUPS)) == []
+    for key in ("hydra.run.dir", "++trust", " seed", "'seed'", "seed=1,b", "hydra[run]", "", "resume"):
+        assert len(list(wrong_params({key: "1,2"}, "p", GROUPS))) == 1, key
+
+
+def test_an_experiment_is_plain_data_without_hydras_part() -> None:
+    config = compose_dict(["experiment=clip_fc", "seed=3"])
+    assert config["hooks"] == {
+        "clip_fc": {"select": "fc", "hook": "grad", "action": "clamp", "min": -0.01, "max": 0.01}
+    }
+    assert config["seed"] == 3
+    roots = {"task", "model", "data", "train", "compute", "hooks", "seed", "strict", "objective", "tags"}
+    assert set(config) == roots | {"baseline", "hooked"}
+
+
+def test_the_defaults_are_a_valid_experiment_without_hooks() -> None:
+    experiment = parse_experiment(compose_dict())
+    assert experiment.hooks.hooks == ()
+    assert (experiment.settings.task.name, experiment.settings.model.name) == ("train", "cnn")
+
+
+def test_interpolations_are_resolved(conf: Conf) -> None:
+    folder = conf(**{"experiment/mine": "# @package _global_\nseed: 4\ntrain: {epochs: '${seed}'}\n"})
+    assert compose_dict(["experiment=mine"], folder)["train"]["epochs"] == 4
+
+
+def test_it_writes_no_files(cwd: Path) -> None:
+    compose_dict(["experiment=clip_fc"])
+    assert list(cwd.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "overrides", [["experiment=clip_fx"], ["seed=${nowhere}"], ["a"], ["seed=1,2"]], ids=str
+)
+def test_mistakes_raise_spec_errors(overrides: list[str]) -> None:
+    with pytest.raises(SpecError):
+        compose_dict(overrides)
+
+
+def test_a_missing_folder_raises_a_spec_error(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"config_dir: there is no folder {tmp_path}/nowhere")):
+        compose_dict(config_dir=tmp_path / "nowhere")
+
+
+def test_it_works_inside_an_application_that_uses_hydra_itself(conf: Conf) -> None:
+    with initialize_config_dir(conf(config="theirs: 1\n"), version_base="1.3"):
+        assert compose_dict(["seed=3"])["seed"] == 3
+        assert compose("config").theirs == 1
+
+
+def test_conf_is_beside_the_package_in_a_checkout() -> None:
+    assert (conf_dir() / "config.yaml").is_file()
+    assert conf_dir().is_absolute()

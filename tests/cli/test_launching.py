@@ -1,4 +1,4 @@
-"""Between a sweeper and its launcher: which jobs run, under which numbers, and how they ended."""
+"""The jobs of a sweep: composed once, known by a hash, started under the right numbers, and how they ended."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
-from hookrun.compose.hydra import numbered, parse_override
+from hookrun.cli import main
+from hookrun.compose.hydra import conf_dir, numbered, opened, parse_override
 from hookrun.errors import CheckFailed, SpecError
 from hookrun.spec.objective import Goal
-from hookrun.store.files import StoreError, write_json
+from hookrun.store.files import StoreError, make_folder, write_json
 from hookrun.store.run_dir import RunDir
-from hookrun.sweeps.composed_jobs import ComposedJob, hash_of
-from hookrun.sweeps.job_directories import JobDirectories
+from hookrun.sweeps import composed_jobs
+from hookrun.sweeps.composed_jobs import ComposedJob, hash_of, without_directory
+from hookrun.sweeps.job_directories import JobDirectories, KnownJob, refuse_links
 from hookrun.sweeps.jobs import NOT_STARTED
 from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
 from hookrun.sweeps.sweep import STOP, _record_stop, _remove_stop
@@ -37,7 +40,7 @@ class Sweep:
 
     def job_config(self, cfg: DictConfig, overrides: Sequence[str], number: int) -> DictConfig:
         users = dict(text.split("=", 1) for text in overrides)
-        hydra = {"job": {"num": number, "id": str(number)}, "sweep": {"subdir": self.subdir}}
+        hydra = {"job": {"num": number, "id": str(number)}, "sweep": {"subdir": self.subdir}, "runtime": {}}
         return numbered(OmegaConf.create({**users, "hydra": hydra}), number)
 
     def launch(self, job_overrides: Sequence[list[str]], first: int) -> list[JobReturn]:
@@ -81,21 +84,21 @@ def test_jobs_run_at_once_in_the_typed_order(tmp_path: Path) -> None:
     failed = CheckFailed("found inf")
     sweep = Sweep(tmp_path, {"2": 3, "3": failed, "4": NOT_STARTED})
     run = sweep.start()
-    found = run.launched(sweep, [["train.epochs=5", "+hooks.x.a=1", "+hooks.x={}", "seed=2"]])
+    found = run.around(sweep).launch([["train.epochs=5", "+hooks.x.a=1", "+hooks.x={}", "seed=2"]], 0)
     assert values(found) == [3]
-    assert values(run.launched(sweep, seeds(3, 4))) == [failed, NOT_STARTED]
+    assert values(run.around(sweep).launch(seeds(3, 4), 0)) == [failed, NOT_STARTED]
     typed = [["seed=2", "+hooks.x={}", "train.epochs=5", "+hooks.x.a=1"]]
     assert sweep.calls == [(0, typed), (1, seeds(3, 4))]
     assert run.codes == {str(tmp_path / name): code for name, code in (("0", 3), ("1", 3))}
-    assert (run.left, run.again, run.names) == (0, 0, {})
+    assert (run.again, run.names) == (0, {})
 
 
 def test_known_jobs_run_instead_of_what_the_sweeper_lists(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path)
     run = sweep.start(added=seeds(0, 2, 3, 4))
-    run.launched(sweep, seeds(2, 3))
-    run.launched(sweep, seeds(4, 3))
-    run.launched(sweep, seeds(4))
+    run.around(sweep).launch(seeds(2, 3), 0)
+    run.around(sweep).launch(seeds(4, 3), 0)
+    run.around(sweep).launch(seeds(4), 0)
     assert sweep.calls == [(0, seeds(0, 2, 3)), (3, seeds(4))], "0 was added, and 3 and 4 are not repeated"
 
 
@@ -103,7 +106,7 @@ def test_with_fail_fast_no_job_starts_after_a_failed_one(tmp_path: Path) -> None
     sweep = Sweep(tmp_path, {"6": 1})
     run = sweep.start(fail_fast=True)
     with pytest.raises(SweepStopped, match=r"at the first failed job .*: job 1") as stopped:
-        run.filtering(sweep).launch(seeds(5, 6, 7), 0)  # type: ignore[arg-type]
+        run.around(sweep).launch(seeds(5, 6, 7), 0)
     assert stopped.value.exit_code == 1
     assert [len(jobs) for _, jobs in sweep.calls] == [3]
     assert run.codes[str(tmp_path / "1")] == 1
@@ -118,7 +121,7 @@ def test_of_a_resumed_sweep_only_unfinished_jobs_run(tmp_path: Path) -> None:
     ):
         sweep.began(name, seed, status, code)
     run = sweep.start(go_on=True)
-    found = run.launched(sweep, seeds(6, 7, 5, 8))
+    found = run.around(sweep).launch(seeds(6, 7, 5, 8), 0)
     assert values(found) == [0, 0, 3, 0]
     ((first, jobs),) = sweep.calls
     assert first == 1 and jobs == [
@@ -126,7 +129,12 @@ def test_of_a_resumed_sweep_only_unfinished_jobs_run(tmp_path: Path) -> None:
         ["seed=7", "hydra.sweep.subdir='2'"],
         ["seed=8", "hydra.sweep.subdir='4'"],
     ]
-    assert run.names == {0: "1", 1: "2", 2: "0", 3: "4"} and (run.again, run.left) == (1, 1)
+    assert (
+        run.names == {0: "1", 1: "2", 2: "0", 3: "4"}
+        and run.again == 1
+        and run.known is not None
+        and run.known.left == 1
+    )
     assert run.codes == {
         str(tmp_path / name): code for name, code in (("0", 3), ("1", 0), ("2", 0), ("4", 0))
     }
@@ -136,7 +144,7 @@ def test_numbers_have_no_gaps_in_one_call_where_a_job_depends_on_its_own(tmp_pat
     sweep = Sweep(tmp_path)
     sweep.began("1", 6, "done", 0)
     jobs = [["seed=5", "tags=[${hydra:job.num}]"], *seeds(6, 7)]
-    sweep.start(go_on=True).launched(sweep, jobs)
+    sweep.start(go_on=True).around(sweep).launch(jobs, 0)
     assert [first for first, _ in sweep.calls] == [0, 2]
 
 
@@ -145,7 +153,7 @@ def test_a_directory_that_does_not_follow_the_number_is_refused_where_it_is_take
     sweep.subdir = "same"
     sweep.began("same", 6, "done", 0)
     with pytest.raises(SpecError, match="same is the directory of a job with another configuration"):
-        sweep.start(go_on=True).launched(sweep, seeds(7))
+        sweep.start(go_on=True).around(sweep).launch(seeds(7), 0)
     assert sweep.calls == []
 
 
@@ -157,7 +165,7 @@ def test_a_sweeper_that_chooses_by_an_objective_gets_the_values_of_finished_jobs
     sweep.began("0", 6, "done", 0)
     sweep.began("1", 8, "stopped", 3)
     run = sweep.start(go_on=True, goal=Goal("val/loss", "minimize", "best"))
-    found = run.launched(sweep, [["seed=5", "train.epochs=5"], *seeds(6, 7, 8)])
+    found = run.around(sweep).launch([["seed=5", "train.epochs=5"], *seeds(6, 7, 8)], 0)
     assert values(found)[:2] == [0.5, 0.25]
     assert [each.status for each in found] == [JobStatus.COMPLETED] * 2 + [JobStatus.FAILED] * 2
     assert run.codes[str(tmp_path / "3")] == 0, "an objective is not an exit code"
@@ -207,3 +215,88 @@ def test_a_new_start_removes_the_record_of_the_last_one(cwd: Path) -> None:
     (cwd / STOP).mkdir()
     with pytest.raises(StoreError, match="cannot remove"):
         _remove_stop(cwd)
+
+
+SAME, OTHER = "a" * 64, "b" * 64
+
+
+def job(folder: Path, name: str, config: str, status: str, code: int | None = None) -> None:
+    run = RunDir.create(folder / name)
+    write_json(folder / name / "job.json", {"config": config})
+    run.set_status(status, *([] if code is None else ["", code]))
+    run.close()
+
+
+def test_each_job_is_taken_once_and_equal_hashes_in_order(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    for name, config, status, code in (
+        ("0", SAME, "done", None),
+        ("1", OTHER, "stopped", 3),
+        ("2", OTHER, "failed", 1),
+        ("10", SAME, "interrupted", None),
+    ):
+        job(tmp_path, name, config, status, code)
+    jobs = JobDirectories(tmp_path)
+    assert jobs.begun == {"0", "1", "2", "10"} and jobs.left == 4
+    assert [jobs.take(SAME) for _ in range(3)] == [KnownJob("0", 0), KnownJob("10", None), None]
+    assert jobs.take(OTHER) == KnownJob("1", 3) and jobs.left == 1
+
+
+def test_a_job_without_a_readable_hash_is_refused(tmp_path: Path) -> None:
+    job(tmp_path, "0", SAME, "done")
+    for content, said in (("[]", "job.json"), (json.dumps({"config": "x"}), "job.json"), (None, "which job")):
+        (tmp_path / "0/job.json").unlink()
+        if content is not None:
+            (tmp_path / "0/job.json").write_text(content)
+        with pytest.raises(SpecError, match=said):
+            JobDirectories(tmp_path)
+
+
+def test_a_link_in_the_directory_of_a_job_is_refused(tmp_path: Path) -> None:
+    sweep, theirs = tmp_path / "sweep", tmp_path / "theirs"
+    (sweep / "a/0").mkdir(parents=True)
+    theirs.mkdir()
+    refuse_links(sweep, "a/0")
+    (sweep / "a/0/.hydra").symlink_to(theirs)
+    (sweep / "b").symlink_to(theirs)
+    for name in ("a/0", "b/0"):
+        with pytest.raises(SpecError, match="is a link"):
+            refuse_links(sweep, name)
+
+
+def hydra(number: int, folder: str) -> Any:
+    content = {"job": {"num": number, "id": str(number)}, "runtime": {"output_dir": folder}}
+    return OmegaConf.create({**content, "sweep": {"dir": folder, "subdir": str(number)}})
+
+
+def test_the_hash_ignores_the_number_and_directory_of_a_job() -> None:
+    def config(seed: object, number: int = 3) -> dict[str, Any]:
+        users = OmegaConf.create({"seed": seed, "vars": {"a": 5}, "tags": ["${hydra:runtime.output_dir}"]})
+        return without_directory(users, hydra(number, f"/sweep/{number}"))
+
+    with opened(conf_dir()):  # makes `hydra:` resolvable
+        same = [hash_of(config(*each)) for each in (("${hydra:job.num}",), ("${hydra:job.num}", 4), (0,))]
+        assert len(set(same)) == 1
+        assert hash_of(config("${vars.a}")) == hash_of(config(5)) != hash_of(config(6))
+
+
+def test_the_hash_is_of_the_content_in_any_order() -> None:
+    assert hash_of({"a": 1, "b": 2}) == hash_of({"b": 2, "a": 1}) != hash_of({"a": 1, "b": 3})
+    assert hash_of({"a": 1, "hooked": True}) == hash_of({"a": 1}) != hash_of({"a": 1, "hooked": False})
+
+
+@pytest.mark.parametrize("kept", [1_000, 1])
+def test_each_job_is_composed_once(kept: int, notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = list[Any]()
+    load = ConfigLoaderImpl.load_sweep_config
+
+    def noted(self: ConfigLoaderImpl, master: Any, overrides: list[str]) -> Any:
+        composed.append(overrides[-1])
+        return load(self, master, overrides)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", noted)
+    monkeypatch.setattr(composed_jobs, "MOST_KEPT", kept)
+    assert main(["-m", "experiment=clip_fc", "seed=5,6,7"]) == 0
+    again = [] if kept > 2 else ["seed=6", "seed=7"] * 2  # to validate it, and to run it
+    assert sorted(composed) == sorted(["seed=5", "seed=6", "seed=7", *again])
+    assert [seed for seed, _ in notes.ran] == [5, 6, 7]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,18 +17,10 @@ from hydra.core.hydra_config import HydraConfig
 from warm_processes import WarmProcesses
 
 from hookrun.cli import main
+from hookrun.sweeps.waiting import wait_is_over, waiting, waiting_for
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["experiment=clip_fc", "train.epochs=1", "train.limit_batches=2", "compute=cpu"]
-
-
-@pytest.fixture(autouse=True)
-def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
-    folder = tmp_path / "cwd"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
 
 
 def status(run: Path) -> tuple[str, int]:
@@ -120,3 +114,165 @@ def test_a_process_of_several_ends_its_threads_and_keeps_its_exit_code() -> None
     environment = {**os.environ, "WORLD_SIZE": "2", "RANK": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (3, "piece\natexit\n", "")
+
+
+def test_a_sweep_lists_its_jobs(notes, capsys) -> None:
+    assert main(["-m", "experiment=clip_fc", "seed=5,6"]) == 0
+    lines = [
+        line.partition("[HYDRA] ")[2] for line in capsys.readouterr().out.splitlines() if "[HYDRA]" in line
+    ]
+    assert lines == [
+        "Launching 2 jobs locally",
+        "\t#0 : experiment=clip_fc seed=5",
+        "\t#1 : experiment=clip_fc seed=6",
+    ]
+
+
+def test_neither_a_run_nor_a_library_logs_anything(notes, monkeypatch, capsys) -> None:
+    run = notes.execute
+
+    def talkative(prepared: object, run_dir: Path, **options: bool) -> int:
+        logging.getLogger("some.library").info("heard by nobody")
+        return run(prepared, run_dir, **options)
+
+    monkeypatch.setattr("hookrun.tasks.execute", talkative)
+    assert main(["seed=5"]) == 0
+    assert main(["-m", "seed=5"]) == 0
+    assert "heard by nobody" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["hydra/job_logging=default"],
+        ["-m", "hydra/job_logging=default", "hydra/hydra_logging=default"],
+        ["hydra.verbose=true"],
+        ["-m", "hydra.verbose=[some.library]"],
+        ["--info", "plugins"],
+    ],
+    ids=" ".join,
+)
+def test_the_loggers_are_restored_afterwards(typed: list[str], notes) -> None:
+    root, library = logging.getLogger(), logging.getLogger("some.library")
+    before = (root.level, root.handlers[:], library.level, library.handlers[:], library.disabled)
+    assert main([*typed, *([] if "--info" in typed else ["seed=5"])]) == 0
+    assert (root.level, root.handlers[:], library.level, library.handlers[:], library.disabled) == before
+    assert logging.getLogger("hydra").handlers == []
+
+
+def test_hydra_s_own_log_file_can_be_chosen(cwd: Path, notes) -> None:
+    assert main(["seed=5", "hydra/job_logging=default", "hydra.run.dir=mine"]) == 0
+    assert (cwd / "mine/hookrun.log").is_file()
+
+
+PROGRAM = """
+import json, os, sys
+from hookrun.cli import main
+
+def said(*names):
+    print(json.dumps([codes, sorted(set(names) & set(sys.modules))]), file=sys.stderr)
+
+shows = [['--help'], ['--cfg', 'job'], ['--info', 'config'], ['--hydra-help'], ['--version']]
+wrong = [['--cfg', 'job', 'sed=1'], ['--cfg', 'job', 'model=cn'], ['--cfg', 'job', '-p', 'sed']]
+codes = [main(line) for line in [*shows, *wrong]]
+said('pydantic', 'hookrun.spec', 'hookrun.store', 'hookrun.tasks', 'hookrun.report', 'torch')
+
+os.environ['COMP_LINE'] = 'hookrun experiment='
+shows = [['--cfg', 'all', 'experiment=clip_fc'], ['-sc', 'query=bash'], ['--info', 'defaults']]
+wrong = [['train.epochs=-1'], ['-m', 'experiment=clip_fc', 'train.epochs=1,-1']]
+stderr, sys.stderr = sys.stderr, open(os.devnull, 'w')
+codes = [main(line) for line in [*shows, *wrong]]
+sys.stderr = stderr
+said('torch', 'torchvision', 'sklearn', 'rich')
+
+small = ['experiment=clip_fc', 'train.steps=1', 'train.limit_batches=1']
+codes = [main([*small, 'task=plan']), main([*small, 'hydra.run.dir=run'])]
+said('torch._dynamo', 'torch._inductor', 'sympy', 'triton', 'sklearn', 'scipy', 'pandas', 'torchvision')
+"""
+
+
+def test_each_command_imports_only_what_it_uses(tmp_path: Path) -> None:
+    """All in one process, the lightest first."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=tmp_path)
+    found = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("[[")]
+    assert len(found) == 3, done.stderr
+    shows, refusals, small_run = found
+    assert shows == [[0, 0, 0, 0, 0, 2, 2, 2], []], "help and configurations need no class that validates"
+    assert refusals == [[0, 0, 0, 2, 2], []], "completion and refusals need no torch"
+    assert small_run == [[0, 0], []], "a small run needs neither the compiler nor scikit-learn"
+    assert "configuration error" in done.stderr and done.stderr.splitlines()[-1].startswith("[[")
+
+
+CLEAR = "\r\x1b[K"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Terminal]:
+    """A function after whose call stderr is a terminal, and stdout is not."""
+    found = Terminal()
+
+    def watched() -> Terminal:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(sys, "stderr", found)
+        return found
+
+    return watched
+
+
+def test_the_line_is_cleared_before_the_configuration_is_printed(
+    watch: Callable[[], Terminal], capsys
+) -> None:
+    terminal = watch()
+    assert main(["--cfg", "job"]) == 0
+    assert terminal.getvalue() == f"{CLEAR}hookrun: reading the configuration …{CLEAR}"
+    assert capsys.readouterr().out.startswith("task:\n")
+    assert sys.stderr is terminal
+
+
+def test_the_line_is_cleared_before_an_error(watch: Callable[[], Terminal]) -> None:
+    terminal = watch()
+    assert main(["--nothing"]) == 2
+    assert f"…{CLEAR}1 configuration error\n" in terminal.getvalue()
+
+
+def test_any_output_clears_the_line_and_it_is_not_shown_again(watch: Callable[[], Terminal], capsys) -> None:
+    terminal = watch()
+    with waiting([]):
+        waiting_for("a")
+        print("text")
+        waiting_for("b")
+        wait_is_over()
+        waiting_for("c")
+    assert terminal.getvalue() == f"{CLEAR}hookrun: a …{CLEAR}{CLEAR}hookrun: b …{CLEAR}"
+    assert capsys.readouterr().out == "text\n"
+
+
+def test_completion_writes_nothing_to_the_terminal() -> None:
+    """In a separate process, on a real terminal."""
+    ours, theirs = os.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "hookrun", "-sc", "query=bash"],
+        env={**os.environ, "COMP_LINE": "hookrun experiment=clip", "TERM": "xterm"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+    )
+    os.set_blocking(ours, False)
+    with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "rb"):
+        assert terminal.read() is None, "nothing was written"
+    assert done.returncode == 0 and "experiment=clip_fc" in done.stdout.split()
+
+
+def test_files_and_dumb_terminals_get_no_line(watch: Callable[[], Terminal], monkeypatch, capsys) -> None:
+    terminal = watch()
+    monkeypatch.setenv("TERM", "dumb")
+    assert main(["--cfg", "job"]) == 0
+    assert terminal.getvalue() == ""
+    monkeypatch.undo()
+    assert main(["--cfg", "job"]) == 0
+    assert capsys.readouterr().err == ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from omegaconf import Container, OmegaConf
+from omegaconf import Container
 from quick_hydra import plain_hydra
 
 from hookrun.cli import main
@@ -97,29 +96,3 @@ def test_overrides_of_one_run_do_not_affect_the_next(capsys: pytest.CaptureFixtu
         assert main([f"seed={seed}", *(["data.batch_size=7"] if seed == 1 else []), "--cfg", "job"]) == 0
         found = capsys.readouterr().out
         assert f"seed: {seed}\n" in found and ("batch_size: 7\n" in found) is (seed == 1)
-
-
-def whole(node: Any) -> Any:
-    """A node with its content, and whether its children refer to it as their parent."""
-    inner = vars(node)["_content" if isinstance(node, Container) else "_val"]
-    held = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
-    content = [list(inner) if isinstance(inner, dict) else len(inner)] if held else inner
-    metadata = vars(node._metadata) | {"resolver_cache": dict(node._metadata.resolver_cache)}
-    return type(node), metadata, content, [(whole(each), each._parent is node) for each in held]
-
-
-def test_a_copy_of_a_configuration_is_equal_and_shares_no_mutable_state() -> None:
-    cfg = OmegaConf.create({"a": {"b": [1, 2.5, "three", None, "${a.c}"], "c": True}, "d": None, "e": "???"})
-    OmegaConf.set_struct(cfg.a, True)
-    OmegaConf.set_cache(cfg, {"env": {"HOME": "x"}})
-    inner = {"whole": cfg, "twice": [cfg.a, cfg.a]}
-    with plain_hydra():
-        wanted = copy.deepcopy(inner)
-    found = copy.deepcopy(inner)
-    assert whole(found["whole"]) == whole(wanted["whole"]) == whole(cfg)
-    assert found["twice"][0] is found["twice"][1] is found["whole"].a
-    assert found["whole"].a._parent is found["whole"] and cfg.a._parent is cfg
-    OmegaConf.clear_cache(found["whole"])
-    found["whole"].a.b.append(4)
-    OmegaConf.set_readonly(found["whole"].a.b, True)
-    assert whole(cfg) == whole(wanted["whole"])

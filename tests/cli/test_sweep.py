@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import sys
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,10 +15,15 @@ from typing import Any
 import pytest
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+import hookrun
 from hookrun.cli import main
-from hookrun.sweeps.jobs import JobFailed, SweepJob
+from hookrun.errors import SpecError
+from hookrun.spec.objective import Goal
+from hookrun.sweeps.jobs import JobFailed, SweepJob, require_goal
+from hookrun.sweeps.optimizing import prepare_sweeper, set_direction
+from hookrun.tasks import parse_experiment
 
 Conf = Callable[..., str]
 SWEEP = "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper: {params: {seed: '5,6'}}\n"
@@ -39,11 +46,6 @@ def test_every_job_has_its_own_directory(cwd: Path, notes) -> None:
 def test_two_sweeps_have_different_directories(cwd: Path, notes) -> None:
     assert main(["-m", "seed=5"]) == main(["-m", "seed=5"]) == 0
     assert len(list((cwd / "multirun").iterdir())) == 2
-
-
-def test_an_experiment_file_can_define_a_sweep(conf: Conf, notes) -> None:
-    assert main(["--config-dir", conf(**{"experiment/mine": SWEEP}), "experiment=mine"]) == 0
-    assert [seed for seed, _ in notes.ran] == [5, 6]
 
 
 def test_experiments_can_be_swept_over(conf: Conf, notes) -> None:
@@ -254,3 +256,197 @@ class TestOptimizingSweeper:
     def test_a_read_only_task_shows_the_common_configuration(self, folder: str, cwd: Path, notes) -> None:
         assert main(["-m", "--config-dir", folder, "hydra/sweeper=climber", "task=plan"]) == 0
         assert (len(notes.shown), list(cwd.iterdir())) == (1, [])
+
+
+SMALL = ("task=evaluate", "compute.device=cpu", "compute.threads=1", "train.limit_batches=1")
+SCALE = "+hooks.h={select: fc, hook: forward, action: scale, factor: 1.5}"
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("hooks.clip_fc.max=glob(*)", "glob() picks names of a config group, and this is a key"),
+        ("train.epochs=range(5,1)", "the range is empty"),
+        ("model=glob(rasnet*)", "it matches none of the config group 'model'"),
+    ],
+)
+def test_a_sweep_without_jobs_is_refused_with_the_reason(override: str, why: str, cwd: Path, capsys) -> None:
+    assert main(["-m", "experiment=clip_fc", override]) == 2
+    said = capsys.readouterr().err
+    assert f"{override.replace('=', ': ', 1)} stands for no value: {why}" in said
+    assert list(cwd.iterdir()) == []
+
+
+def test_problems_of_all_jobs_are_reported_with_their_overrides_and_leave_no_files(cwd: Path, capsys) -> None:
+    command = ["-m", *SMALL, SCALE, "hooks.h.factor=0.5,1.5,x", "hooks.h.select=fc,fcc"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("2 configuration errors\n  job #1 (")
+    assert (
+        "hooks.h.select: 'fcc' matches no module of CNN; the same in #3 (hooks.h.factor=1.5 hooks.h.select=fcc)"
+        in said
+    )
+    assert "hooks.h.factor: found 'x'" in said
+    assert list(cwd.iterdir()) == []
+
+
+def test_the_metric_of_an_objective_is_checked_before_the_first_job(cwd: Path, notes, capsys) -> None:
+    assert main(["-m", "train.epochs=1,2", "objective=val/acuracy"]) == 2
+    said = capsys.readouterr().err
+    assert "objective.metric: found 'val/acuracy'" in said and "did you mean 'val/accuracy'" in said
+    assert (notes.ran, list(cwd.iterdir())) == ([], [])
+    assert main(["-m", *SMALL, "seed=5", "objective=train/loss"]) == 0, "it may be of another task"
+
+
+ACCURACY = Goal("val/accuracy", "maximize")
+
+
+class Default(Enum):
+    """The default as the sweeper for optuna has it."""
+
+    minimize = 1
+
+
+def config(*typed: str, **sweeper: Any) -> DictConfig:
+    cfg = OmegaConf.create(
+        {"hydra": {"sweeper": sweeper, "overrides": {"hydra": list(typed)}}}, flags={"allow_objects": True}
+    )
+    OmegaConf.set_struct(cfg, True)
+    return cfg
+
+
+def test_an_unset_direction_is_set() -> None:
+    cfg = config(direction=Default.minimize, max_failure_rate=0.0)
+    assert set_direction(cfg, ACCURACY) == "objective: maximize val/accuracy (best epoch of a run)"
+    assert cfg.hydra.sweeper.direction == "maximize"
+    ax = config(ax_config={"experiment": {"minimize": True}})
+    set_direction(ax, ACCURACY)
+    assert ax.hydra.sweeper.ax_config.experiment.minimize is False
+
+
+def test_a_set_direction_is_kept_and_a_contradiction_is_refused() -> None:
+    set_direction(config(direction="maximize"), ACCURACY)
+    for cfg in (
+        config(direction="minimize"),
+        config("hydra.sweeper.optim.maximize=false", optim={"maximize": False}),
+    ):
+        with pytest.raises(SpecError) as refused:
+            set_direction(cfg, ACCURACY)
+        assert "objective.direction=minimize" in str(refused.value)
+        assert [each.where for each in refused.value.errors][1] == "objective.direction"
+    with pytest.raises(SpecError, match="a run has one objective, val/accuracy"):
+        set_direction(config(direction=["minimize", "maximize"]), ACCURACY)
+
+
+def test_a_sweep_goes_on_after_failed_jobs_unless_a_rate_was_typed(tmp_path: Path) -> None:
+    for typed, rate in (((), 1.0), (("hydra.sweeper.max_failure_rate=0",), 0.0)):
+        cfg = config(*typed, max_failure_rate=0.0)
+        prepare_sweeper(cfg, tmp_path, 7)
+        assert cfg.hydra.sweeper.max_failure_rate == rate
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 7), (3, 3)])
+def test_a_sampler_without_a_seed_gets_the_one_of_the_experiment(
+    given: int | None, expected: int, tmp_path: Path
+) -> None:
+    cfg = config(sampler={"seed": given})
+    prepare_sweeper(cfg, tmp_path, 2**32 + 7)
+    assert cfg.hydra.sweeper.sampler.seed == expected
+    stored = OmegaConf.load(tmp_path / "multirun.yaml")
+    assert stored.hydra.sweeper.sampler.seed == given, "as it was typed"
+
+
+def test_a_job_with_another_objective_is_refused() -> None:
+    plain = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
+    require_goal(parse_experiment({**plain, "task": {"name": "train"}}), ACCURACY)
+    with pytest.raises(
+        SpecError, match=r"this job is to maximize train/accuracy .* the sweep is to maximize val/"
+    ):
+        require_goal(parse_experiment({**plain, "task": {"name": "evaluate", "split": "train"}}), ACCURACY)
+
+
+def test_a_sweeper_without_a_known_direction_setting_gives_a_note() -> None:
+    said = set_direction(config(_target_="hydra_plugins.climber.Climber"), ACCURACY)
+    assert "NOTE: Climber has no setting that says which direction is better" in said
+
+
+@pytest.mark.filterwarnings("ignore")  # of the plugin, which is written for an older optuna
+def test_optuna_finds_the_good_learning_rate_and_continues_after_one_that_diverges(cwd: Path, capsys) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install 'hookrun[optuna]'")
+    command = [
+        "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "hydra.sweeper.n_trials=3",
+        "hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=9", "hydra.sweep.dir=found", "compute.device=cpu",
+        "train.optimizer.lr=1e-08,0.003,1e+30", "model=mlp", "compute.threads=1", "objective=val/loss",
+    ]  # fmt: skip
+    assert main([*command, "hydra.sweeper.direction=maximize"]) == 2
+    assert "the objective is to minimize val/loss" in capsys.readouterr().err and not any(cwd.iterdir())
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "val/loss has no finite value" in out and "sweep: 3 of 3 jobs done" in out
+    assert "best: job 0 (train.optimizer.lr=0.003), val/loss" in out
+    found = OmegaConf.load(cwd / "found/optimization_results.yaml")
+    assert found.best_params["train.optimizer.lr"] == 0.003
+    again = [
+        *command[:-1],
+        "objective=val/accuracy",
+        "hydra.sweep.dir=again",
+        "train.optimizer.lr=1e-08,0.003",
+    ]
+    assert main(again) == 0
+    found = OmegaConf.load(cwd / "again/optimization_results.yaml")
+    assert found.best_params["train.optimizer.lr"] == 0.003 and found.best_value > 0.5, (
+        "the accuracy is maximized"
+    )
+
+
+SHORT = ["model=mlp", "train.limit_batches=1", "train.epochs=1", "compute.device=cpu", "compute.threads=1"]
+CHECK = "+hooks.c={select: fc, hook: forward, action: check, max: 1}"
+
+
+def statuses(sweep: Path) -> dict[str, str]:
+    found = {path.parent.name: json.loads(path.read_text())["status"] for path in sweep.glob("*/status.json")}
+    return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize(
+    ("name", "plugin", "settings"),
+    [
+        ("joblib", "hydra_joblib_launcher", ["hydra.launcher.n_jobs=2"]),
+        ("submitit_local", "hydra_submitit_launcher", ["hydra.launcher.timeout_min=5"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of the plugins
+def test_jobs_in_other_processes_fail_fast_and_can_be_resumed(
+    name: str, plugin: str, settings: list[str], cwd: Path
+) -> None:
+    extra = name.partition("_")[0]
+    pytest.importorskip(f"hydra_plugins.{plugin}", reason=f"pip install 'hookrun[{extra}]'")
+    launcher = [f"hydra/launcher={name}", *settings]
+    jobs = [CHECK, "hooks.c.max=-1e9,1e9,1e8", "task=evaluate", *SHORT]
+    assert main(["-m", *launcher, *jobs, "hydra.sweep.dir=mine", "fail_fast=true"]) == 3
+    assert json.loads((cwd / "mine/sweep.json").read_text())["stopped_by"] == "0"
+    shutil.rmtree(cwd / "mine/1", ignore_errors=True)
+    assert main(["-m", "resume=mine"]) == 3
+    assert statuses(cwd / "mine") == {"0": "failed", "1": "done", "2": "done"}
+    kept = [hookrun.open_run(cwd / f"mine/{job}").config["hooks"]["c"]["max"] for job in range(3)]
+    assert kept == [-1e9, 1e9, 1e8]
+
+
+@pytest.mark.filterwarnings("ignore")  # of the plugin, which is written for an older optuna
+def test_a_resumed_optuna_sweep_chooses_the_same_trials(cwd: Path, capsys) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install 'hookrun[optuna]'")
+    command = [
+        "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "experiment=clip_fc,add_bias", *SHORT[1:],
+        "+hooks.x={select: fc, hook: forward, action: scale, factor: 1}", "hooks.x.factor=interval(0.5,2)",
+    ]  # fmt: skip
+    assert main([*command, "hydra.sweeper.n_trials=4", "hydra.sweep.dir=whole"]) == 0
+    assert main([*command, "hydra.sweeper.n_trials=2", "hydra.sweep.dir=cut"]) == 0
+    shutil.rmtree(cwd / "cut/1")
+    capsys.readouterr()
+    assert main(["-m", "resume=cut", "hydra.sweeper.n_trials=4"]) == 0
+    assert "sweep: 4 of 4 jobs done, 1 of them before" in capsys.readouterr().out
+    chosen = [
+        [hookrun.open_run(cwd / f"{sweep}/{n}").config["hooks"]["x"]["factor"] for n in range(4)]
+        for sweep in ("cut", "whole")
+    ]
+    assert chosen[0] == chosen[1]

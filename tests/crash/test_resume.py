@@ -13,7 +13,7 @@ from warm_processes import WarmProcesses
 
 import hookrun
 from hookrun.store.captures.read import StoredCapture
-from hookrun.store.states.files import checkpoint
+from hookrun.store.states import checkpoint
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 # One process forks a child for each run. A child is killed by SIGKILL at the n-th call of a

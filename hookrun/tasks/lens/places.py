@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from hookrun.plan.heads import head_count
 from hookrun.plan.model_tree import ModelNames
 from hookrun.spec.heads import Heads
 from hookrun.spec.selector import Selector
-from hookrun.tasks.run.components import Mistakes
+from hookrun.tasks.run.prepare import Mistakes
 
 FINAL_NORMS = (
     *("ln_final", "ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm", "norm_f"),
@@ -93,20 +92,20 @@ def find_places(
         what = f"{type(model).__name__} is an encoder-decoder, and the lens reads the residual stream of a decoder"
         hint = "use a causal language model (model.args.class=causal_lm)"
         raise CompileError([Problem("task.name", what, hint)])
-    blocks = mistakes.collected(
+    blocks = mistakes.tried(
         lambda: _selected(names, residual, "task.residual") if residual else _blocks(model)
     )
     norm = final_norm
     if final_norm:
-        mistakes.collected(lambda: _require(names, final_norm, "task.final_norm"))
+        mistakes.tried(_require, names, final_norm, "task.final_norm")
     elif blocks:
-        norm = mistakes.collected(lambda: _final_norm(model, blocks))
-    scores = mistakes.collected(lambda: _unembed(names, unembed))
+        norm = mistakes.tried(_final_norm, model, blocks)
+    scores = mistakes.tried(_unembed, names, unembed)
     heads_of_blocks = list[HeadsPlace | None]()
     if by_head and blocks:
-        chosen = mistakes.collected(lambda: _selected(names, heads, "task.heads") if heads else None)
+        chosen = mistakes.tried(lambda: _selected(names, heads, "task.heads") if heads else None)
         heads_of_blocks = [
-            mistakes.collected(partial(_heads, model, block, chosen))
+            mistakes.tried(_heads, model, block, chosen)
             for block in blocks
             if not heads or chosen is not None
         ]

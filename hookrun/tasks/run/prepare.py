@@ -86,27 +86,17 @@ class Prepared(Ready):
 
 
 @dataclass
-class Parts:
-    """What an experiment names, as in `Prepared`; None where it is not valid. Mistakes are collected, to tell them all.
+class Mistakes:
+    """Collects mistakes, to tell them all at once.
 
-    problems:      the mistakes found so far
+    problems:      the mistakes so far
     unchecked:     what could not be checked because of them
     of_hooks_only: all of them are of hooks that do not fit the model
     """
 
-    experiment: Experiment
-    trust: frozenset[str]
-    data: DataInfo | None = None
-    model: nn.Module | None = None
-    device: torch.device | None = None
-    weights: str = ""
-    leftover: Mapping[str, Tensor] = field(default_factory=dict)
-    applied: frozenset[str] = frozenset()
-    loss: TrainLoss | None = None
-    metrics: tuple[Metric, ...] | None = None
-    problems: list[Problem] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-    of_hooks_only: bool = True
+    problems: list[Problem] = field(default_factory=list, kw_only=True)
+    unchecked: list[str] = field(default_factory=list, kw_only=True)
+    of_hooks_only: bool = field(default=True, kw_only=True)
 
     def add(self, problems: Sequence[Problem], *, of_hooks: bool = False) -> None:
         """Add mistakes.
@@ -129,6 +119,22 @@ class Parts:
         if self.problems:
             kind = CompileError if self.of_hooks_only else SpecError
             raise kind(list(dict.fromkeys(self.problems)), self.unchecked)
+
+
+@dataclass
+class Parts(Mistakes):
+    """What an experiment names, as in `Prepared`; None where it is not valid."""
+
+    experiment: Experiment
+    trust: frozenset[str]
+    data: DataInfo | None = None
+    model: nn.Module | None = None
+    device: torch.device | None = None
+    weights: str = ""
+    leftover: Mapping[str, Tensor] = field(default_factory=dict)
+    applied: frozenset[str] = frozenset()
+    loss: TrainLoss | None = None
+    metrics: tuple[Metric, ...] | None = None
 
     def prepared(self, plan: Plan, notes: Iterable[str], **more: Any) -> Prepared:
         """The prepared experiment, after all mistakes were refused."""

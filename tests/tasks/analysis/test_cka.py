@@ -10,7 +10,11 @@ from torch.testing import assert_close
 
 from hookrun.tasks.analysis.cka import Way, chosen_way, linear_cka_of_all
 from hookrun.tasks.analysis.features import Features
-from hookrun.tasks.similarity import linear_cka
+
+
+def linear_cka(x: torch.Tensor, y: torch.Tensor) -> float:
+    features = [Features(name, rows, block_bytes=2**26) for name, rows in (("x", x), ("y", y))]
+    return float(linear_cka_of_all(features, chosen_way(features, 2**31))[0, 1])
 
 
 def test_cka_is_the_same_by_features_and_by_samples_in_tiles() -> None:

@@ -10,12 +10,16 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from torch import Tensor
 from torch.testing import assert_close
 
 import hookrun
 from hookrun.tasks.analysis.features import Features, Projection
-from hookrun.tasks.analysis.linear_probe import fit, memory_needed
-from hookrun.tasks.probe import probe
+from hookrun.tasks.analysis.linear_probe import ProbeResult, fit, memory_needed
+
+
+def probe(features: Tensor, labels: Tensor, seed: int) -> ProbeResult:
+    return fit(Features("features", features, block_bytes=2**26), labels, seed)
 
 
 def test_a_probe_of_more_features_than_samples_equals_that_of_all_features() -> None:
