@@ -22,6 +22,7 @@ from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.signals import handled, interruption_kept, pending, shielded
 from hookrun.spec import Experiment
+from hookrun.spec.experiment import Need
 from hookrun.spec.objective import Goal
 from hookrun.store.files import replacing, write_json
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, MULTIRUN, REPORT, STATUS, State
