@@ -37,11 +37,6 @@ def test_a_gradient_hook_in_a_task_without_a_backward_pass(task: str, cwd: Path,
     assert len(list((cwd / "outputs").glob("2*"))) == 1, "a refused run leaves no directory"
 
 
-def test_in_training_it_fires(capsys: Any) -> None:
-    assert main([*SMALL, GRADIENT, "strict=true"]) == 0
-    assert "NOTE: g" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("sweep", [[], ["-m", "seed=0,1"]], ids=["run", "sweep"])
 def test_several_ranks_are_refused_where_each_would_do_a_whole_run(
     sweep: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any

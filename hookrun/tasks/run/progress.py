@@ -51,14 +51,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Print one line, above the bar if there is one."""
-        if self.console.is_terminal or not (text.isascii() and text.isprintable()):
-            self.console.print(text)
-        elif not self.console.quiet:  # writes the same characters ten times faster than rich
-            try:
-                self.console.file.write(f"{text}\n")
-                self.console.file.flush()
-            except BrokenPipeError:
-                self.console.on_broken_pipe()
+        self.console.print(text)
 
     def note(self, notes: Iterable[str]) -> None:
         """Print a line for each note."""

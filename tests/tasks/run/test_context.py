@@ -20,7 +20,7 @@ from hookrun.store.run_dir import RunDir
 from hookrun.store.states.files import SECONDS
 from hookrun.tasks.resume.states import Resuming
 from hookrun.tasks.run.batches import Batches
-from hookrun.tasks.run.context import PartialPass, RunContext
+from hookrun.tasks.run.context import RunContext
 
 Performed = Callable[..., str | None]
 STATS = {"select": "fc", "hook": "forward", "action": "stats", "of": ["mean"]}
@@ -196,10 +196,3 @@ def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(
 
     performed(perform, train={"limit_batches": 6})
     assert due == [False, True, False, True, False, False]
-
-
-def test_a_pass_continues_with_its_sums() -> None:
-    one = PartialPass(7, {"inner": PartialPass(3)}, batches=2)
-    other = PartialPass(0, {"inner": PartialPass(0)})
-    other.load_state_dict(one.state_dict())
-    assert other == one

@@ -61,10 +61,6 @@ def installed(*sites: SimpleNamespace) -> Installation:
     return cast(Installation, SimpleNamespace(sites=sites))
 
 
-def test_one_process_stops_for_its_own_reason() -> None:
-    assert agreed_stop("why", ALONE) == "rank 0: why" and agreed_stop(None, ALONE) is None
-
-
 def test_the_first_rank_with_a_reason_stops_them_all() -> None:
     def reasons(own: Any) -> Any:
         return [1] if own in ([True], [False]) else "NaN in fc"
