@@ -76,11 +76,11 @@ def execute(
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
         ranks.meet()  # the captures of the other ranks are on disk now
-        found = None if goal is None else result(open_run(path).metrics, goal).to_dict()
+        objective = None if goal is None else result(open_run(path).metrics, goal).to_dict()
         run_dir.write_manifest()
         with shielded():
             if stopped is None:
-                run_dir.set_status("done", objective=found)
+                run_dir.set_status("done", objective=objective)
             else:
                 run_dir.set_status("stopped", stopped)
     if stopped is not None:
