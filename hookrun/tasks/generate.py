@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from hookrun.errors import HookrunError, Problem, counted, listed
+from hookrun.errors import Problem, counted, listed
 from hookrun.spec import HookSpec, Settings
 from hookrun.spec.objective import Direction
 from hookrun.spec.task import Sampling
@@ -150,8 +150,6 @@ class GenerateTask(TaskOfSplits):
 
         batches = BatchesOfSplits(context.prepared, self.splits)
         names = context.sample_names(batches.parts)
-        if not len(batches):
-            raise HookrunError(f"the data has no samples in its {self.split} split")
         settings = GenerationSettings(
             self.max_new_tokens, self.sampling, self.compare, self.stop, self.prompt_tokens, self.cache
         )
