@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from hookrun.errors import Problem, counted, listed
-from hookrun.spec import HookSpec, Settings
+from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Direction
 from hookrun.spec.task import Sampling
 from hookrun.store.format import GENERATIONS
@@ -61,12 +61,12 @@ class GenerateTask(TaskOfSplits):
             problems.append(Problem("compute.compile", what, "leave it false"))
         return problems if info is None else [*problems, *_wrong_inputs(info)]
 
-    def model_problems(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
+    def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> list[Problem]:
         """A model that cannot generate, stop tokens outside its vocabulary, and too few positions."""
         from hookrun.tasks.generation.continuing import cannot_generate, has_encoder
         from hookrun.tasks.generation.generation import vocabulary_of
 
-        problems = list[Problem]()
+        problems = super().model_problems(experiment, info, model)
         if cannot_generate(model):
             what = f"{type(model).__name__} does not predict next tokens, so nothing can be generated"
             hint = "use model.args.class=causal_lm or seq2seq_lm"

@@ -100,9 +100,16 @@ class TaskUnderHooks(Task):
 
         return as_call(info.example(EXAMPLE_BATCH), model)
 
-    def model_problems(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
-        """Problems of the model for this task."""
-        return []
+    def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> list[Problem]:
+        """Problems of the model for this task, and of the runs with which its metrics compare the model."""
+        from hookrun.tasks.metrics.problems import compared_problems
+
+        if all(metric.against is None for metric in metrics_of(self) or ()):
+            return []
+        if (only := self.only_split()) is None or self.trains:
+            return compared_problems(experiment, {split: None for split in SPLITS if info.sizes[split]}, info)
+        reach = self.samples_in_reach(experiment.settings, info.sizes)
+        return compared_problems(experiment, {only: reach}, info)
 
     @abstractmethod
     def perform(self, context: RunContext) -> None:
@@ -136,8 +143,7 @@ class TaskUnderHooks(Task):
         trained = trained_parameters(parts) if self.trains else None
         notes = self._idle_hooks(parts)
         if info is not None and model is not None:
-            parts.add(self.compared_problems(experiment, info))
-            parts.add(self.model_problems(settings, info, model))
+            parts.add(self.model_problems(experiment, info, model))
             score = None if loss is None else parts.tried(self.score, loss)
             plan = parts.tried(
                 compiled,
@@ -192,7 +198,47 @@ class TaskUnderHooks(Task):
         settings, info, model, loss = parts.experiment.settings, parts.data, parts.model, parts.loss
         assert info is not None and model is not None  # else there is no plan
         reach = self.samples_in_reach(settings, info.sizes)
-        parts.add(leftover_problems(plan, parts.leftover))
+        if parts.leftover:
+            parts.add(leftover_problems(plan, parts.leftover))
+        parts.add(row_problems(plan, reach, trains=self.trains), of_hooks=True)
+        clauses = [
+            (hook.keys.tokens, hook.where)
+            for hook in parts.experiment.hooks.hooks
+            # a hook with a schedule may not see the samples
+            if hook.keys.enabled and hook.keys.when.always and self.idle(hook) is None
+        ]
+        cut_short = self.trains and (settings.train.steps or settings.train.limit_batches) is not None
+        seen = None if cut_short else reach
+        missing = parts.tried(missing_spans, clauses, settings, self.splits[0], seen)
+        parts.add(missing or [], of_hooks=True)
+        parts.add(self.plan_problems(plan, settings), of_hooks=True)
+        if settings.compute.strategy == "none" or loss is None:
+            return None
+        return parts.tried(check_ranks, plan, model, loss, settings, trains=self.trains)
+
+    def _idle_hooks(self, parts: Parts) -> list[str]:
+        """A note on each hook that never fires in this task; under `strict` it is a mistake instead."""
+        notes = list[str]()
+        for hook in parts.experiment.hooks.hooks:
+            if not hook.keys.enabled or (idle := self.idle(hook)) is None:
+                continue
+            why, hint = idle
+            if parts.experiment.settings.strict:
+                parts.add([Problem(f"{hook.where}.hook", f"{hook.hook_type} {why}", hint)])
+            else:
+                notes.append(f"{hook.name}: {hook.hook_type} {why}: it will never fire; {hint}")
+        return notes
+
+    def _check_plan(self, plan: Plan, parts: Parts) -> list[str] | None:
+        """Check that weights, samples, task and ranks have what the plan needs; returns notes on how ranks differ."""
+        from hookrun.tasks.run.prepare import leftover_problems, missing_spans, row_problems
+        from hookrun.tasks.sharded.rank_fit import check_ranks
+
+        settings, info, model, loss = parts.experiment.settings, parts.data, parts.model, parts.loss
+        assert info is not None and model is not None  # else there is no plan
+        reach = self.samples_in_reach(settings, info.sizes)
+        if parts.leftover:
+            parts.add(leftover_problems(plan, parts.leftover))
         parts.add(row_problems(plan, reach, trains=self.trains), of_hooks=True)
         clauses = [
             (hook.keys.tokens, hook.where)

@@ -34,7 +34,12 @@ class Screen:
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._environ = _without_empty_sizes(os.environ)
+        # For sizes that are not positive integers rich would print nothing.
+        self._environ = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("COLUMNS", "LINES") or (value.isdecimal() and int(value) > 0)
+        }
         self.console = _Console(
             highlight=False, emoji=False, markup=False, soft_wrap=True, quiet=quiet, _environ=self._environ
         )
@@ -87,16 +92,6 @@ class Screen:
                 updated, speed = now, progress.tasks[0].speed
                 rate = f"{speed:.1f} batches/s" if speed else ""
                 progress.update(task, completed=done, numbers=numbers(shown), rate=rate)
-
-
-def _without_empty_sizes(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without COLUMNS and LINES that are not positive integers, for which rich would print nothing."""
-    sizes = ("COLUMNS", "LINES")
-    return {
-        key: value
-        for key, value in environ.items()
-        if key not in sizes or (value.isdecimal() and int(value) > 0)
-    }
 
 
 def numbers(values: Mapping[str, float]) -> str:
