@@ -84,12 +84,14 @@ class GenerateTask(TaskOfSplits):
 
         encoder: the prompt is read by an encoder, so that it takes no positions of the decoder
         """
+        from hookrun.data import TensorInfo
         from hookrun.models.arguments import positions_of
 
-        limit, prompt = positions_of(model), _prompt_length(info)
-        if limit is None or prompt is None:
+        limit = positions_of(model)
+        ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
+        if limit is None or ids is None or len(ids.shape) != 1 or ids.shape[0] <= 0:
             return []
-        prompt = 1 if encoder else min(prompt, self.prompt_tokens or prompt)
+        prompt = 1 if encoder else min(ids.shape[0], self.prompt_tokens or ids.shape[0])
         needed, (positions, where) = prompt + self.max_new_tokens - 1, limit
         if needed <= positions or prompt > positions:
             return []
@@ -183,11 +185,3 @@ def _wrong_inputs(info: DataInfo) -> list[Problem]:
         what = f"task=generate passes input_ids and attention_mask to the model, but not {listed(more, 4)}"
         return [Problem(where, what, "leave these inputs out of the data")]
     return []
-
-
-def _prompt_length(info: DataInfo) -> int | None:
-    """The largest number of tokens of a sample; None if it is not known."""
-    from hookrun.data import TensorInfo
-
-    ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
-    return ids.shape[0] if ids is not None and len(ids.shape) == 1 and ids.shape[0] > 0 else None

@@ -99,13 +99,6 @@ def test_the_bar_of_a_terminal_is_removed_before_the_error_is_printed(
     assert "batch 3 is bad" not in printed.out
 
 
-def test_a_directory_that_holds_a_run_is_not_used_again(run, capsys) -> None:
-    first = run(*QUICK)
-    assert main([*QUICK, f"hydra.run.dir={first.path}"]) != 0
-    assert "already" in capsys.readouterr().err
-    assert first.status["status"] == "done"
-
-
 def test_a_run_directory_has_the_configuration_and_the_results(run) -> None:
     found = run("experiment=clip_fc", *QUICK)
     assert {path.name for path in found.path.iterdir()} >= {
