@@ -198,7 +198,7 @@ class Recording(Installation):
         self._rows.numbered = count
 
     def _count_rows(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Number the rows of a call of the model; passes that continue a generation have those of its prompts."""
+        """Number the rows of a call; passes that continue a generation have the rows of its prompts."""
         sequences = self._wiring.sequences
         if not self._counts or (sequences is not None and sequences.continues(module, args, kwargs)):
             return

@@ -46,7 +46,7 @@ class Screen:
 
     @property
     def width(self) -> int | None:
-        """The width of a line in characters: that of the terminal, or COLUMNS; None: no limit."""
+        """The width of a line in characters, from the terminal or COLUMNS; None: no limit."""
         return self.console.width if self.console.is_terminal or "COLUMNS" in self._environ else None
 
     @property

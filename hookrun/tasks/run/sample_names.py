@@ -27,7 +27,7 @@ MOST_WORST = 16
 MOST_FIRST = 8
 """How many first samples of each split get a picture too."""
 MOST_TOKENS = 2**18
-"""The largest number of tokens of a split, padding included, that are written; those of its first samples."""
+"""The largest number of tokens of a split, padding included, that are written: the tokens of its first samples."""
 
 
 class SampleNames:

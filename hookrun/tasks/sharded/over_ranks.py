@@ -39,7 +39,7 @@ def gathered_trees(ranks: Ranks, tree: Any) -> list[Any]:
 
 
 def summed(average: Average, empty: Callable[[], Average], ranks: Ranks) -> Average:
-    """The sum of the Averages of all ranks; that of a rank without rows is empty.
+    """The sum of the Averages of all ranks; a rank without rows has an empty one.
 
     empty: makes an empty Average of the same metrics
     """
@@ -63,7 +63,7 @@ def agreed_stop(stop: str | None, ranks: Ranks) -> str | None:
 
 
 def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
-    """Set the counts of hooks to those of all ranks. Hooks on gradients of parameters have equal counts already."""
+    """Set the counts of hooks to their totals over all ranks. Hooks on gradients of parameters have equal counts already."""
     sites = [site for site in hooks.sites if site.hook_type.batch]
     counted = ranks.total([number for site in sites for number in (int(site.changed), site.total)])
     chosen = [site for site in hooks.sites if site.spec.keys.when.rank is not None]
@@ -88,7 +88,7 @@ def bytes_of_all(counted: Counter[str], of_rows: Collection[str], ranks: Ranks) 
 def counts_of_all(
     counts: dict[tuple[str, str], Count], ranks: Ranks, reached: PositionRecord | None = None
 ) -> None:
-    """Set the counts of captures to those of all ranks, as in one process: rows and bytes are summed, tensors are not.
+    """Set the counts of captures to their totals over all ranks, as in one process: rows and bytes are summed, tensors are not.
 
     reached: the position of the captures when the run was resumed, with the counts of ranks that it had then
     """
