@@ -206,7 +206,7 @@ class Batches:
             yield batch if int(ids[0]) >= 0 else _without_rows(batch)
 
     def _order(self, epoch: int) -> Tensor:
-        """[samples]: their numbers in the order of the epoch, as torch's loader has it, which draws one number first."""
+        """[samples]: their numbers in the order of torch's loader, which draws one number first."""
         if not self._shuffle:
             return torch.arange(self.samples, device="cpu")
         generator = self._generator.manual_seed(derived_seed(self._seed, epoch))

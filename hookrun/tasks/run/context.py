@@ -222,7 +222,7 @@ class RunContext:
     def after(self, batch: Batch) -> None:
         """Call it after each batch on every rank.
 
-        If a rank had no row of the batch, its hooks made fewer random draws, so its draws continue from rank 0's position.
+        If a rank had no row of the batch, its hooks made fewer random draws, which then continue as on rank 0.
         """
         self.run_dir.batches += 1
         if self.ranks.several and batch.whole < self.ranks.size:

@@ -134,7 +134,7 @@ class RunSink(RecordSink):
         self._show(text)
 
     def store(self, record: dict[str, Any]) -> None:
-        """Append to stats.jsonl. With several ranks, each writes the records of its own rows, and rank 0 also those that are the same on each."""
+        """Append to stats.jsonl. Each rank writes records of its own rows; what is the same on each, rank 0 writes."""
         ranks = self._run_dir.ranks
         if ranks.several:
             if record["hook"] in self.of_rows:

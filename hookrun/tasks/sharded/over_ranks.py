@@ -63,7 +63,7 @@ def agreed_stop(stop: str | None, ranks: Ranks) -> str | None:
 
 
 def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
-    """Set the counts of hooks to their totals over all ranks. Hooks on gradients of parameters have equal counts already."""
+    """Set the counts of hooks to their totals over all ranks; on gradients of parameters they are equal already."""
     sites = [site for site in hooks.sites if site.hook_type.batch]
     counted = ranks.total([number for site in sites for number in (int(site.changed), site.total)])
     chosen = [site for site in hooks.sites if site.spec.keys.when.rank is not None]
@@ -88,7 +88,7 @@ def bytes_of_all(counted: Counter[str], of_rows: Collection[str], ranks: Ranks) 
 def counts_of_all(
     counts: dict[tuple[str, str], Count], ranks: Ranks, reached: PositionRecord | None = None
 ) -> None:
-    """Set the counts of captures to their totals over all ranks, as in one process: rows and bytes are summed, tensors are not.
+    """Set the counts of captures to their totals over all ranks: rows and bytes are summed, tensors are not.
 
     reached: the position of the captures when the run was resumed, with the counts of ranks that it had then
     """
