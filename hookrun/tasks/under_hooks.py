@@ -216,56 +216,6 @@ class TaskUnderHooks(Task):
             return None
         return parts.tried(check_ranks, plan, model, loss, settings, trains=self.trains)
 
-    def _idle_hooks(self, parts: Parts) -> list[str]:
-        """A note on each hook that never fires in this task; under `strict` it is a mistake instead."""
-        notes = list[str]()
-        for hook in parts.experiment.hooks.hooks:
-            if not hook.keys.enabled or (idle := self.idle(hook)) is None:
-                continue
-            why, hint = idle
-            if parts.experiment.settings.strict:
-                parts.add([Problem(f"{hook.where}.hook", f"{hook.hook_type} {why}", hint)])
-            else:
-                notes.append(f"{hook.name}: {hook.hook_type} {why}: it will never fire; {hint}")
-        return notes
-
-    def _check_plan(self, plan: Plan, parts: Parts) -> list[str] | None:
-        """Check that weights, samples, task and ranks have what the plan needs; returns notes on how ranks differ."""
-        from hookrun.tasks.run.prepare import leftover_problems, missing_spans, row_problems
-        from hookrun.tasks.sharded.rank_fit import check_ranks
-
-        settings, info, model, loss = parts.experiment.settings, parts.data, parts.model, parts.loss
-        assert info is not None and model is not None  # else there is no plan
-        reach = self.samples_in_reach(settings, info.sizes)
-        if parts.leftover:
-            parts.add(leftover_problems(plan, parts.leftover))
-        parts.add(row_problems(plan, reach, trains=self.trains), of_hooks=True)
-        clauses = [
-            (hook.keys.tokens, hook.where)
-            for hook in parts.experiment.hooks.hooks
-            # a hook with a schedule may not see the samples
-            if hook.keys.enabled and hook.keys.when.always and self.idle(hook) is None
-        ]
-        cut_short = self.trains and (settings.train.steps or settings.train.limit_batches) is not None
-        seen = None if cut_short else reach
-        missing = parts.tried(missing_spans, clauses, settings, self.splits[0], seen)
-        parts.add(missing or [], of_hooks=True)
-        parts.add(self.plan_problems(plan, settings), of_hooks=True)
-        if settings.compute.strategy == "none" or loss is None:
-            return None
-        return parts.tried(check_ranks, plan, model, loss, settings, trains=self.trains)
-
-    def compared_problems(self, experiment: Experiment, info: DataInfo) -> list[Problem]:
-        """Problems of the runs with which the task's metrics compare."""
-        from hookrun.tasks.metrics.problems import compared_problems
-
-        if all(metric.against is None for metric in metrics_of(self) or ()):
-            return []
-        if (only := self.only_split()) is None or self.trains:
-            return compared_problems(experiment, {split: None for split in SPLITS if info.sizes[split]}, info)
-        reach = self.samples_in_reach(experiment.settings, info.sizes)
-        return compared_problems(experiment, {only: reach}, info)
-
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
         """Lines about the task that are shown with the plan."""
         return list(trained.lines(settings.train.optimizer)) if trained is not None else []
