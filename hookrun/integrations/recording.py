@@ -96,9 +96,9 @@ class Recording(Installation):
     def __enter__(self) -> Recording:
         """Create the directory and install the hooks. StoreError if it is not empty or another run writes to it."""
         self._lock.enter_context(sole_writer(self.path))
-        if found := sorted({entry.name for entry in self.path.iterdir()} - {LOCK}):
+        if names := sorted({entry.name for entry in self.path.iterdir()} - {LOCK}):
             self._lock.close()
-            there = listed(found, _SHOWN)
+            there = listed(names, _SHOWN)
             raise StoreError(f"{self.path} is not empty: it has {there}. Choose another directory (run_dir)")
         self._is_open = True
         if self._latest and (note := update_latest(self.path)):
@@ -198,7 +198,7 @@ class Recording(Installation):
         self._rows.numbered = count
 
     def _count_rows(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Number the rows of a call of the model; passes that continue a generation have those of its prompts."""
+        """Number the rows of a call; passes that continue a generation have the rows of its prompts."""
         sequences = self._wiring.sequences
         if not self._counts or (sequences is not None and sequences.continues(module, args, kwargs)):
             return
@@ -303,38 +303,38 @@ def run_folder(path: str | os.PathLike[str] | None) -> Path:
 
 
 def _device(model: nn.Module) -> str:
-    found = next(chain(model.parameters(), model.buffers()), None)
-    return str(found.device) if found is not None else "cpu"
+    tensor = next(chain(model.parameters(), model.buffers()), None)
+    return str(tensor.device) if tensor is not None else "cpu"
 
 
 def metric_value(name: str, value: Any) -> int | float:
     """The value of a metric as a Python number. HookrunError, naming the metric, for anything but one number."""
     if len(name) > MOST_NAME:
         raise HookrunError(f"log: a name of {len(name):,} characters, at most {MOST_NAME:,} are kept")
-    found = value
+    number = value
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         try:
-            found = value.item()
+            number = value.item()
         except RuntimeError as error:  # a meta tensor
             raise HookrunError(f"log: {name}: its value cannot be read: {error}") from error
-    if not isinstance(found, int | float):
+    if not isinstance(number, int | float):
         shape = getattr(value, "shape", None)
         what = f"a {type(value).__name__}" + (f" of shape {list(shape)}" if shape is not None else "")
         hint = "log one number, for example its mean" if shape is not None else "log numbers only"
         raise HookrunError(
             f"log: {name}: found {what}, expected a number or a tensor of no dimensions: {hint}"
         )
-    if isinstance(found, int) and abs(found) > MOST_COUNT:
+    if isinstance(number, int) and abs(number) > MOST_COUNT:
         raise HookrunError(f"log: {name}: a whole number beyond 2**53 is not kept exactly: log it as a float")
-    return found
+    return number
 
 
 def clock_value(name: str, value: Any) -> int:
     """A step or an epoch. HookrunError if it is not an integer of at least 0."""
-    found = metric_value(name, value)
-    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+    number = metric_value(name, value)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise HookrunError(f"log: {name}: found {value!r}, expected a whole number from 0")
-    return found
+    return number
 
 
 def split_name(split: Any) -> str:

@@ -124,7 +124,7 @@ def in_order_of(config: Mapping[str, Any]) -> Iterator[None]:
 
 
 def refuse_ranks() -> None:
-    """Raise SpecError if torchrun started this process as one of several: each would do a whole run of its own."""
+    """Raise SpecError if torchrun started this process as one of several: each would do a whole run."""
     ranks = os.environ.get("WORLD_SIZE", "1")
     if ranks.isdecimal() and int(ranks) > 1:
         what = f"found {ranks} processes (WORLD_SIZE), and a run uses one"

@@ -56,15 +56,15 @@ class TaskWithBackward(TaskOfSplits):
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
         """The common problems of the settings, and data without labels, which `score: label` needs."""
-        found = super().problems(settings, info)
+        problems = super().problems(settings, info)
         if info is None or self.backward is None or self.backward.score != "label":
-            return found
+            return problems
         target = info.target
         if target is None or target.shape or target.dtype.is_floating_point:
             there = f"has targets {target}" if target is not None else "has no targets"
             text = f"'label' needs a class label of each sample, and the data {info.name!r} {there}"
-            found.append(Problem("task.backward.score", text, "use top, class, output or loss"))
-        return found
+            problems.append(Problem("task.backward.score", text, "use top, class, output or loss"))
+        return problems
 
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
         """One line about the backward pass."""
@@ -74,20 +74,20 @@ class TaskWithBackward(TaskOfSplits):
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
         """Warnings: no hook sees the gradients, fp16 may underflow, parameter gradients are sums over a batch."""
-        found = super().remarks(settings, hooks)
+        notes = super().remarks(settings, hooks)
         if self.backward is None:
-            return found
+            return notes
         enabled = [hook for hook in hooks if hook.keys.enabled]
         if not any(hook.hook_type.needs_backward and self.idle(hook) is None for hook in enabled):
-            found.append("task.backward: no hook sees its gradients")
+            notes.append("task.backward: no hook sees its gradients")
         if settings.compute.precision == "fp16":
-            found.append(
+            notes.append(
                 "task.backward: without a gradient scaler fp16 gradients below 6e-8 are 0; bf16 and fp32 keep them"
             )
-        found += [
+        notes += [
             f"{hook.name}: the gradient of a parameter is one for each batch, the sum over its samples; "
             "data.batch_size=1 makes it one for each sample"
             for hook in enabled
             if hook.on_parameters and hook.action.captures and self.idle(hook) is None
         ]
-        return found
+        return notes

@@ -30,7 +30,7 @@ class Task(TaskKeys):
     shows:          `show` prints its result and nothing is written; otherwise `execute` runs it in a run directory
     has_plan:       hooks are compiled for it, and `show` prints their plan
     trains:         it trains the model: hooks are tried in training mode, optimizer and schedule are checked
-    splits_batches: several ranks can split its batches, and its results are those of all rows
+    splits_batches: several ranks can split its batches, and its results are computed from all rows
     takes_place:    it replaces the experiment's own task on the command line, and prints the plan of that task
     """
 

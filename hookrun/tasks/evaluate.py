@@ -43,5 +43,5 @@ class EvaluateTask(TaskWithBackward):
 
         batches = BatchesOfSplits(context.prepared, self.splits, context.ranks)
         names = context.sample_names(batches.parts)
-        values = context.evaluate(batches, self.split, self.name, self.forward(context), names)
+        values = context.evaluate(batches, self.split, self.name, forward=self.forward(context), names=names)
         context.conclude(self.split, values, "epoch")

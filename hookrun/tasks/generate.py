@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from hookrun.errors import HookrunError, Problem, counted, listed
-from hookrun.spec import HookSpec, Settings
+from hookrun.errors import Problem, counted, listed
+from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Direction
 from hookrun.spec.task import Sampling
 from hookrun.store.format import GENERATIONS
@@ -55,41 +55,43 @@ class GenerateTask(TaskOfSplits):
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
         """The common problems of the settings, compilation, and data whose samples are not prompts."""
-        found = super().problems(settings, info)
+        problems = super().problems(settings, info)
         if settings.compute.compile:
             what = f"task={self.name} calls the model for one token at a time, which cannot be compiled"
-            found.append(Problem("compute.compile", what, "leave it false"))
-        return found if info is None else [*found, *_wrong_inputs(info)]
+            problems.append(Problem("compute.compile", what, "leave it false"))
+        return problems if info is None else [*problems, *_wrong_inputs(info)]
 
-    def model_problems(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
+    def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> list[Problem]:
         """A model that cannot generate, stop tokens outside its vocabulary, and too few positions."""
         from hookrun.tasks.generation.continuing import cannot_generate, has_encoder
         from hookrun.tasks.generation.generation import vocabulary_of
 
-        found = list[Problem]()
+        problems = super().model_problems(experiment, info, model)
         if cannot_generate(model):
             what = f"{type(model).__name__} does not predict next tokens, so nothing can be generated"
             hint = "use model.args.class=causal_lm or seq2seq_lm"
-            found.append(Problem("model.args.class", what, hint))
+            problems.append(Problem("model.args.class", what, hint))
         vocabulary = vocabulary_of(model, info)
         if beyond := [str(each) for each in self.stop or () if vocabulary is not None and each >= vocabulary]:
             what = (
                 f"the model has {vocabulary} tokens, numbered from 0, and does not have {listed(beyond, 8)}"
             )
-            found.append(Problem("task.stop", what, "name tokens that the model has"))
-        return [*found, *self._too_long(info, model, encoder=has_encoder(model))]
+            problems.append(Problem("task.stop", what, "name tokens that the model has"))
+        return [*problems, *self._too_long(info, model, encoder=has_encoder(model))]
 
     def _too_long(self, info: DataInfo, model: Module, *, encoder: bool) -> list[Problem]:
         """A problem if prompt and new tokens need more positions than the model has.
 
         encoder: the prompt is read by an encoder, so that it takes no positions of the decoder
         """
+        from hookrun.data import TensorInfo
         from hookrun.models.arguments import positions_of
 
-        limit, prompt = positions_of(model), _prompt_length(info)
-        if limit is None or prompt is None:
+        limit = positions_of(model)
+        ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
+        if limit is None or ids is None or len(ids.shape) != 1 or ids.shape[0] <= 0:
             return []
-        prompt = 1 if encoder else min(prompt, self.prompt_tokens or prompt)
+        prompt = 1 if encoder else min(ids.shape[0], self.prompt_tokens or ids.shape[0])
         needed, (positions, where) = prompt + self.max_new_tokens - 1, limit
         if needed <= positions or prompt > positions:
             return []
@@ -138,10 +140,10 @@ class GenerateTask(TaskOfSplits):
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
         """The common notes, and a note if `compare` is set and there are no hooks."""
-        found = super().remarks(settings, hooks)
+        notes = super().remarks(settings, hooks)
         if self.compare and not any(hook.keys.enabled for hook in hooks):
-            found.append("task.compare: there are no hooks, so both continuations are the same")
-        return found
+            notes.append("task.compare: there are no hooks, so both continuations are the same")
+        return notes
 
     def perform(self, context: RunContext) -> None:
         """Continue every sample. Raises HookrunError if the split has no samples."""
@@ -181,11 +183,3 @@ def _wrong_inputs(info: DataInfo) -> list[Problem]:
         what = f"task=generate passes input_ids and attention_mask to the model, but not {listed(more, 4)}"
         return [Problem(where, what, "leave these inputs out of the data")]
     return []
-
-
-def _prompt_length(info: DataInfo) -> int | None:
-    """The largest number of tokens of a sample; None if it is not known."""
-    from hookrun.data import TensorInfo
-
-    ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
-    return ids.shape[0] if ids is not None and len(ids.shape) == 1 and ids.shape[0] > 0 else None

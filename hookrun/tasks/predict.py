@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun import data
-from hookrun.errors import HookrunError
 from hookrun.spec import Settings
 from hookrun.spec.metric import Metrics, asked
 from hookrun.spec.objective import Direction
@@ -14,7 +13,8 @@ from hookrun.store.format import PREDICTED
 from hookrun.tasks.backward import TaskWithBackward
 
 if TYPE_CHECKING:
-    from hookrun.tasks.run.context import Resumable, RunContext
+    from hookrun.tasks.run.batches import Batch
+    from hookrun.tasks.run.context import RunContext
 
 
 class PredictTask(TaskWithBackward):
@@ -46,32 +46,20 @@ class PredictTask(TaskWithBackward):
 
         batches = BatchesOfSplits(context.prepared, self.splits, context.ranks)
         names = context.sample_names(batches.parts)
-        if not len(batches):
-            raise HookrunError(f"the data has no samples in its {self.split} split")
-        average = context.average()
-        wants_loss = asked(self.metrics, LOSS)
-        forward = self.forward(context)
         clock = context.hooks.clock
-        held: dict[str, Resumable] = {"average": average, "names": names}
-        with context.evaluating(batches, self.name, held) as (passed, _):
-            for batch in passed:
-                with context.logged(clock.step):
-                    output = forward(batch)
-                if len(batch.ids):  # otherwise other ranks have all of its rows
-                    context.run_dir.predictions.add(
-                        *PREDICTED,
-                        output,
-                        sample_ids=batch.ids,
-                        epoch=clock.epoch,
-                        step=clock.step,
-                        call=0,
-                        split=batch.split,
-                    )
-                    if self.metrics is not None:
-                        loss = context.loss(output, batch) if wants_loss else None
-                        context.measure(average, loss, output, batch)
-                    names.write(batch, output)
-                context.hooks.step()
-        names.write_pictures()
-        values = context.read(self.split, context.sum_over_ranks(average)) if self.metrics is not None else {}
+
+        def store(batch: Batch, output: Any) -> None:
+            place = {"epoch": clock.epoch, "step": clock.step, "call": 0, "split": batch.split}
+            context.run_dir.predictions.add(*PREDICTED, output, sample_ids=batch.ids, **place)
+
+        values = context.evaluate(
+            batches,
+            self.split,
+            self.name,
+            forward=self.forward(context),
+            names=names,
+            store=store,
+            measures=self.metrics is not None,
+            with_loss=asked(self.metrics, LOSS),
+        )
         context.conclude(self.split, {"samples": names.seen.total(), **values})

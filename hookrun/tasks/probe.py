@@ -89,13 +89,13 @@ class ProbeTask(TaskOfCaptures):
         for module, rows in features.items():
             probed = analysing.results.get(module)
             if probed is None:
-                found = fit(rows, labels[module], seed)
+                result = fit(rows, labels[module], seed)
                 analysing.run_dir.log_metrics(
-                    split=self.name, module=module, score=found.score, samples=len(rows),
-                    features=found.features, accuracy=found.test, train_accuracy=found.train, chance=found.chance,
+                    split=self.name, module=module, score=result.score, samples=len(rows),
+                    features=result.features, accuracy=result.test, train_accuracy=result.train, chance=result.chance,
                     **projection_entry(rows),
                 )  # fmt: skip
-                probed = {"scores": [found.train, found.test, found.chance], "weights": found.weights}
+                probed = {"scores": [result.train, result.test, result.chance], "weights": result.weights}
                 analysing.results.add(module, probed)
             scores = [f"{value:.3f}" for value in probed["scores"]]
             shown.add_row(module, shown_width(rows), *scores)
@@ -107,13 +107,13 @@ class ProbeTask(TaskOfCaptures):
     def _labels(self, analysis: Analysis) -> dict[str, Tensor]:
         """Module path -> the label of each row, read once for all modules with the same samples."""
         read: dict[bytes, Tensor] = {}
-        found: dict[str, Tensor] = {}
+        labels: dict[str, Tensor] = {}
         for module, capture in analysis.captures.items():
             samples = capture.sample_ids.numpy().tobytes() + capture.splits.numpy().tobytes()
             if samples not in read:
                 read[samples] = analysis.run.labels_of(capture)
-            found[module] = read[samples]
-        return found
+            labels[module] = read[samples]
+        return labels
 
 
 def _outputs(info: DataInfo) -> int:

@@ -100,9 +100,16 @@ class TaskUnderHooks(Task):
 
         return as_call(info.example(EXAMPLE_BATCH), model)
 
-    def model_problems(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
-        """Problems of the model for this task."""
-        return []
+    def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> list[Problem]:
+        """Problems of the model for this task, and of the runs with which its metrics compare the model."""
+        from hookrun.tasks.metrics.problems import compared_problems
+
+        if all(metric.against is None for metric in metrics_of(self) or ()):
+            return []
+        if (only := self.only_split()) is None or self.trains:
+            return compared_problems(experiment, {split: None for split in SPLITS if info.sizes[split]}, info)
+        reach = self.samples_in_reach(experiment.settings, info.sizes)
+        return compared_problems(experiment, {only: reach}, info)
 
     @abstractmethod
     def perform(self, context: RunContext) -> None:
@@ -133,8 +140,7 @@ class TaskUnderHooks(Task):
         trained = trained_parameters(parts) if self.trains else None
         notes = self._idle_hooks(parts)
         if info is not None and model is not None:
-            parts.add(self.compared_problems(experiment, info))
-            parts.add(self.model_problems(settings, info, model))
+            parts.add(self.model_problems(experiment, info, model))
             score = None if loss is None else parts.tried(self.score, loss)
             plan = parts.tried(
                 compiled,
@@ -189,7 +195,8 @@ class TaskUnderHooks(Task):
         settings, info, model, loss = parts.experiment.settings, parts.data, parts.model, parts.loss
         assert info is not None and model is not None  # else there is no plan
         reach = self.samples_in_reach(settings, info.sizes)
-        parts.add(leftover_problems(plan, parts.leftover))
+        if parts.leftover:
+            parts.add(leftover_problems(plan, parts.leftover))
         parts.add(row_problems(plan, reach, trains=self.trains), of_hooks=True)
         clauses = [
             (hook.keys.tokens, hook.where)
@@ -205,17 +212,6 @@ class TaskUnderHooks(Task):
         if settings.compute.strategy == "none" or loss is None:
             return None
         return parts.tried(check_ranks, plan, model, loss, settings, trains=self.trains)
-
-    def compared_problems(self, experiment: Experiment, info: DataInfo) -> list[Problem]:
-        """Problems of the runs with which the task's metrics compare."""
-        from hookrun.tasks.metrics.problems import compared_problems
-
-        if all(metric.against is None for metric in metrics_of(self) or ()):
-            return []
-        if (only := self.only_split()) is None or self.trains:
-            return compared_problems(experiment, {split: None for split in SPLITS if info.sizes[split]}, info)
-        reach = self.samples_in_reach(experiment.settings, info.sizes)
-        return compared_problems(experiment, {only: reach}, info)
 
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
         """Lines about the task that are shown with the plan."""

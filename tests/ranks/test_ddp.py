@@ -38,12 +38,6 @@ SAVED = "+hooks.saved={select: conv2, hook: saved_tensors, action: stats, of: by
 HOOKS = (SAVED, CLIP, LATE, NORM, STATS, NOISE, ROWS, GRADIENT, OUTPUT)
 
 
-@pytest.fixture
-def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def in_one(cwd: Path, *argv: str) -> Run:
     assert main([*SMALL, *argv, "hydra.run.dir=one"]) == 0
     return hookrun.open_run(cwd / "one")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import hookrun
 from hookrun.cli import main
@@ -48,12 +46,6 @@ HOOKS = {
 }
 
 
-@pytest.fixture
-def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def both(workers: Any, cwd: Path, *argv: str) -> tuple[Run, Run]:
     """The run of one process, and that of two with sharded parameters."""
     assert main([*SMALL, *argv, "hydra.run.dir=one"]) == 0
@@ -68,56 +60,42 @@ def by_place(run: Run) -> list[dict[str, Any]]:
     return sorted(run.stats, key=lambda line: (line["epoch"], line["step"], line["hook"], line["module"]))
 
 
-def assert_same(one: Run, two: Run) -> None:
+def assert_same(same: Any, one: Run, two: Run) -> None:
     for name in ("last", "best", "ema"):
         path = Path("checkpoints") / f"{name}.safetensors"
         assert (one.path / path).exists() == (two.path / path).exists()
         if (one.path / path).exists():
-            weights, others = load_file(one.path / path), load_file(two.path / path)
-            assert list(weights) == list(others)
-            for key, each in weights.items():
-                assert torch.allclose(each, others[key], atol=1e-6), (name, key)
-    assert len(one.stats) == len(two.stats)
-    for lines, others in ((one.metrics, two.metrics), (by_place(one), by_place(two))):
-        for line, other in zip(lines, others, strict=True):
-            assert list(line) == list(other)
-            for key, value in line.items():
-                close = isinstance(value, float) and math.isclose(
-                    value, other[key], rel_tol=1e-4, abs_tol=1e-6
-                )
-                assert close or value == other[key], (key, line, other)
-    assert set(one.captures) == set(two.captures)
-    for hook, modules in one.captures.items():
-        for module, rows in modules.items():
-            again = two.captures[hook][module]
-            assert isinstance(rows, StoredCapture) and isinstance(again, StoredCapture)
-            assert torch.equal(rows.sample_ids, again.sample_ids) and torch.equal(rows.steps, again.steps)
-            assert torch.allclose(rows[:], again[:], rtol=1e-4, atol=1e-5), hook
+            assert list(same.stored(one, name)) == list(same.stored(two, name))
+            same.weights(one, two, name)
+    same.metrics(one, two)
+    for line, other in zip(by_place(one), by_place(two), strict=True):
+        same.line(line, other)
+    same.rows(one, two)
     assert one.hooks == two.hooks, "as often, and as many elements changed"
     assert verify(two.path).bad == []
 
 
-def test_training_with_hooks_on_everything(workers: Any, cwd: Path) -> None:
+def test_training_with_hooks_on_everything(workers: Any, same: Any, cwd: Path) -> None:
     """Micro-batches of 11 rows, of which one rank has 6 and the other 5; steps of two, and an average of weights."""
     argv = [f"+hooks.{name}={{{hook}}}" for name, hook in HOOKS.items()]
     more = ("data.batch_size=11", "train.accumulate=2", "train.ema={decay: 0.5}", "train.clip_grad_norm=1")
-    assert_same(*both(workers, cwd, *argv, *more))
+    assert_same(same, *both(workers, cwd, *argv, *more))
 
 
-def test_a_rank_without_rows_takes_part(workers: Any, cwd: Path) -> None:
+def test_a_rank_without_rows_takes_part(workers: Any, same: Any, cwd: Path) -> None:
     """Batches of one row: the second rank never has one; what it computes in the meantime has no effect."""
     names = ("inputs", "added", "noisy", "rows", "pushed", "clip", "seen", "gradient")
     argv = [f"+hooks.{name}={{{HOOKS[name]}}}" for name in names]
     more = ("data.batch_size=1", "train.accumulate=2", "train.limit_batches=5", "train.clip_grad_value=0.005")
-    assert_same(*both(workers, cwd, *argv, *more))
+    assert_same(same, *both(workers, cwd, *argv, *more))
 
 
-def test_predictions_and_gradients_without_training(workers: Any, cwd: Path) -> None:
+def test_predictions_and_gradients_without_training(workers: Any, same: Any, cwd: Path) -> None:
     """The 359 rows of the split in batches of 179: of the last one, of a single row, one rank has none."""
     argv = [f"+hooks.{name}={{{HOOKS[name]}}}" for name in ("rows", "gradient")]
     more = ("task=predict", "task.backward={score: label}", "data.batch_size=179", "train.limit_batches=null")
     one, two = both(workers, cwd, *argv, *more)
-    assert_same(one, two)
+    assert_same(same, one, two)
     assert isinstance(one.predictions, StoredCapture) and isinstance(two.predictions, StoredCapture)
     assert torch.equal(one.predictions.sample_ids, two.predictions.sample_ids)
     assert torch.allclose(one.predictions[:], two.predictions[:], atol=1e-6)

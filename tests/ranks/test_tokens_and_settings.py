@@ -49,12 +49,6 @@ TRAINED = (
 )
 
 
-@pytest.fixture
-def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_four_ranks_train_as_one(workers: Any, same: Any, cwd: Path) -> None:
     """Batches of three samples: one rank never has a row, and the last, smaller batch is for two of them."""
     argv = (*SMALL, *TRAINED, METRICS, LAST, SEEN, NAMED, NOISE, STEER, BROKEN, "data.batch_size=3")

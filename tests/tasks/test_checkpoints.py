@@ -28,18 +28,6 @@ def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_the_best_checkpoint_is_that_of_the_best_epoch(run) -> None:
-    found = run("train.epochs=3", "train.limit_batches=3")
-    best = max(line["accuracy"] for line in val(found))
-    for name, accuracy in (("best", best), ("last", val(found)[-1]["accuracy"])):
-        again = run(
-            "task=evaluate",
-            "train.limit_batches=3",
-            f"model.weights={found.path}/checkpoints/{name}.safetensors",
-        )
-        assert again.metrics[-1]["accuracy"] == accuracy
-
-
 def test_added_parameters_are_loaded_from_a_checkpoint_if_the_hook_is_present(run, refused, hook) -> None:
     bias = hook(select="flatten", hook="forward", action="add_bias", value=0, trainable="true")
     trained = run(*QUICK, bias, "train.optimizer.lr=0.1")

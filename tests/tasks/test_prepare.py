@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from hookrun import data
-from hookrun.errors import CompileError, SpecError
+from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.run.prepare import Prepared
+from hookrun.tasks.run.prepare import Parts, Prepared, as_call
 
 CAPTURE = {"select": "fc", "hook": "forward", "action": "capture"}
 
@@ -106,3 +106,22 @@ def test_task_modules_ignores_the_hooks() -> None:
     task = {"name": "modules"}
     found = prepared({"h": CAPTURE | {"select": "nowhere"}}, task=task)
     assert [hook.spec.name for hook in found.plan.hooks] == ["every"]
+
+
+def test_named_inputs_are_keyword_arguments() -> None:
+    tensor, model = torch.ones(1), torch.nn.Identity()
+    assert as_call(tensor, model) == ((tensor,), {})
+    assert as_call({"x": tensor}, model) == ((), {"x": tensor})
+
+
+def test_only_mistakes_of_hooks_are_a_compile_error() -> None:
+    mistakes = Parts(prepared().experiment, frozenset())
+    mistakes.refuse()
+    mistakes.add([Problem("hooks.a", "x"), Problem("hooks.a", "x")], of_hooks=True)
+    mistakes.add([])
+    with pytest.raises(CompileError) as refusal:
+        mistakes.refuse()
+    assert len(refusal.value.errors) == 1, "each once"
+    mistakes.add([Problem("seed", "y")])
+    with pytest.raises(SpecError):
+        mistakes.refuse()

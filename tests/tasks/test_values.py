@@ -63,24 +63,12 @@ def test_other_weights_are_noted(run: Any, clean: Run, capsys: Any) -> None:
     assert "NOTE" not in capsys.readouterr().out
 
 
-def test_another_model_is_refused(refused: Any, clean: Run) -> None:
-    said = refused("task=predict", patch(clean, select="fc", module="fc"))
-    assert "is of another model: model.name is 'mlp' there and 'cnn' here" in said
-    assert f"hash {clean.plan['hash'][:12]}" in said
-
-
 @pytest.mark.parametrize("keys", [{}, {"sample": "mean"}, {"reduce": "mean"}], ids=str)
 def test_mean_ablation(run: Any, clean: Run, keys: dict[str, str]) -> None:
     seen = "+hooks.after={select: layers.1, hook: forward, action: capture, priority: 1}"
     found = run(*BASE, "task=predict", patch(clean, **keys), seen)
     mean = clean.captures["seen"]["layers.1"][:].mean(0)
     assert_close(found.captures["after"]["layers.1"][:], mean.expand(359, -1))
-
-
-@pytest.mark.parametrize("sample", ["{index}", "index, index: {index}"], ids=["a number", "index"])
-def test_one_sample_s_value_for_all(run: Any, clean: Run, sample: str) -> None:
-    found = run(*BASE, "task=predict", patch(clean, sample=sample.format(index=7)))
-    assert_close(found.predictions[:], clean.predictions[7].expand_as(found.predictions[:]))
 
 
 def test_resample_ablation_gives_each_sample_another_one_s_value(run: Any, clean: Run) -> None:
@@ -105,15 +93,6 @@ def test_steering_by_the_difference_of_two_runs_means(run: Any, clean: Run) -> N
     means = [each.captures["seen"]["layers.1"][:].mean(0) for each in (clean, other)]
     expected = clean.captures["seen"]["layers.1"][:] + means[0] - means[1]
     assert_close(found.captures["after"]["layers.1"][:], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_difference_sample_by_sample(run: Any, clean: Run) -> None:
-    other = run(*BASE, "task=predict", SEEN, "seed=1")
-    minus = f"{{run: '{other.path}', sample: same}}"
-    value = f"{{run: '{clean.path}', capture: seen, module: fc, sample: same, minus: {minus}}}"
-    spec = f"+hooks.d={{select: fc, hook: forward, action: replace, value: {value}}}"
-    found = run(*BASE, "task=predict", spec)
-    assert_close(found.predictions[:], clean.predictions[:] - other.predictions[:])
 
 
 # ---- mistakes are found before the run
@@ -151,12 +130,6 @@ def test_validation_has_no_rows_of_the_training_samples(run: Any, refused: Any) 
     assert "add when: {mode: train}" in refused(*BASE, patch(train, sample="same"))
     when = patch(train, sample="same").replace("action: replace", "action: replace, when: {mode: train}")
     run(*BASE, when, "train.epochs=1", "train.limit_batches=2")
-
-
-def test_a_missing_run(refused: Any, tmp_path: Path) -> None:
-    value = f"{{run: '{tmp_path}/no', capture: a, module: b}}"
-    said = refused(*BASE, f"+hooks.p={{select: fc, hook: forward, action: replace, value: {value}}}")
-    assert f"hooks.p.value: there is no {tmp_path}/no" in said
 
 
 @pytest.mark.parametrize(

@@ -11,50 +11,8 @@ from hookrun.cli import main
 from hookrun.config.yaml_files import load
 from hookrun.models import origin
 from hookrun.spec.experiment import Model, Train
-from hookrun.tasks.run.progress import Screen
 
 SMALL = ["model=mlp", "compute.device=cpu", "compute.threads=1", "train.limit_batches=1", "train.epochs=1"]
-
-
-@pytest.mark.parametrize(
-    ("task", "expected"),
-    [
-        ("train", "weights: random\n"),
-        ("plan", "weights: random\n"),
-        ("predict", "weights: random, and task=predict does not train them"),
-    ],
-)
-def test_random_weights_are_reported(task: str, expected: str, capsys: Any) -> None:
-    assert main([*SMALL, f"task={task}"]) == 0
-    assert expected in capsys.readouterr().out
-
-
-def test_an_invalid_COLUMNS_does_not_suppress_output(capsys: Any, monkeypatch: Any) -> None:
-    for typed in ("0", "\N{SUPERSCRIPT TWO}", "-1", ""):
-        monkeypatch.setenv("COLUMNS", typed)
-        screen = Screen()
-        screen.say("weights: random")
-        assert capsys.readouterr().out == "weights: random\n" and screen.width is None
-    monkeypatch.setenv("COLUMNS", "30")
-    assert Screen().width == 30
-
-
-def test_a_line_written_without_rich_has_the_characters_that_rich_writes(capsys: Any) -> None:
-    screen = Screen()
-    for line in (
-        "epoch 1/8  train loss 0.1",
-        "",
-        " " * 9 + "[bold]x[/bold] :tada:",
-        "a\tb\x07",
-        "déjà\nvu",
-        "x" * 300,
-    ):
-        screen.say(line)
-        said = capsys.readouterr().out
-        screen.console.print(line)
-        assert said == capsys.readouterr().out
-    Screen(quiet=True).say("nothing")
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.usefixtures("pages")
@@ -82,13 +40,6 @@ def test_weights_by_a_link_are_recorded_as_the_target_of_the_link(run: Any, tmp_
 def _joined(run: Path) -> str:
     page = (run / "report.html").read_text(encoding="utf-8")
     return "".join(line.strip() for line in page.splitlines())
-
-
-def test_weights_by_a_link_are_those_of_its_target(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "latest").symlink_to("run")
-    found = origin(Model(name="mlp", weights=str(tmp_path / "latest/best.safetensors")))
-    assert found == str(tmp_path / "run/best.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -225,14 +225,14 @@ class Results:
 
 def results_of(ready: Ready, run_dir: RunDir) -> Results:
     """The results of an analysis so far, which are saved in states."""
-    found = run_dir.resumed.part("results") if run_dir.resumed is not None else {}
+    saved = run_dir.resumed.part("results") if run_dir.resumed is not None else {}
     facts, keep = encode(about(ready, run_dir.path)), ready.settings.train.checkpoint.keep
 
     def save(parts: dict[str, Any]) -> None:
         content = flatten({"results": parts, "files": run_dir.position()})
         write_state(run_dir.path, facts, *content, keep=keep)
 
-    return Results(found, save)
+    return Results(saved, save)
 
 
 def about(ready: Ready, run: Path) -> dict[str, Any]:
@@ -242,19 +242,19 @@ def about(ready: Ready, run: Path) -> dict[str, Any]:
     for key in _FREE_TO_COMPUTE:
         settings["compute"].pop(key)
     settings["task"] = {"name": ready.task.name, **settings["task"]}
-    found: dict[str, Any] = {"hookrun": __version__, "torch": str(torch.__version__), **settings}
+    facts: dict[str, Any] = {"hookrun": __version__, "torch": str(torch.__version__), **settings}
     if isinstance(ready, Prepared):
         plan = ready.plan
-        written = plan.to_dict()
-        found["hooks"] = {hook.pop("name"): hook for hook in written.pop("hooks")}
-        found["plan"] = {key: value for key, value in written.items() if key not in ("hash", "seed")}
+        plan_facts = plan.to_dict()
+        facts["hooks"] = {hook.pop("name"): hook for hook in plan_facts.pop("hooks")}
+        facts["plan"] = {key: value for key, value in plan_facts.items() if key not in ("hash", "seed")}
         added = {f"{owner}.{name}" if owner else name for owner, name in plan.added()}
         own = ((name, each) for name, each in ready.model.named_parameters() if name not in added)
-        found["parameters"] = {
+        facts["parameters"] = {
             name: f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for name, each in own
         }
-    found["files"] = named_files({**settings, "hooks": found.get("hooks")}, run)
-    return found
+    facts["files"] = named_files({**settings, "hooks": facts.get("hooks")}, run)
+    return facts
 
 
 def require_same(saved: SavedState, ready: Ready, run: Path) -> None:

@@ -96,7 +96,9 @@ def _reduce(context: RunContext) -> None:
     hooked = context.reduced.parameters
     there = context.ranks.largest([parameter.grad is not None for parameter in hooked]) if hooked else []
     with torch.no_grad():
-        for parameter in (each for each, found in zip(hooked, there, strict=True) if found):
+        for parameter, is_somewhere in zip(hooked, there, strict=True):
+            if not is_somewhere:
+                continue
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             context.ranks.sum_([parameter.grad])
     context.reduced.run()
@@ -120,8 +122,8 @@ def forward_and_backward(context: RunContext, score: Score, batch: Batch) -> Any
     try:
         with torch.enable_grad():
             output = context.forward(replace(batch, inputs=inputs))
-            found = score(output, batch.target)
-        found.backward()
+            total = score(output, batch.target)
+        total.backward()
         _reduce(context)
     finally:
         context.model.zero_grad(set_to_none=True)

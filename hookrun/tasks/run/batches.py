@@ -134,6 +134,7 @@ def _collated(read: tuple[Any, ...] | list[tuple[int, Any, Tensor]]) -> Any:
 class Batches:
     """The batches of a split; `len` is the number of batches of a pass. Each ``for batch in batches`` is one epoch.
 
+    split:   the name of the split
     data:    the samples
     samples: the number of samples
     shuffle: a new order in each epoch, which depends only on the seed and the epoch
@@ -145,7 +146,7 @@ class Batches:
     ) -> None:
         settings = prepared.settings
         self._device = prepared.device
-        self._split = split
+        self.split = split
         self._seed = settings.seed
         self._batch_size = settings.data.batch_size
         self._generator = torch.Generator()
@@ -205,7 +206,7 @@ class Batches:
             yield batch if int(ids[0]) >= 0 else _without_rows(batch)
 
     def _order(self, epoch: int) -> Tensor:
-        """[samples]: their numbers in the order of the epoch; that of torch's loader, which draws one number first."""
+        """[samples]: their numbers in the order of torch's loader, which draws one number first."""
         if not self._shuffle:
             return torch.arange(self.samples, device="cpu")
         generator = self._generator.manual_seed(derived_seed(self._seed, epoch))
@@ -215,7 +216,7 @@ class Batches:
     def _batch(self, at: int, ids: Tensor, inputs: Any, target: Any) -> Batch:
         """The batch with the number `at` in the pass, on the device."""
         whole = min(self._batch_size, self.samples - at * self._batch_size)
-        batch = Batch(ids, inputs, target, self._population, self._split, self.data, whole)
+        batch = Batch(ids, inputs, target, self._population, self.split, self.data, whole)
         return batch if self._device.type == "cpu" else batch.to(self._device, non_blocking=True)
 
 
@@ -243,12 +244,14 @@ def _without_rows(batch: Batch) -> Batch:
 class BatchesOfSplits:
     """The batches of several splits, one split after the other; `len` is the number of batches of all of them.
 
+    split: the names of the splits, for messages
     parts: the batches of each split; a split that the data does not have is left out
     ranks: the processes that split each batch
     """
 
     def __init__(self, prepared: Prepared, splits: Sequence[Split], ranks: Ranks = ALONE) -> None:
         sizes = prepared.data.sizes
+        self.split = " and ".join(splits)
         there = [split for split in splits if sizes[split] != 0 or len(splits) == 1]
         self.parts = {split: Batches(prepared, split, ranks=ranks) for split in there}
 

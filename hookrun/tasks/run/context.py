@@ -223,7 +223,7 @@ class RunContext:
     def after(self, batch: Batch) -> None:
         """Call it after each batch on every rank.
 
-        If a rank had no row of the batch, its hooks made fewer random draws, so draws are set to those of rank 0.
+        If a rank had no row of the batch, its hooks made fewer random draws, which then continue as on rank 0.
         """
         self.run_dir.batches += 1
         if self.ranks.several and batch.whole < self.ranks.size:
@@ -281,20 +281,25 @@ class RunContext:
         batches: Batches | BatchesOfSplits,
         split: str,
         label: str,
+        *,
         forward: Callable[[Batch], Any] | None = None,
         names: SampleNames | None = None,
+        store: Callable[[Batch, Any], None] | None = None,
+        measures: bool = True,
+        with_loss: bool = True,
     ) -> dict[str, float]:
         """Mean loss and metrics of the model in evaluation mode. The hooks' clock counts a batch as a step.
 
-        split:   the split, for messages and lines of metrics
-        label:   the label of the progress bar
-        forward: batch -> the model's output; None: `forward` of this object
-        names:   writes samples.jsonl; None: not written
+        split:     the split, for lines of metrics
+        label:     the label of the progress bar
+        forward:   batch -> the model's output; None: `forward` of this object
+        names:     writes samples.jsonl; None: not written
+        store:     called with each batch and its output
+        measures:  compute the metrics
+        with_loss: compute the loss, if metrics are computed
 
         Raises HookrunError for a split without samples.
         """
-        if not len(batches):
-            raise HookrunError(f"the data has no samples in its {split} split")
         average = self.average()
         held: dict[str, Resumable] = {"average": average, **({} if names is None else {"names": names})}
         with self.evaluating(batches, label, held) as (passed, shown):
@@ -302,17 +307,20 @@ class RunContext:
                 number = self.hooks.clock.step
                 with self.logged(number):
                     output = (forward or self.forward)(batch)
-                    if batch.ids.numel():  # otherwise other ranks have all of its rows
-                        loss = self.loss(output, batch)
+                if batch.ids.numel():  # otherwise other ranks have all of its rows
+                    if store is not None:
+                        store(batch, output)
+                    if measures:
+                        loss = self.loss(output, batch) if with_loss else None
                         self.measure(average, loss, output, batch)
-                if names is not None and len(batch.ids):
-                    names.write(batch, output)
+                    if names is not None:
+                        names.write(batch, output)
                 self.hooks.step()
-                if number % self.settings.train.log_every == 0:
+                if measures and number % self.settings.train.log_every == 0:
                     shown.update(self.sum_over_ranks(average).read())
         if names is not None:
             names.write_pictures()
-        return self.read(split, self.sum_over_ranks(average))
+        return self.read(split, self.sum_over_ranks(average)) if measures else {}
 
     @contextmanager
     def evaluating(
@@ -328,7 +336,11 @@ class RunContext:
 
         holding: the caller's sums over batches, which are saved so that the run can be resumed within the pass;
                  None: no state is saved during the pass
+
+        Raises HookrunError if there are no batches.
         """
+        if not len(batches):
+            raise HookrunError(f"the data has no samples in its {batches.split} split")
         if self.ranks.several:  # in training, each rank has changed its own buffers
             self.ranks.from_main(list(self.model.buffers()))
         clock, training = self.hooks.clock, self.model.training

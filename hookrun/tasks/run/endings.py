@@ -58,7 +58,7 @@ def print_failure(write: Callable[[], None]) -> None:
 
 
 def set_failed(run_dir: RunDir, error: BaseException) -> None:
-    """Set the status of the run to that of a failure or an interruption."""
+    """Set the status of the run to `failed` or `interrupted`, with the reason."""
     if isinstance(error, KeyboardInterrupt):
         run_dir.set_status("interrupted", str(error) or "interrupted from the keyboard", code_of(error))
     elif isinstance(error, HookrunError):

@@ -76,11 +76,11 @@ def execute(
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
         ranks.meet()  # the captures of the other ranks are on disk now
-        found = None if goal is None else result(open_run(path).metrics, goal).to_dict()
+        objective = None if goal is None else result(open_run(path).metrics, goal).to_dict()
         run_dir.write_manifest()
         with shielded():
             if stopped is None:
-                run_dir.set_status("done", objective=found)
+                run_dir.set_status("done", objective=objective)
             else:
                 run_dir.set_status("stopped", stopped)
     if stopped is not None:
@@ -104,19 +104,19 @@ def run_under_hooks(
     run_dir.write(PLAN, prepared.plan.to_dict())
     run_dir.write(ENV, environment(device=str(prepared.device)))
     run_dir.write(MODEL, model_facts(prepared.model, prepared.weights))
-    settings = prepared.settings
-    ranks = run_dir.ranks
+    settings, ranks = prepared.settings, run_dir.ranks
     screen = Screen(quiet=not ranks.is_main)
     show_plan(prepared, screen, table.SHOWN)
     sharded = ranks.several and settings.compute.strategy == "fsdp"
-    opened, reduced = Loggers(), ReducedGradients(stands_in=sharded) if ranks.several else None
+    reduced = ReducedGradients(stands_in=sharded) if ranks.several else None
+    opened, logged = Loggers(), LoggedRun(run_dir.path, _config(prepared) if loggers else {})
     sink = RunSink(run_dir, screen.say, opened)
     hooked = [hook.spec for hook in prepared.plan.hooks]
     sink.of_rows = {each.name for each in hooked if each.hook_type.of_rows or each.keys.when.rank is not None}
     model = prepared.model.to(prepared.device)
     scaler = GradScaler(prepared.device.type, enabled=settings.compute.precision == "fp16")
     with (
-        opened.open(loggers if ranks.is_main else (), LoggedRun(run_dir.path, _config(prepared))),
+        opened.open(loggers if ranks.is_main else (), logged),
         session(settings.compute, settings.seed),
         Installation(
             prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied, reduced=reduced

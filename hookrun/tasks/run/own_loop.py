@@ -31,7 +31,7 @@ class ExperimentData(Mapping[str, Dataset[tuple[Any, torch.Tensor]]]):
 
     settings: the experiment's settings: data, seed, batch size, limits
     info:     shapes, dtypes, number of classes, samples in each split
-    device:   the device of the batches: that of the model
+    device:   the device of the model and the batches
     """
 
     settings: Settings

@@ -34,14 +34,19 @@ class Screen:
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._environ = _without_empty_sizes(os.environ)
+        # For sizes that are not positive integers rich would print nothing.
+        self._environ = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("COLUMNS", "LINES") or (value.isdecimal() and int(value) > 0)
+        }
         self.console = _Console(
             highlight=False, emoji=False, markup=False, soft_wrap=True, quiet=quiet, _environ=self._environ
         )
 
     @property
     def width(self) -> int | None:
-        """The width of a line in characters: that of the terminal, or COLUMNS; None: no limit."""
+        """The width of a line in characters, from the terminal or COLUMNS; None: no limit."""
         return self.console.width if self.console.is_terminal or "COLUMNS" in self._environ else None
 
     @property
@@ -51,14 +56,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Print one line, above the bar if there is one."""
-        if self.console.is_terminal or not (text.isascii() and text.isprintable()):
-            self.console.print(text)
-        elif not self.console.quiet:  # writes the same characters ten times faster than rich
-            try:
-                self.console.file.write(f"{text}\n")
-                self.console.file.flush()
-            except BrokenPipeError:
-                self.console.on_broken_pipe()
+        self.console.print(text)
 
     def note(self, notes: Iterable[str]) -> None:
         """Print a line for each note."""
@@ -94,16 +92,6 @@ class Screen:
                 updated, speed = now, progress.tasks[0].speed
                 rate = f"{speed:.1f} batches/s" if speed else ""
                 progress.update(task, completed=done, numbers=numbers(shown), rate=rate)
-
-
-def _without_empty_sizes(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without COLUMNS and LINES that are not positive integers, for which rich would print nothing."""
-    sizes = ("COLUMNS", "LINES")
-    return {
-        key: value
-        for key, value in environ.items()
-        if key not in sizes or (value.isdecimal() and int(value) > 0)
-    }
 
 
 def numbers(values: Mapping[str, float]) -> str:

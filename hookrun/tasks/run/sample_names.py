@@ -27,7 +27,7 @@ MOST_WORST = 16
 MOST_FIRST = 8
 """How many first samples of each split get a picture too."""
 MOST_TOKENS = 2**18
-"""The largest number of tokens of a split, padding included, that are written; those of its first samples."""
+"""The largest number of tokens of a split, padding included, that are written: the tokens of its first samples."""
 
 
 class SampleNames:
@@ -102,10 +102,10 @@ class SampleNames:
     def _worst_of_all(self) -> list[tuple[float, str, int]]:
         """(loss, split, number) of the samples with the highest loss on all ranks, in descending order; all call it."""
         of_ranks = self._run_dir.ranks.gathered(self._worst)
-        found = {
+        samples = {
             (float(loss), str(split), int(number)) for worst in of_ranks for loss, split, number in worst
         }
-        return heapq.nlargest(MOST_WORST, found)
+        return heapq.nlargest(MOST_WORST, samples)
 
     def write_pictures(self) -> None:
         """Write small pictures of the samples with the highest loss and of some others, after a pass.
@@ -155,22 +155,22 @@ class SampleNames:
         ids = ids.cpu()
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.cpu() != 0
         targets = batch.target.cpu() if batch.target.shape == ids.shape else None
-        found = dict[int, dict[str, Any]]()
+        lines = dict[int, dict[str, Any]]()
         for row in rows:
             columns = real[row].nonzero().squeeze(1)
             if not len(columns):
                 continue
             first, end = int(columns[0]), int(columns[-1]) + 1
-            found[row] = {"tokens": ids[row, first:end].tolist(), "padding": [first, ids.shape[1] - end]}
+            lines[row] = {"tokens": ids[row, first:end].tolist(), "padding": [first, ids.shape[1] - end]}
             if targets is not None:
                 of_each = targets[row, first:end].tolist()
-                found[row]["targets"] = [None if each == IGNORED else each for each in of_each]
+                lines[row]["targets"] = [None if each == IGNORED else each for each in of_each]
         if self._log_texts is not None:
             kept = [ids[row][real[row]] for row in rows]
             if targets is not None:
                 kept += [targets[row][targets[row] != IGNORED] for row in rows]
             self._log_texts(torch.cat(kept).tolist())
-        return found
+        return lines
 
 
 MOST_SIDE = 64

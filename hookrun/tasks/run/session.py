@@ -13,22 +13,19 @@ import torch.utils.deterministic
 
 from hookrun.errors import Problem, SpecError, nearest
 from hookrun.spec.experiment import Compute
+from hookrun.tasks.run.generators import generator_states, set_generators
 
 
 @contextmanager
 def session(compute: Compute, seed: int) -> Iterator[None]:
     """Seed all generators and apply `compute` within the block, and restore the process's state afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()
-    threads = torch.get_num_threads()
+    generators, threads = generator_states(), torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     benchmark = torch.backends.cudnn.benchmark
     with ExitStack() as stack:
-        devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-        stack.enter_context(torch.random.fork_rng(devices=devices))
-        stack.callback(random.setstate, python)
-        stack.callback(np.random.set_state, numpy)
+        stack.callback(set_generators, generators)
         stack.callback(torch.set_num_threads, threads)
         stack.callback(setattr, torch.utils.deterministic, "fill_uninitialized_memory", fills)
         stack.callback(setattr, torch.backends.cudnn, "benchmark", benchmark)

@@ -135,7 +135,7 @@ class RunSink(RecordSink):
         self._show(text)
 
     def store(self, record: dict[str, Any]) -> None:
-        """Append to stats.jsonl. With several ranks, each writes records of its own rows, and rank 0 those of all."""
+        """Append to stats.jsonl. Each rank writes records of its own rows; what is the same on each, rank 0 writes."""
         ranks = self._run_dir.ranks
         if ranks.several:
             if record["hook"] in self.of_rows:

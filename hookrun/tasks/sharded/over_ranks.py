@@ -39,7 +39,7 @@ def gathered_trees(ranks: Ranks, tree: Any) -> list[Any]:
 
 
 def summed(average: Average, empty: Callable[[], Average], ranks: Ranks) -> Average:
-    """The sum of the Averages of all ranks; that of a rank without rows is empty.
+    """The sum of the Averages of all ranks; a rank without rows has an empty one.
 
     empty: makes an empty Average of the same metrics
     """
@@ -63,7 +63,7 @@ def agreed_stop(stop: str | None, ranks: Ranks) -> str | None:
 
 
 def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
-    """Set the counts of hooks to those of all ranks. Hooks on gradients of parameters have equal counts already."""
+    """Set the counts of hooks to their totals over all ranks; on gradients of parameters they are equal already."""
     sites = [site for site in hooks.sites if site.hook_type.batch]
     counted = ranks.total([number for site in sites for number in (int(site.changed), site.total)])
     chosen = [site for site in hooks.sites if site.spec.keys.when.rank is not None]
@@ -88,21 +88,21 @@ def bytes_of_all(counted: Counter[str], of_rows: Collection[str], ranks: Ranks) 
 def counts_of_all(
     counts: dict[tuple[str, str], Count], ranks: Ranks, reached: PositionRecord | None = None
 ) -> None:
-    """Set the counts of captures to those of all ranks, as in one process: rows and bytes are summed, tensors are not.
+    """Set the counts of captures to their totals over all ranks: rows and bytes are summed, tensors are not.
 
     reached: the position of the captures when the run was resumed, with the counts of ranks that it had then
     """
-    mine = [[*key, each.tensors, each.bytes, each.rows] for key, each in counts.items()]
-    found = ranks.gathered(mine)
+    mine = [[*key, count.tensors, count.bytes, count.rows] for key, count in counts.items()]
+    of_ranks = ranks.gathered(mine)
     for absent in () if reached is None else reached.captures.others[ranks.size - 1 :]:
-        modules = ((hook, *each) for hook, of in absent.counts.items() for each in of.items())
-        found.append([[hook, module, *counted] for hook, module, counted in modules])
-    for rank, lines in enumerate(found):
+        modules = ((hook, *count) for hook, of in absent.counts.items() for count in of.items())
+        of_ranks.append([[hook, module, *counted] for hook, module, counted in modules])
+    for rank, lines in enumerate(of_ranks):
         for hook, module, tensors, size, rows in lines if rank != ranks.rank else ():
-            each = counts.setdefault((hook, module), Count())
-            each.tensors = max(each.tensors, tensors)
-            each.bytes += size
-            each.rows += rows
+            count = counts.setdefault((hook, module), Count())
+            count.tensors = max(count.tensors, tensors)
+            count.bytes += size
+            count.rows += rows
 
 
 def for_rank(before: Sequence[RankState], ranks: Ranks, of_batch: Collection[str]) -> RankState:
@@ -138,15 +138,15 @@ def with_sums(held: Mapping[str, Any], sums: Mapping[str, Any]) -> dict[str, Any
 
     sums: key path, such as ``train.means`` -> the state of the Average
     """
-    found = dict(held)
+    parts_of_state = dict(held)
     for place, state in sums.items():
         *parts, last = place.split(".")
-        node = found
+        node = parts_of_state
         for part in parts:
             node[part] = dict(node[part])
             node = node[part]
         node[last] = state
-    return found
+    return parts_of_state
 
 
 def _sum_of(states: Iterable[Mapping[str, Any]], empty: Callable[[], Average] = Average) -> Average:
@@ -168,10 +168,10 @@ def _hooks_of_all(
     """
 
     def site(hook: str, path: str) -> dict[str, Any]:
-        found = [state["sites"][hook][path] for state in states]
-        merged = {**found[0], **{key: max(each[key] for each in found) for key in ("fired", "idle")}}
+        counts = [state["sites"][hook][path] for state in states]
+        merged = {**counts[0], **{key: max(each[key] for each in counts) for key in ("fired", "idle")}}
         if hook in of_batch:  # the others have the same counts on every rank
-            merged |= {key: sum(each[key] for each in found) * ranks.is_main for key in ("changed", "total")}
+            merged |= {key: sum(each[key] for each in counts) * ranks.is_main for key in ("changed", "total")}
         return merged
 
     def budget(hook: str) -> dict[str, Any]:

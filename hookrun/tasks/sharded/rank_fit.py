@@ -147,14 +147,14 @@ def check_ranks(
     Raises CompileError for what several ranks cannot do, and under `strict` also for results that differ.
     """
     problems = hook_misfits(plan)
-    found = differences(plan, model, loss, trains=trains)
+    lines = differences(plan, model, loss, trains=trains)
     if settings.compute.strategy == "fsdp":
         problems += shard_problems(settings, model, plan)
         if (dtype := settings.compute.fsdp.mixed_precision) is not None:
-            found.append(f"compute.fsdp.mixed_precision: parameters and activations are in {dtype}")
+            lines.append(f"compute.fsdp.mixed_precision: parameters and activations are in {dtype}")
     if settings.strict:
         hint = "strict=false makes it a note; compute.strategy=none computes it in one process"
-        problems += [Problem("compute.strategy", f"differs from one process: {line}", hint) for line in found]
+        problems += [Problem("compute.strategy", f"differs from one process: {line}", hint) for line in lines]
     if problems:
         raise CompileError(problems)
-    return [f"differs from one process: {line}" for line in found]
+    return [f"differs from one process: {line}" for line in lines]

@@ -44,7 +44,7 @@ class StepGradientsOfRanks(StepGradients):
         return before
 
     def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
-        """The factor of each micro-batch's loss: the share of this rank's rows among those of all ranks."""
+        """The factor of each micro-batch's loss: this rank's share of the rows of all ranks."""
         if group[0].data.of_tokens:
             weights = [float(batch.weight) for batch in group]
             whole = max(sum(self.ranks.total(weights)), 1)
@@ -61,7 +61,7 @@ class StepGradientsOfRanks(StepGradients):
         if each or last or len(batch.ids):
             with nullcontext() if each or last else self._ddp.no_sync():
                 loss = self._ddp(batch)
-                passed = self._rows.take()
+                passed, self._rows.passed = self._rows.passed, (None, None)
                 self.context.scaler.scale(loss * share).backward()
         if each or last:
             self._reduced.run(before)
@@ -108,6 +108,8 @@ class _Rows(nn.Module):
     Since its only output is the loss, DistributedDataParallel treats every parameter without influence on the loss as
     unused, whatever else the model returns. A rank without rows takes part through the parameter `anchor`: its model
     and hooks do not run, since many models cannot compute an empty batch.
+
+    passed: the results of the last call
     """
 
     def __init__(self, context: RunContext) -> None:
@@ -115,7 +117,7 @@ class _Rows(nn.Module):
         self.model = context.model
         self.anchor = nn.Parameter(torch.zeros((), device=context.prepared.device))
         self._context = context
-        self._passed: MicroBatchResult = (None, None)
+        self.passed: MicroBatchResult = (None, None)
 
     def forward(self, batch: Batch) -> Tensor:
         """The mean loss of the rows, a tensor without dimensions."""
@@ -123,13 +125,8 @@ class _Rows(nn.Module):
             return self.anchor * 0
         output = self._context.forward(batch)
         loss = self._context.loss(output, batch)
-        self._passed = output, loss
+        self.passed = output, loss
         return loss
-
-    def take(self) -> MicroBatchResult:
-        """The results of the last call, which are then forgotten."""
-        passed, self._passed = self._passed, (None, None)
-        return passed
 
 
 def _summed(state, bucket):  # type: ignore[no-untyped-def]  # torch does not accept string annotations

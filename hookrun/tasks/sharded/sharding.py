@@ -34,11 +34,11 @@ def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> 
     """Problems of sharding the model with fully_shard as configured."""
     fsdp, where = settings.compute.fsdp, "compute.fsdp.wrap"
     problems = list[Problem]()
-    found = units(fsdp, model)
-    if fsdp.wrap is not None and not found:
+    paths = units(fsdp, model)
+    if fsdp.wrap is not None and not paths:
         nearest = fsdp.wrap.nearest(Names(list(ModelNames(model).modules)))
         problems.append(Problem(where, f"'{fsdp.wrap}' matches no module", nearest))
-    lists = [path for path in found if isinstance(model.get_submodule(path), nn.ModuleList | nn.ModuleDict)]
+    lists = [path for path in paths if isinstance(model.get_submodule(path), nn.ModuleList | nn.ModuleDict)]
     if lists:
         what = f"{listed(lists, _SHOWN)} is a list or dict of modules, which is never called itself"
         problems.append(Problem(where, what, f"name its members, such as '{lists[0]}.*'"))
@@ -92,16 +92,16 @@ def whole_state(model: nn.Module, *, keeps: bool) -> Mapping[str, Tensor]:
     keeps: whether this rank needs the result; otherwise its tensors are empty
     """
     shared = {name: id(each) for name, each in model.named_parameters(remove_duplicate=False)}
-    state, found = dict[str, Tensor](), dict[int, Tensor]()
+    state, gathered = dict[str, Tensor](), dict[int, Tensor]()
     for name, tensor in model.state_dict().items():
         same = shared.get(name)
-        if same is not None and same in found:
-            state[name] = found[same]
+        if same is not None and same in gathered:
+            state[name] = gathered[same]
             continue
         full = whole(tensor).cpu()
         state[name] = full if keeps else full.new_empty(0)
         if same is not None:
-            found[same] = state[name]
+            gathered[same] = state[name]
     return state
 
 
@@ -115,13 +115,13 @@ def sharded_states(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, 
     """A gathered state dict of an optimizer, with the tensors of sharded parameters sharded in the same way."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
-    found = dict(state["state"])
+    of_parameters = dict(state["state"])
     for number, parameter in zip(numbers, parameters, strict=False):
-        if is_sharded(parameter) and number in found:
-            found[number] = {
+        if is_sharded(parameter) and number in of_parameters:
+            of_parameters[number] = {
                 name: like(each, parameter)
                 if isinstance(each, Tensor) and each.shape == parameter.shape
                 else each
-                for name, each in found[number].items()
+                for name, each in of_parameters[number].items()
             }
-    return {**state, "state": found}
+    return {**state, "state": of_parameters}

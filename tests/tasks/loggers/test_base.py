@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from hookrun.store.verify import verify
 from hookrun.tasks.loggers import loggers
-from hookrun.tasks.loggers.base import LoggedRun, RunLogger, flat, tag, unless_set
+from hookrun.tasks.loggers.base import LoggedRun, flat, tag, unless_set
 from hookrun.tasks.loggers.tensorboard import TensorBoard
 
 
@@ -46,26 +45,6 @@ def test_the_environment_is_the_user_s_also_after_an_exception(monkeypatch: pyte
         assert (os.environ["HOOKRUN_TEST_ONE"], os.environ["HOOKRUN_TEST_TWO"]) == ("mine", "ours")
         raise ZeroDivisionError
     assert os.environ["HOOKRUN_TEST_ONE"] == "mine" and "HOOKRUN_TEST_TWO" not in os.environ
-
-
-class Plain(RunLogger):
-    """With no more than a logger must have."""
-
-    logger_name = package = "plain"
-
-    def __init__(self, run: LoggedRun) -> None: ...
-
-    def metrics(self, split: str, values: Mapping[str, float], step: int, of: Any = None) -> None: ...
-
-    def close(self, *, failed: bool) -> None: ...
-
-
-def test_a_logger_need_not_show_records_and_values_but_metrics() -> None:
-    logger = Plain(LoggedRun(Path("run"), {}))
-    assert logger.record({"hook": "h"}) is logger.value(None, 1) is None  # type: ignore[arg-type,func-returns-value]
-    assert logger.reached == 0
-    with pytest.raises(TypeError, match="abstract"):
-        RunLogger(LoggedRun(Path("run"), {}))  # type: ignore[abstract]
 
 
 QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")

@@ -54,11 +54,6 @@ class Killed(BaseException):
     """Raised where the process is killed."""
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
     """Run a command line that saves a state after its n-th batch, and is killed there or `later` batches after it."""

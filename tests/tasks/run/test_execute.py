@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from hookrun.errors import HookrunError, SpecError
+from hookrun.errors import SpecError
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.loggers.base import LoggedRun, RunLogger
 from hookrun.tasks.run.batches import Batches
@@ -99,16 +99,6 @@ def test_loggers_get_the_experiment_as_plain_values_and_are_told_how_it_ended(
     with pytest.raises(ZeroDivisionError):
         performed(lambda context: 1 / 0, loggers=("telling",), path="failing")
     assert told[-1] is True
-
-
-def test_a_check_that_stops_is_returned_and_a_hook_that_did_nothing_is_an_error_under_strict(
-    performed: Performed,
-) -> None:
-    stopped = performed(one_batch, hooks={"h": STOPS, "idle": {**STATS, "when": {"step": [9]}}}, strict=True)
-    assert stopped is not None and stopped.startswith("hook 'h' on fc")
-    assert performed(one_batch, hooks={"h": STATS}, strict=True, path="good") is None
-    with pytest.raises(HookrunError, match=r"strict: hooks matched and did nothing\n.*idle"):
-        performed(one_batch, hooks={"idle": {**STATS, "when": {"step": [9]}}}, strict=True, path="bad")
 
 
 def test_values_of_added_parameters_come_from_the_file_and_a_wrong_shape_is_refused(

@@ -68,18 +68,6 @@ def of(**hook: Any) -> Any:
     return structure(hookrun.load_spec({"hooks": {"h": BIAS | hook}}))
 
 
-def test_hooks_have_one_structure_if_they_differ_in_fractions_that_change_values_only() -> None:
-    assert of() == of(value=-0.25) == of(value=float("inf")) and of(value=[0.5, 1.5]) == of(value=[2.5, 0.0])
-    different = [
-        {"value": [1.5]}, {"value": [1.5, 1.5]}, {"trainable": True}, {"select": "conv1"}, {"hook": "forward_pre"},
-        {"index": "..., 3"}, {"when": {"probability": 0.5}}, {"when": {"probability": 0.25}},
-    ]  # fmt: skip
-    found = [of(), *(of(**each) for each in different)]
-    assert all(one != other for number, one in enumerate(found) for other in found[:number])
-    two = {"a": {**BIAS, "enabled": False}, "h": BIAS}
-    assert structure(hookrun.load_spec({"hooks": two})) == of(), "a hook that is off has no part in it"
-
-
 def resized(x: Any, size: float) -> Any:
     return x
 

@@ -34,14 +34,13 @@ class ClosedPipe(io.StringIO):
 
 
 def test_a_closed_pipe_ends_the_output_and_not_the_run() -> None:
-    for text in ("a line", "ein Häkchen ✓"):  # written directly, and by rich
-        screen, pipe = Screen(), ClosedPipe()
-        screen.console.file = pipe
-        screen.say(text)
-        tried = pipe.tried
-        assert tried and screen.console.quiet, text
-        screen.say(text)
-        assert pipe.tried == tried, text
+    screen, pipe = Screen(), ClosedPipe()
+    screen.console.file = pipe
+    screen.say("a line")
+    tried = pipe.tried
+    assert tried and screen.console.quiet
+    screen.say("another")
+    assert pipe.tried == tried
 
 
 def test_a_bar_on_a_terminal_yields_each_batch_and_shows_the_progress(

@@ -99,13 +99,6 @@ def test_the_bar_of_a_terminal_is_removed_before_the_error_is_printed(
     assert "batch 3 is bad" not in printed.out
 
 
-def test_a_directory_that_holds_a_run_is_not_used_again(run, capsys) -> None:
-    first = run(*QUICK)
-    assert main([*QUICK, f"hydra.run.dir={first.path}"]) != 0
-    assert "already" in capsys.readouterr().err
-    assert first.status["status"] == "done"
-
-
 def test_a_run_directory_has_the_configuration_and_the_results(run) -> None:
     found = run("experiment=clip_fc", *QUICK)
     assert {path.name for path in found.path.iterdir()} >= {
@@ -114,16 +107,6 @@ def test_a_run_directory_has_the_configuration_and_the_results(run) -> None:
     assert found.plan["hooks"][0]["name"] == "clip_fc"
     assert found.env["device"] == "cpu"
     assert all(not isinstance(value, dict | list) for line in found.metrics for value in line.values())
-
-
-def test_an_added_parameter_of_another_shape_is_refused_not_broadcast(run, hook, capsys) -> None:
-    def bias(value: str) -> str:
-        return hook(select="fc", hook="forward", action="add_bias", value=value, trainable="true")
-
-    trained = run(*QUICK, bias("0"))
-    file = f"model.weights={trained.path}/checkpoints/last.safetensors"
-    again = run("task=evaluate", bias(str([0.0] * 10)), file, code=2)
-    assert "fc.h_bias has shape [] in the file, and its hook adds [10]" in again.status["reason"]
 
 
 def test_a_sweep_returns_the_objective_of_each_run(run) -> None:

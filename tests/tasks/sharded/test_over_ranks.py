@@ -27,7 +27,6 @@ from hookrun.tasks.sharded.over_ranks import (
     for_rank,
     gathered_trees,
     left_out,
-    with_sums,
 )
 
 
@@ -59,10 +58,6 @@ def site(**more: Any) -> SimpleNamespace:
 
 def installed(*sites: SimpleNamespace) -> Installation:
     return cast(Installation, SimpleNamespace(sites=sites))
-
-
-def test_one_process_stops_for_its_own_reason() -> None:
-    assert agreed_stop("why", ALONE) == "rank 0: why" and agreed_stop(None, ALONE) is None
 
 
 def test_the_first_rank_with_a_reason_stops_them_all() -> None:
@@ -202,13 +197,6 @@ def test_a_hook_whose_ranks_are_all_gone_is_told() -> None:
     (line,) = left_out(3, Of(0, 2), chosen)
     assert line.startswith("last: ") and "(3 before, 2 now)" in line
     assert left_out(3, Of(0, 3), chosen) == left_out(1, ALONE, chosen) == []
-
-
-def test_sums_are_put_where_they_belong_and_the_state_stays_as_it_was() -> None:
-    held = {"train": {"means": 1, "epoch": 2}, "pass": {"average": 3}}
-    found = with_sums(held, {"train.means": 10, "pass.average": 30})
-    assert found == {"train": {"means": 10, "epoch": 2}, "pass": {"average": 30}}
-    assert held == {"train": {"means": 1, "epoch": 2}, "pass": {"average": 3}} and with_sums(held, {}) == held
 
 
 class Both(Ranks):
