@@ -14,6 +14,7 @@ from torch import nn
 
 from hookrun.actions import actions
 from hookrun.actions.add_parameter import AddParameter
+from hookrun.actions.base import add_parameter, remove_parameter, was_added
 from hookrun.hook_types import APPLY
 from hookrun.spec.hook import parse_hooks
 
@@ -130,3 +131,14 @@ def test_a_shape_that_is_not_a_list_of_sizes_is_refused(shape: Any, message: str
 def test_a_list_that_does_not_broadcast_to_the_shape_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"shape \[3\], .*shape \[2\]"):
         AddParameter(name="gain", shape=[2], value=[1, 2, 3])
+
+
+def test_an_added_parameter_is_distinguished_from_the_module_s_own() -> None:
+    module = nn.Linear(1, 1)
+    before = set(vars(module))
+    add_parameter(module, "shift", nn.Parameter(torch.zeros(1)))
+    for each in (module, copy.deepcopy(module)):
+        assert was_added(each, "shift") and not was_added(each, "weight")
+    remove_parameter(module, "shift")
+    assert not was_added(module, "shift") and "shift" not in dict(module.named_parameters())
+    assert set(vars(module)) == before

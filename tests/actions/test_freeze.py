@@ -24,8 +24,3 @@ def test_modules_without_parameters_are_refused() -> None:
     assert Freeze().unfit(APPLY, nn.Sequential(nn.ReLU()), []) == (
         "neither the module nor a descendant of it has parameters: select modules that have some"
     )
-
-
-def test_it_declares_that_it_freezes() -> None:
-    assert Freeze.freezes
-    assert Freeze.hook_types == {APPLY}
