@@ -13,7 +13,7 @@ from hookrun.actions.base import Action, Edit, HookSite, add_parameter, was_adde
 from hookrun.actions.fields import Meaning
 from hookrun.actions.values import Value, fixed_shape
 from hookrun.hook_types import APPLY, HookType
-from hookrun.values.tensors import broadcasts, misfit
+from hookrun.values.tensors import broadcast_error, broadcasts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,10 +71,10 @@ class AddParameter(Action):
     def _value_fits(self) -> AddParameter:
         shape = fixed_shape(self.value)
         if shape is not None and not broadcasts(shape, self.shape):
-            raise ValueError(misfit(shape, self.shape))
+            raise ValueError(broadcast_error(shape, self.shape))
         return self
 
-    def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
+    def incompatibility(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """The name must be free, or taken by a parameter of this shape from an earlier installation."""
         if was_added(module, self.name):
             return self._shape_problem(module.get_parameter(self.name))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hookrun.config.validation import missing_arguments, parameters, unknown_arguments, wrong_call
 from hookrun.errors import Problem, SpecError, nearest, shown
 from hookrun.models import language, vision
-from hookrun.models.arguments import DataDefaults, ModelCall, checked, construct, given, too_large
+from hookrun.models.arguments import DataDefaults, ModelCall, checked, construct, not_null, too_large
 from hookrun.models.weights import RANDOM, applied_hooks, load_weights, misplaced, origin
 from hookrun.trust.load import MODELS, load
 
@@ -100,7 +100,7 @@ def _own(config: Model, data: DataDefaults) -> ModelCall:
     module, name = _OWN[config.name]
     cls: type[nn.Module] = getattr(import_module(f"hookrun.models.{module}"), name)
     found = parameters(cls) or {}
-    asked = given(config.args)
+    asked = not_null(config.args)
     if config.name == DECODER:
         asked = {key: value for key, value in asked.items() if value is not None}
         if "path" in asked:

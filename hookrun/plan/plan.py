@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hookrun.actions.given import GivenFunction
+from hookrun.actions.python_values import InlineFunction
 from hookrun.plan.heads import HeadCount
 from hookrun.run_values import Source
 from hookrun.run_values.sources import digest_of
@@ -69,7 +69,7 @@ class PlannedHook:
     spec: HookSpec
     matches: tuple[Match, ...]
     values: Mapping[str, Mapping[str, Source]] = field(default_factory=dict, compare=False, repr=False)
-    functions: Mapping[str, Trusted | GivenFunction] = field(default_factory=dict, compare=False, repr=False)
+    functions: Mapping[str, Trusted | InlineFunction] = field(default_factory=dict, compare=False, repr=False)
     heads: Mapping[str, HeadCount] = field(default_factory=dict, compare=False, repr=False)
     texts: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
     tokenizer: Any = field(default=None, compare=False, repr=False)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.actions.own_code import may_draw
+from hookrun.actions.user_code import may_draw
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import HookType
 from hookrun.plan.model_tree import unhookable

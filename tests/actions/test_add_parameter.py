@@ -59,7 +59,7 @@ def test_a_second_installation_keeps_the_trained_values(build: Callable[..., Any
     gain = module.gain
     with torch.no_grad():
         gain += 7
-    assert action.unfit(APPLY, module, ["weight", "bias", "gain"]) is None
+    assert action.incompatibility(APPLY, module, ["weight", "bias", "gain"]) is None
     build(action)(module)
     assert module.gain is gain
     assert gain.tolist() == [7, 7]
@@ -69,7 +69,7 @@ def test_an_earlier_parameter_of_another_shape_is_an_error(build: Callable[..., 
     module = nn.Linear(3, 2)
     build(AddParameter(name="gain", shape=[2]))(module)
     other = AddParameter(name="gain", shape=[3])
-    reason = other.unfit(APPLY, module, ["weight", "bias", "gain"])
+    reason = other.incompatibility(APPLY, module, ["weight", "bias", "gain"])
     assert reason is not None
     assert reason.startswith("parameter 'gain' was added before with shape [2], not [3]")
     with pytest.raises(ValueError, match="was added before"):
@@ -84,14 +84,14 @@ def test_a_tensor_that_does_not_broadcast_is_refused(build: Callable[..., Any]) 
 
 @pytest.mark.parametrize("name", ["weight", "forward", "training"])
 def test_a_name_that_the_module_already_has_is_refused(name: str) -> None:
-    reason = AddParameter(name=name, shape=[]).unfit(APPLY, nn.Linear(1, 1), ["weight", "bias"])
+    reason = AddParameter(name=name, shape=[]).incompatibility(APPLY, nn.Linear(1, 1), ["weight", "bias"])
     assert reason == f"the module has an attribute {name!r} already: choose another name"
 
 
 def test_a_name_that_an_earlier_hook_adds_is_refused() -> None:
-    reason = AddParameter(name="gain", shape=[]).unfit(APPLY, nn.ReLU(), ["gain"])
+    reason = AddParameter(name="gain", shape=[]).incompatibility(APPLY, nn.ReLU(), ["gain"])
     assert reason == "an earlier hook adds a parameter 'gain' already: choose another name"
-    assert AddParameter(name="gain", shape=[]).unfit(APPLY, nn.ReLU(), []) is None
+    assert AddParameter(name="gain", shape=[]).incompatibility(APPLY, nn.ReLU(), []) is None
 
 
 def test_the_key_name_is_the_parameter_s_and_action_name_the_action_s() -> None:

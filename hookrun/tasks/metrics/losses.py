@@ -16,7 +16,7 @@ from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason
 from hookrun.spec.experiment import Named
 from hookrun.trust.callables import Code
 from hookrun.trust.load import LOSSES as KIND
-from hookrun.trust.load import Trusted, is_own, load, short_names
+from hookrun.trust.load import Trusted, is_user_code, load, short_names
 from hookrun.values.containers import children, tensors
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -262,7 +262,7 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
             kind, function = _FUNCTIONS[named.name]
             loss = kind(named.name, _explained(named.name, _with_arguments(function, args), args))
         return TrainLoss(named.name, loss, named.name in NEED_TARGET, sums=named.name in SUMS)
-    if is_own(named.name, KIND):
+    if is_user_code(named.name, KIND):
         own = load(named.name, KIND, f"{WHERE}.name" if args else WHERE)
         return TrainLoss(own.name, UserLoss.of(own, args, WHERE), False, own.code)
     known = [*LOSSES, *short_names(KIND)]

@@ -13,7 +13,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, listed
 from hookrun.plan.texts import FoundTokenizer, texts_of
 from hookrun.run_values import RunReferences
-from hookrun.run_values.sources import RunRows
+from hookrun.run_values.sources import CaptureRows
 from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, on_cpu, parameters_of
 from hookrun.runtime.tokens.choice import Rule
 from hookrun.runtime.tokens.passes import Pass
@@ -41,7 +41,7 @@ class Predicted:
 
     def __init__(self, capture: StoredCapture, named: str) -> None:
         self._capture, self._named = capture, named
-        self._rows = dict[Split, RunRows]()
+        self._rows = dict[Split, CaptureRows]()
 
     @classmethod
     def of(cls, runs: RunReferences, name: str) -> Predicted | None:
@@ -49,14 +49,14 @@ class Predicted:
         run = runs.open(name)
         return None if run is None else cls(_scores(run), str(run.path))
 
-    def rows(self, split: Split) -> RunRows:
+    def rows(self, split: Split) -> CaptureRows:
         """The rows of a split. HookrunError if there are none."""
         if split not in self._rows:
             splits = self._capture.splits
             part = ((splits == SPLITS.index(split)) | (splits < 0)).nonzero().squeeze(1)
             if not len(part):
                 raise HookrunError(f"the run {self._named} predicted no sample of the split {split!r}")
-            self._rows[split] = RunRows(
+            self._rows[split] = CaptureRows(
                 self._capture, f"predictions of the run {self._named}", part, resample=False
             )
         return self._rows[split]
@@ -67,7 +67,7 @@ class Predicted:
 
 
 _UNUSED = torch.Generator()
-"""An argument of `RunRows.of` that is not used, since no samples are drawn."""
+"""An argument of `CaptureRows.of` that is not used, since no samples are drawn."""
 
 
 def _scores(run: Run) -> StoredCapture:

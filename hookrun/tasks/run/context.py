@@ -147,7 +147,7 @@ class RunContext:
 
     @cached_property
     def _may_stop(self) -> bool:
-        return any(hook.spec.action.given(Meaning.POLICY) == "stop" for hook in self.prepared.plan.hooks)
+        return any(hook.spec.action.value_of(Meaning.POLICY) == "stop" for hook in self.prepared.plan.hooks)
 
     def forward(self, batch: Batch) -> Any:
         """The model's output, under automatic mixed precision if configured; None if this rank has no row."""

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from hookrun import data, models
-from hookrun.actions.given import GivenFunction
+from hookrun.actions.python_values import InlineFunction
 from hookrun.data import DataInfo, Split
 from hookrun.data.samples import Samples
 from hookrun.errors import CompileError, Problem, SpecError, listed
 from hookrun.plan.plan import PlannedHook
 from hookrun.prove.trial import Example, Plan, compile_plan
-from hookrun.run_values import NotYetRun, RunReferences, Source, other_runs, with_found_weights
+from hookrun.run_values import PendingRun, RunReferences, Source, other_runs, with_found_weights
 from hookrun.spec import Experiment, HookSpec, Settings, Spec
 from hookrun.spec.tokens import Tokens
 from hookrun.store.records import UsedRunRecord
@@ -237,7 +237,7 @@ def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:
     problems = list[Problem]()
     for hook in plan.hooks:
         for field, rows in _different_values(hook):
-            if isinstance(rows, Tensor | NotYetRun | GivenFunction) or rows.draws or samples is None:
+            if isinstance(rows, Tensor | PendingRun | InlineFunction) or rows.draws or samples is None:
                 continue
             where = f"{hook.spec.where}.{field}"
             if trains and hook.spec.keys.when.mode != "train":

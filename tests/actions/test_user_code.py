@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hookrun.actions.own_code import OwnCodeError, called, on_tensor, only_without_data
+from hookrun.actions.user_code import UserCodeError, called, on_tensor, only_without_data
 from hookrun.errors import CheckFailed
 from hookrun.trust.callables import code_of_given
 
@@ -28,7 +28,7 @@ def guarded(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
 
 
 def test_the_error_names_the_function_and_the_line() -> None:
-    with pytest.raises(OwnCodeError, match=r"broken' failed: KeyError.*test_own_code\.py") as caught:
+    with pytest.raises(UserCodeError, match=r"broken' failed: KeyError.*test_user_code\.py") as caught:
         guarded(broken)(torch.ones(2))
     assert caught.value.hook == "h" and isinstance(caught.value.__cause__, KeyError)
 
@@ -46,7 +46,7 @@ def test_a_failure_because_tensors_hold_no_data_is_distinguished_from_a_bug(
     function: Any, runs_with_data: bool
 ) -> None:
     state = torch.get_rng_state()
-    with FakeTensorMode(), pytest.raises(OwnCodeError) as caught:
+    with FakeTensorMode(), pytest.raises(UserCodeError) as caught:
         guarded(function)(torch.empty(2, 3))
     assert (only_without_data(caught.value) is not None) is runs_with_data
     assert torch.equal(torch.get_rng_state(), state)
