@@ -136,9 +136,15 @@ def only_without_data(failed: UserCodeError) -> str | None:
         return why
     if not isinstance(failed.value, torch.Tensor):
         return None
+    fake = failed.value
     with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
+        real = torch.empty(tuple(fake.shape), dtype=fake.dtype, device=fake.device).zero_()
+        if real.is_floating_point():
+            real.normal_(generator=torch.Generator(real.device).manual_seed(0)).requires_grad_(
+                fake.requires_grad
+            )
         try:
-            failed.call(_stand_in(failed.value))
+            failed.call(real)
         except Exception as again:  # the user's own code may raise anything
             return why if _about_fake_tensors(again) else None
     return why
@@ -152,14 +158,3 @@ def _about_fake_tensors(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _stand_in(fake: Tensor) -> Tensor:
-    import torch
-
-    made = torch.empty(tuple(fake.shape), dtype=fake.dtype, device=fake.device)
-    if not made.is_floating_point():
-        return made.zero_()
-    return made.normal_(generator=torch.Generator(made.device).manual_seed(0)).requires_grad_(
-        fake.requires_grad
-    )

@@ -75,25 +75,22 @@ def build(
     data = DataDefaults(sample_shape, num_classes, vocab_size, length)
     wrong = misplaced(config, published=config.name not in (*_OWN, language.TRANSFORMERS, PYTHON))
     try:
-        call = _prepare(config, data, trust)
+        if config.name in _OWN:  # before torchvision, whose import costs two seconds
+            call = _own(config, data)
+        elif config.name == language.TRANSFORMERS:
+            call = language.prepare(config, data)
+        elif config.name == PYTHON:
+            call = _from_factory(config, trust)
+        elif config.name in vision.names():
+            call = vision.prepare(config, data)
+        else:
+            what = f"there is no model '{config.name}'; {nearest(config.name, names())}"
+            raise SpecError([Problem("model.name", what, "correct the name")])
     except SpecError as error:
         raise SpecError([*error.errors, *wrong]) from error
     return construct(
         ModelCall(call.target, call.args, (*call.problems, *wrong)), config.factory or config.name
     )
-
-
-def _prepare(config: Model, data: DataDefaults, trust: frozenset[str]) -> ModelCall:
-    if config.name in _OWN:  # before torchvision, whose import costs two seconds
-        return _own(config, data)
-    if config.name == language.TRANSFORMERS:
-        return language.prepare(config, data)
-    if config.name == PYTHON:
-        return _from_factory(config, trust)
-    if config.name in vision.names():
-        return vision.prepare(config, data)
-    what = f"there is no model '{config.name}'; {nearest(config.name, names())}"
-    raise SpecError([Problem("model.name", what, "correct the name")])
 
 
 def _own(config: Model, data: DataDefaults) -> ModelCall:

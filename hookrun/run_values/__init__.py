@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hookrun.actions.python_values import InlineFunction, InlineTensor
-from hookrun.actions.values import FileValue, OutsideValue, RunValue
+from hookrun.actions.values import FileValue, RunValue
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, listed, nearest
 from hookrun.run_values.runs import (
@@ -119,15 +119,11 @@ def _read(value: FileValue | RunValue, names: tuple[str, ...], runs: RunReferenc
         other = _read(value.minus, names, runs)
         if isinstance(other, PendingRun):
             return other
-        _require_same_shape(value, source, other)
+        if tuple(source.shape) != tuple(other.shape):
+            shapes = f"has shape {list(other.shape)}, {value} has {list(source.shape)}"
+            raise HookrunError(f"minus: {value.minus} {shapes}")
         source = difference(source, other)
     return source if value.factor == 1 else multiple(source, value.factor)
-
-
-def _require_same_shape(value: OutsideValue, source: Tensor | Rows, other: Tensor | Rows) -> None:
-    shapes = [tuple(each.shape) for each in (source, other)]
-    if shapes[0] != shapes[1]:
-        raise HookrunError(f"minus: {value.minus} has shape {list(shapes[1])}, {value} has {list(shapes[0])}")
 
 
 def _read_file(value: FileValue) -> Tensor:
