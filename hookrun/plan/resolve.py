@@ -18,7 +18,8 @@ from hookrun.plan.heads import HeadCount, head_count
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
-from hookrun.run_values import RunReferences, Source, padded_otherwise, read_value, used_runs
+from hookrun.run_values import Source, read_value
+from hookrun.run_values.runs import RunReferences, padded_otherwise, used_runs
 from hookrun.spec.hook import HookSpec, Spec
 from hookrun.trust.load import ACTIONS, Trusted, load
 

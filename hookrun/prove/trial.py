@@ -36,7 +36,7 @@ from hookrun.hook_types import SAVED_TENSORS, HookType
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
-from hookrun.run_values import RunReferences, with_origins
+from hookrun.run_values.runs import RunReferences, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.runtime.site import HookSite, Sink

@@ -22,12 +22,9 @@ from hookrun.run_values.runs import (
     RunReferences,
     differences,
     other_runs,
-    padded_otherwise,
     require_same_model,
     require_same_split,
-    used_runs,
     with_found_weights,
-    with_origins,
 )
 from hookrun.run_values.sources import (
     BY_TOKEN,
@@ -53,11 +50,8 @@ __all__ = [
     "Source",
     "differences",
     "other_runs",
-    "padded_otherwise",
     "read_value",
-    "used_runs",
     "with_found_weights",
-    "with_origins",
 ]
 
 
