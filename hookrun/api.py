@@ -50,18 +50,14 @@ def load_spec(
         return parse_experiment(compose_dict([f"experiment={experiment}", *overrides], config_dir)).hooks
     if isinstance(source, Mapping):
         return parse_spec(source, seed)
-    return parse_spec(_read_yaml(Path(str(source))), seed)
-
-
-def _read_yaml(path: Path) -> Mapping[str, Any]:
     from omegaconf import OmegaConf
 
-    path = path.expanduser().absolute()
+    path = Path(str(source)).expanduser().absolute()
     with reading(path) as text, guarded():
         content = resolved(OmegaConf.load(StringIO(text)))
     if not isinstance(content, dict):
         raise SpecError([Problem(str(path), "holds no mapping from name to hook")])
-    return {str(key): value for key, value in content.items()}
+    return parse_spec({str(key): value for key, value in content.items()}, seed)
 
 
 def compile(
@@ -79,17 +75,12 @@ def compile(
     Raises SpecError that lists every mistake in `spec`, if it is a dict; CompileError that lists every hook that does
     not fit the model.
     """
-    if example is not None and not _is_call(example):
-        raise HookrunError("example: expected (args, kwargs), for one tensor ((x,), {})")
+    if example is not None:  # a tensor or a batch is a frequent mistake
+        is_pair = isinstance(example, tuple) and len(example) == 2
+        if not is_pair or not isinstance(example[0], tuple | list) or not isinstance(example[1], Mapping):
+            raise HookrunError("example: expected (args, kwargs), for one tensor ((x,), {})")
     whole = spec if isinstance(spec, Spec) else parse_spec(spec)
     return compile_plan(whole, model, example=example, training=training)
-
-
-def _is_call(example: object) -> bool:
-    """Whether `example` is (args, kwargs); a tensor or a batch is a frequent mistake."""
-    if not (isinstance(example, tuple) and len(example) == 2):
-        return False
-    return isinstance(example[0], tuple | list) and isinstance(example[1], Mapping)
 
 
 def hooked(

@@ -5,7 +5,6 @@ A hook type is one `HookType` here and one installer in `runtime/hooks/`. All ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -199,7 +198,7 @@ APPLY = HookType(
 )
 
 
-HOOK_TYPES: Mapping[str, HookType] = MappingProxyType(
+HOOK_TYPES = MappingProxyType(
     {value.name: value for value in list(vars().values()) if isinstance(value, HookType)}
 )
 """Every hook type of this file by name, in the order of the reference table."""

@@ -57,7 +57,7 @@ def follow(title: str, checkout: Path) -> list[str]:
         elif kind == "diff":
             path.write_text(patched(path.read_text(encoding="utf-8"), content), encoding="utf-8")
         elif file == "hookrun/hook_types.py":
-            before, marker, after = path.read_text(encoding="utf-8").partition("\n\ndef _by_name(")
+            before, marker, after = path.read_text(encoding="utf-8").partition("\n\nHOOK_TYPES = ")
             path.write_text(f"{before}\n{content}{marker}{after}", encoding="utf-8")
         else:
             assert not path.exists(), f"{file} is there already"

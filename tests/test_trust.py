@@ -166,11 +166,26 @@ def test_an_installed_entry_point_grants_trust_in_its_group_and_a_short_name(
     assert "several installed packages give the name 'mine'" in problem("mine").what
 
 
-def test_metadata_in_the_current_directory_is_ignored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("entry", ["", "absolute"])
+def test_metadata_in_the_current_directory_is_ignored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
     install(folder, f"[hookrun.actions]\nmine = {PACKAGE}.hooks:soften\n")
-    monkeypatch.syspath_prepend("")
+    monkeypatch.syspath_prepend(entry and str(folder))
     monkeypatch.delenv("HOOKRUN_TRUST")
     assert "no installed package" in problem("mine").what
+    assert "not trusted" in problem(f"{PACKAGE}.hooks:soften").what and PACKAGE not in sys.modules
+
+
+def test_the_current_directory_does_not_replace_an_installed_package(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(folder / "site", f"[hookrun.actions]\nmine = {PACKAGE}.hooks:soften\n")
+    install(folder / "site", f"[console_scripts]\nmine = {PACKAGE}2.hooks:soften\n", name="script")
+    monkeypatch.syspath_prepend(folder / "site")
+    monkeypatch.delenv("HOOKRUN_TRUST")
+    assert f"no package '{PACKAGE}'" in problem(f"{PACKAGE}.hooks:soften").what and PACKAGE not in sys.modules
+    assert "not trusted" in problem(f"{PACKAGE}2.hooks:soften").what, "scripts are not in hookrun's groups"
 
 
 def test_the_hash_follows_the_source_of_the_module(folder: Path) -> None:

@@ -13,10 +13,9 @@ from hookrun.actions.base import Action, Edit, HookSite, add_parameter, was_adde
 from hookrun.actions.fields import Meaning
 from hookrun.actions.values import Value, fixed_shape
 from hookrun.hook_types import APPLY, HookType
-from hookrun.values.tensors import broadcasts, misfit
+from hookrun.values.tensors import broadcast_error, broadcasts
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.nn import Module
 
 
@@ -71,10 +70,10 @@ class AddParameter(Action):
     def _value_fits(self) -> AddParameter:
         shape = fixed_shape(self.value)
         if shape is not None and not broadcasts(shape, self.shape):
-            raise ValueError(misfit(shape, self.shape))
+            raise ValueError(broadcast_error(shape, self.shape))
         return self
 
-    def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
+    def incompatibility(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """The name must be free, or taken by a parameter of this shape from an earlier installation."""
         if was_added(module, self.name):
             return self._shape_problem(module.get_parameter(self.name))
@@ -95,6 +94,7 @@ class AddParameter(Action):
     def build(self, site: HookSite) -> Edit:
         """A function that registers the parameter."""
         import torch
+        from torch.nn.parameter import is_lazy
 
         def add(module: Module) -> None:
             present = dict(module.named_parameters(recurse=False)).get(self.name)
@@ -102,15 +102,12 @@ class AddParameter(Action):
                 if problem := self._shape_problem(present):
                     raise ValueError(problem)
                 return
-            add_parameter(module, self.name, torch.nn.Parameter(self._start(module, site)))
+            tensors = (
+                tensor for tensor in chain(module.parameters(), module.buffers()) if not is_lazy(tensor)
+            )
+            like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
+            new = torch.empty(self.shape, dtype=like.dtype, device=like.device)
+            new.copy_(site.constant("value")(new))
+            add_parameter(module, self.name, torch.nn.Parameter(new))
 
         return add
-
-    def _start(self, module: Module, site: HookSite) -> Tensor:
-        import torch
-        from torch.nn.parameter import is_lazy
-
-        tensors = (tensor for tensor in chain(module.parameters(), module.buffers()) if not is_lazy(tensor))
-        like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
-        new = torch.empty(self.shape, dtype=like.dtype, device=like.device)
-        return new.copy_(site.constant("value")(new))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from hookrun.actions.fields import Meaning
-from hookrun.actions.given import GivenFunction, GivenTensor
+from hookrun.actions.python_values import InlineFunction, InlineTensor
 from hookrun.actions.site import HookSite as HookSite
 from hookrun.actions.site import Keeper as Keeper
 from hookrun.actions.values import FileValue, RunValue
@@ -111,7 +111,7 @@ class Action(BaseModel):
         """Whether the action also takes integer and boolean tensors. By default it gets floating-point tensors only."""
         return False
 
-    def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
+    def incompatibility(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """Why the action does not fit `module` on a hook of that type, or None.
 
         parameters: names of the module's own parameters, including those that earlier hooks will add
@@ -133,30 +133,30 @@ class Action(BaseModel):
     @property
     def trains(self) -> bool:
         """Whether its operand is a parameter that is trained."""
-        return bool(self.given(Meaning.TRAINABLE))
+        return bool(self.value_of(Meaning.TRAINABLE))
 
     def carried_by(self, hook_type: HookType) -> str | None:
         """Why the given parameters of the action cannot be used with the hook type, or None."""
         if self.trains and hook_type not in {FORWARD, FORWARD_PRE}:
             return "`trainable: true` goes with forward and forward_pre only: elsewhere no gradient reaches the bias"
-        if self.given(Meaning.SAMPLES) is not None and not hook_type.batch:
+        if self.value_of(Meaning.SAMPLES) is not None and not hook_type.batch:
             return f"keep chooses samples, and {hook_type} sees none; for some steps use when: {{step: {{every: 10}}}}"
         return None
 
     def adds(self, hook_name: str) -> str | None:
         """The name of the parameter that the action adds to each module, or None."""
-        return f"{hook_name}_bias" if self.trains else self.given(Meaning.ADDED_NAME)
+        return f"{hook_name}_bias" if self.trains else self.value_of(Meaning.ADDED_NAME)
 
-    def outside_values(self) -> dict[str, FileValue | RunValue | GivenTensor | GivenFunction]:
+    def outside_values(self) -> dict[str, FileValue | RunValue | InlineTensor | InlineFunction]:
         """The fields whose tensors come from files or other runs, or were passed as Python objects."""
-        kinds, functions = FileValue | RunValue | GivenTensor | GivenFunction, self.own_functions()
+        kinds, functions = FileValue | RunValue | InlineTensor | InlineFunction, self.own_functions()
         return {field: value for field, value in self if isinstance(value, kinds) and field not in functions}
 
-    def own_functions(self) -> dict[str, str | GivenFunction]:
+    def own_functions(self) -> dict[str, str | InlineFunction]:
         """The fields that name the user's own functions, which may not work in a compiled graph or without data."""
         return self._fields_of(Meaning.OWN_FUNCTION)
 
-    def given(self, meaning: Meaning) -> Any:
+    def value_of(self, meaning: Meaning) -> Any:
         """The value of the field with this meaning; None if the action has none."""
         return next(iter(self._fields_of(meaning).values()), None)
 

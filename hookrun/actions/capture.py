@@ -69,7 +69,7 @@ class Capture(Action):
 
     def build(self, site: HookSite) -> Edit:
         """A function that stores the value of each firing."""
-        keep, changes = site.keep(), [*self._reductions(site), *self._conversions()]
+        keep, changes = site.keep(), self._changes(site)
         if self.keep is None and not changes:
             return keep
         import torch
@@ -107,53 +107,49 @@ class Capture(Action):
 
         return chosen
 
-    def _reductions(self, site: HookSite) -> list[Callable[[Tensor], Tensor]]:
-        if self.reduce is None:
-            return []
+    def _changes(self, site: HookSite) -> list[Callable[[Tensor], Tensor]]:
+        """What is done with each tensor before it is stored: reduced, then converted."""
         import torch
 
-        dims, count = self.reduce.mean or self.reduce.norm, self.reduce.topk
-        if count is not None:
-            return [lambda x: x.topk(min(count, x.shape[-1])).values if x.dim() else x]
-        if self.reduce.project is not None:
-            return [_Projection(self.reduce.project, site)]
-        over = torch.mean if "mean" in self.reduce.model_fields_set else torch.linalg.vector_norm
+        changes: list[Callable[[Tensor], Tensor]] = []
+        if self.reduce is not None:
+            dims, count, width = self.reduce.mean or self.reduce.norm, self.reduce.topk, self.reduce.project
+            over = torch.mean if "mean" in self.reduce.model_fields_set else torch.linalg.vector_norm
 
-        def reduced(x: Tensor) -> Tensor:
-            if not dims:
-                return over(x, dim=tuple(range(1, x.dim()))) if x.dim() > 1 else x
-            if beyond := [dim for dim in dims if not -x.dim() <= dim < x.dim()]:
-                raise HookrunError(f"reduce: {self.reduce}: {list(x.shape)} has no dimension {beyond[0]}")
-            return over(x, dim=dims)
+            def reduced(x: Tensor) -> Tensor:
+                if not dims:
+                    return over(x, dim=tuple(range(1, x.dim()))) if x.dim() > 1 else x
+                if beyond := [dim for dim in dims if not -x.dim() <= dim < x.dim()]:
+                    raise HookrunError(f"reduce: {self.reduce}: {list(x.shape)} has no dimension {beyond[0]}")
+                return over(x, dim=dims)
 
-        return [reduced]
+            if width is not None:
+                changes.append(_projection(width, site.seed))
+            elif count is not None:
+                changes.append(lambda x: x.topk(min(count, x.shape[-1])).values if x.dim() else x)
+            else:
+                changes.append(reduced)
+        if self.device is not None or self.dtype is not None:
+            dtype = None if self.dtype is None else getattr(torch, self.dtype)
+            changes.append(lambda x: x.to(device=self.device or x.device, dtype=dtype or x.dtype))
+        return changes
 
-    def _conversions(self) -> list[Callable[[Tensor], Tensor]]:
-        import torch
 
-        if self.device is None and self.dtype is None:
-            return []
-        dtype = None if self.dtype is None else getattr(torch, self.dtype)
-        return [lambda x: x.to(device=self.device or x.device, dtype=dtype or x.dtype)]
-
-
-class _Projection:
+def _projection(width: int, seed: int) -> Callable[[Tensor], Tensor]:
     """x [rows, ...] -> [rows, width], by a matrix that depends only on the hook and the number of elements."""
+    import torch
 
-    def __init__(self, width: int, site: HookSite) -> None:
-        self._width = width
-        self._seed = site.seed
-        self._matrices: dict[Any, Tensor] = {}
+    matrices: dict[Any, Tensor] = {}
 
-    def __call__(self, x: Tensor) -> Tensor:
-        import torch
-
+    def project(x: Tensor) -> Tensor:
         flat = x.flatten(1) if x.dim() > 1 else x.reshape(1, -1)
         key = (flat.shape[1], flat.dtype, flat.device)
-        if (matrix := self._matrices.get(key)) is None:
-            generator = torch.Generator().manual_seed(self._seed)
-            drawn = torch.randn(flat.shape[1], self._width, generator=generator) / math.sqrt(self._width)
+        if (matrix := matrices.get(key)) is None:
+            generator = torch.Generator().manual_seed(seed)
+            drawn = torch.randn(flat.shape[1], width, generator=generator) / math.sqrt(width)
             matrix = drawn.to(dtype=flat.dtype, device=flat.device)
             if holds_data(matrix):  # a matrix made while the model is traced cannot be used later
-                self._matrices[key] = matrix
+                matrices[key] = matrix
         return flat @ matrix
+
+    return project

@@ -52,7 +52,7 @@ OwnName = Annotated[str, AfterValidator(_own_name)]
 
 
 class Meaning(Enum):
-    """What a field means to the rest of the program, written into its type; `Action.given` has its value."""
+    """What a field means to the rest of the program, written into its type; `Action.value_of` has its value."""
 
     SEED = auto()
     BYTE_LIMIT = auto()

@@ -10,7 +10,7 @@ from hookrun.actions.fields import OneOrMore, OwnName
 from hookrun.actions.values import Value, fixed_shape
 from hookrun.errors import nearest
 from hookrun.hook_types import APPLY, HookType
-from hookrun.values.tensors import broadcasts, misfit
+from hookrun.values.tensors import broadcast_error, broadcasts
 
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter
@@ -29,7 +29,7 @@ class Fill(Action):
     value: Value
     parameters: OneOrMore[OwnName] | None = None
 
-    def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
+    def incompatibility(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """The module must have the parameters, and a list of numbers must broadcast to each."""
         if not parameters:
             return "the module has no parameters of its own: select the ones of its children that have"
@@ -48,7 +48,7 @@ class Fill(Action):
             return "it has no shape yet: a lazy module gets it at its first call"
         shape = fixed_shape(self.value)
         if shape is not None and not broadcasts(shape, parameter.shape):
-            return misfit(shape, parameter.shape)
+            return broadcast_error(shape, parameter.shape)
         return None
 
     def build(self, site: HookSite) -> Edit:

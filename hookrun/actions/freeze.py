@@ -20,7 +20,7 @@ class Freeze(Action):
     scope = "module"
     freezes = True
 
-    def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
+    def incompatibility(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """There must be a parameter to freeze, and each must have its shape."""
         from torch.nn.parameter import is_lazy
 

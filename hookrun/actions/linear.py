@@ -30,7 +30,7 @@ class Linear(Action):
     weight: OwnName = "weight"
     bias: OwnName | None = "bias"
 
-    def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
+    def incompatibility(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """The module must have both parameters."""
         for field in ("weight", "bias"):
             name = getattr(self, field)

@@ -11,8 +11,8 @@ from pydantic.json_schema import SkipJsonSchema
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import Meaning
-from hookrun.actions.given import GivenFunction, given, kept, plain
-from hookrun.actions.own_code import CONTEXT, called, made, on_tensor
+from hookrun.actions.python_values import InlineFunction, as_data, as_python_value, copy_of
+from hookrun.actions.user_code import CONTEXT, called, made, on_tensor
 from hookrun.config.validation import takes
 from hookrun.errors import HookrunError
 from hookrun.hook_types import APPLY, ON_VALUES
@@ -34,10 +34,10 @@ def _function(raw: Any) -> Any:
                 "or the short name that an installed package gives it"
             )
         return raw
-    found = given(raw)
-    if not isinstance(found, GivenFunction):
+    function = as_python_value(raw)
+    if not isinstance(function, InlineFunction):
         raise ValueError(f"found {raw!r}, expected a function of a package, such as mypkg.hooks:soften")
-    return found
+    return function
 
 
 class Python(Action):
@@ -58,17 +58,21 @@ class Python(Action):
     action_name = "python"
     hook_types = ON_VALUES | {APPLY}
     uses = ("generator",)
-    function: Annotated[str | SkipJsonSchema[GivenFunction], BeforeValidator(_function), Meaning.OWN_FUNCTION]
-    args: Annotated[dict[str, Any], BeforeValidator(kept), PlainSerializer(plain), Meaning.ARGUMENTS] = {}
+    function: Annotated[
+        str | SkipJsonSchema[InlineFunction], BeforeValidator(_function), Meaning.OWN_FUNCTION
+    ]
+    args: Annotated[
+        dict[str, Any], BeforeValidator(copy_of), PlainSerializer(as_data), Meaning.ARGUMENTS
+    ] = {}
 
     def build(self, site: HookSite) -> Edit:
         """A function that calls it with its arguments and checks the result."""
         function, name = site.function("function"), site.hook_name
-        target, args = function.target, kept(self.args)
+        target, args = function.target, copy_of(self.args)
         if isinstance(target, type):
             target, args = called(name, function.code, target, lambda it: made(it, args, site.seed)), {}
         if all(callable(getattr(target, name, None)) for name in ("state_dict", "load_state_dict")):
-            site.holds(target)
+            site.register_state(target)
         call = _with_context(target, args, site)
         if site.hook_type is APPLY:
             return _on_module(site, function.code, call)

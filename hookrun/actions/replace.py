@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.values import Value
-
-if TYPE_CHECKING:
-    pass
 
 
 class Replace(Action):

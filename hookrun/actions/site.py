@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from hookrun.actions.fields import Keep
-    from hookrun.actions.given import GivenFunction
+    from hookrun.actions.python_values import InlineFunction
     from hookrun.trust.load import Trusted
 
 
@@ -55,13 +55,13 @@ class HookSite(Protocol):
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """The same as a tensor in the dtype and on the device of the argument."""
 
-    def function(self, field: str) -> Trusted | GivenFunction:
+    def function(self, field: str) -> Trusted | InlineFunction:
         """The user's own function that `field` names."""
 
     def context(self) -> HookContext:
         """The context of the current firing, for a user's own function."""
 
-    def holds(self, own: Any) -> None:
+    def register_state(self, own: Any) -> None:
         """Register an object that the action keeps between firings: its `state_dict` goes into resumable states."""
 
     @property

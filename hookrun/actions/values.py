@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from hookrun.actions.given import GivenFunction, GivenTensor, given
+from hookrun.actions.python_values import InlineFunction, InlineTensor, as_python_value
 from hookrun.values.index import Index
 
 _MINUS = {
@@ -191,8 +191,8 @@ def _value(raw: Any) -> Any:
         return RunValue.model_validate(raw) if "run" in raw else FileValue.model_validate(raw)
     if isinstance(raw, FileValue | RunValue):
         return raw
-    if (found := given(raw)) is not None:
-        return found
+    if (python_value := as_python_value(raw)) is not None:
+        return python_value
     hint = (
         " (YAML writes infinity and not-a-number as .inf and .nan)"
         if str(raw) in {"inf", "-inf", "nan"}
@@ -233,8 +233,8 @@ Value = Annotated[
     | tuple[Any, ...]
     | FileValue
     | RunValue
-    | SkipJsonSchema[GivenTensor]
-    | SkipJsonSchema[GivenFunction],
+    | SkipJsonSchema[InlineTensor]
+    | SkipJsonSchema[InlineFunction],
     BeforeValidator(_value),
 ]
 """Number, nested list of numbers, `{file:, key:}` or `{run:, capture:, module:, sample:, minus:}`.
@@ -245,6 +245,6 @@ In Python also a tensor, or a function of the action's tensor, whose result is u
 
 def fixed_shape(value: Any) -> tuple[int, ...] | None:
     """The shape of a list or a tensor; None for a number, which fits any shape, and for a shape not known yet."""
-    if isinstance(value, GivenTensor):
+    if isinstance(value, InlineTensor):
         return value.shape
     return shape_of(value) if isinstance(value, tuple) else None

@@ -61,7 +61,7 @@ class LoopFollower:
         self._samples = samples
         self._effects = effects
         self._strict = strict
-        self._may_stop = any(hook.action.given(Meaning.POLICY) == "stop" for hook in self.spec.hooks)
+        self._may_stop = any(hook.action.value_of(Meaning.POLICY) == "stop" for hook in self.spec.hooks)
         self._open = False
         self._applied: tuple[ReferenceType[nn.Module], list[str]] | None = None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hookrun.config.validation import missing_arguments, parameters, unknown_arguments, wrong_call
 from hookrun.errors import Problem, SpecError, nearest, shown
 from hookrun.models import language, vision
-from hookrun.models.arguments import DataDefaults, ModelCall, checked, construct, given, too_large
+from hookrun.models.arguments import DataDefaults, ModelCall, checked, construct, not_null, too_large
 from hookrun.models.weights import RANDOM, applied_hooks, load_weights, misplaced, origin
 from hookrun.trust.load import MODELS, load
 
@@ -75,7 +75,17 @@ def build(
     data = DataDefaults(sample_shape, num_classes, vocab_size, length)
     wrong = misplaced(config, published=config.name not in (*_OWN, language.TRANSFORMERS, PYTHON))
     try:
-        call = _prepare(config, data, trust)
+        if config.name in _OWN:  # before torchvision, whose import costs two seconds
+            call = _own(config, data)
+        elif config.name == language.TRANSFORMERS:
+            call = language.prepare(config, data)
+        elif config.name == PYTHON:
+            call = _from_factory(config, trust)
+        elif config.name in vision.names():
+            call = vision.prepare(config, data)
+        else:
+            what = f"there is no model '{config.name}'; {nearest(config.name, names())}"
+            raise SpecError([Problem("model.name", what, "correct the name")])
     except SpecError as error:
         raise SpecError([*error.errors, *wrong]) from error
     return construct(
@@ -83,24 +93,11 @@ def build(
     )
 
 
-def _prepare(config: Model, data: DataDefaults, trust: frozenset[str]) -> ModelCall:
-    if config.name in _OWN:  # before torchvision, whose import costs two seconds
-        return _own(config, data)
-    if config.name == language.TRANSFORMERS:
-        return language.prepare(config, data)
-    if config.name == PYTHON:
-        return _from_factory(config, trust)
-    if config.name in vision.names():
-        return vision.prepare(config, data)
-    what = f"there is no model '{config.name}'; {nearest(config.name, names())}"
-    raise SpecError([Problem("model.name", what, "correct the name")])
-
-
 def _own(config: Model, data: DataDefaults) -> ModelCall:
     module, name = _OWN[config.name]
     cls: type[nn.Module] = getattr(import_module(f"hookrun.models.{module}"), name)
     found = parameters(cls) or {}
-    asked = given(config.args)
+    asked = not_null(config.args)
     if config.name == DECODER:
         asked = {key: value for key, value in asked.items() if value is not None}
         if "path" in asked:

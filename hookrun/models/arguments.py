@@ -73,7 +73,7 @@ class DataDefaults:
         return f"the data set's samples have {shape}"
 
 
-def given(args: Mapping[str, Any]) -> dict[str, Any]:
+def not_null(args: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that are not null; the others come from the data set."""
     return {name: value for name, value in args.items() if value is not None or name not in FROM_DATA}
 

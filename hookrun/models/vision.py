@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from hookrun.config.validation import unknown_arguments
 from hookrun.errors import Problem, SpecError, nearest, reason
-from hookrun.models.arguments import DataDefaults, ModelCall, given
+from hookrun.models.arguments import DataDefaults, ModelCall, not_null
 from hookrun.models.weights import is_path
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def prepare(config: Model, data: DataDefaults) -> ModelCall:
     builder = get_model_builder(config.name)
     accepted = _accepted(builder)
     published = None if config.own_weights is None or is_path(config.own_weights) else config.own_weights
-    args = given(config.args)
+    args = not_null(config.args)
     problems = unknown_arguments(args, accepted, "model.args", config.name)
     if data.num_classes is not None and "num_classes" in accepted and not published:
         args.setdefault("num_classes", data.num_classes)

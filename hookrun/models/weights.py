@@ -124,37 +124,32 @@ def _absolute(weights: str) -> Path:
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name, on the CPU, without the wrapping of training scripts."""
-    from torch import Tensor
-
-    found = _read(path)
-    for key in _WRAPPERS:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping):
-        what = f"{path} holds {type(found).__qualname__}, not a state dict"
-        raise SpecError([Problem(_WHERE, what, "save model.state_dict()")])
-    if others := [str(name) for name, value in found.items() if not isinstance(value, Tensor)]:
-        count = _count(others, len(found), "entry", "entries")
-        what = f"{path} holds {count} that are not tensors: {listed(others, _SHOWN)}"
-        raise SpecError([Problem(_WHERE, what, "save model.state_dict()")])
-    strip = bool(found) and all(name.startswith(_PREFIX) for name in found)
-    return {name.removeprefix(_PREFIX) if strip else name: tensor for name, tensor in found.items()}
-
-
-def _read(path: Path) -> Any:
     import torch
     from safetensors.torch import load_file
 
     try:
         if path.suffix == ".safetensors":
-            return load_file(path, device="cpu")
-        return torch.load(path, map_location="cpu", weights_only=True)
+            found: Any = load_file(path, device="cpu")
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except (
         Exception
     ) as error:  # a damaged file may raise anything; a refused object raises an UnpicklingError
         what = f"{path} could not be read as tensors alone: {reason(error)}"
         hint = "save model.state_dict() again, best as .safetensors; a file that holds other objects is never unpickled"
         raise SpecError([Problem(_WHERE, what, hint)]) from error
+    for key in _WRAPPERS:
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping):
+        what = f"{path} holds {type(found).__qualname__}, not a state dict"
+        raise SpecError([Problem(_WHERE, what, "save model.state_dict()")])
+    if others := [str(name) for name, value in found.items() if not isinstance(value, torch.Tensor)]:
+        count = _count(others, len(found), "entry", "entries")
+        what = f"{path} holds {count} that are not tensors: {listed(others, _SHOWN)}"
+        raise SpecError([Problem(_WHERE, what, "save model.state_dict()")])
+    strip = bool(found) and all(name.startswith(_PREFIX) for name in found)
+    return {name.removeprefix(_PREFIX) if strip else name: tensor for name, tensor in found.items()}
 
 
 def _missing(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> list[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hookrun.actions.given import GivenFunction
+from hookrun.actions.python_values import InlineFunction
 from hookrun.errors import Problem
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.spec.hook import HookSpec
@@ -51,7 +51,7 @@ def _problems(spec: HookSpec) -> Iterator[Problem]:
     for field, value in action.outside_values().items():
         if value.per_sample:
             yield problem(f".{field}", "takes rows of another run at each call, which a graph cannot do")
-        elif isinstance(value, GivenFunction):
+        elif isinstance(value, InlineFunction):
             yield problem(f".{field}", "calls a function of yours at each call, which a graph cannot do")
     if spec.keys.tokens is not None:
         yield problem(".tokens", "are determined for each call, which a graph cannot do")

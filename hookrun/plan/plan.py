@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hookrun.actions.given import GivenFunction
+from hookrun.actions.python_values import InlineFunction
 from hookrun.plan.heads import HeadCount
 from hookrun.run_values import Source
 from hookrun.run_values.sources import digest_of
@@ -69,7 +69,7 @@ class PlannedHook:
     spec: HookSpec
     matches: tuple[Match, ...]
     values: Mapping[str, Mapping[str, Source]] = field(default_factory=dict, compare=False, repr=False)
-    functions: Mapping[str, Trusted | GivenFunction] = field(default_factory=dict, compare=False, repr=False)
+    functions: Mapping[str, Trusted | InlineFunction] = field(default_factory=dict, compare=False, repr=False)
     heads: Mapping[str, HeadCount] = field(default_factory=dict, compare=False, repr=False)
     texts: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
     tokenizer: Any = field(default=None, compare=False, repr=False)
@@ -82,20 +82,21 @@ class PlannedHook:
     @cached_property
     def digest(self) -> dict[str, str]:
         """Hashes of the tensors that came from files or other runs."""
-        return {key: _digest(values) for key, values in self.values.items()}
+        digests = dict[str, str]()
+        for key, values in self.values.items():
+            # One value for all modules, or each module's own.
+            different = [
+                digest_of(value) for value in {id(value): value for value in values.values()}.values()
+            ]
+            several = hashlib.sha256(" ".join(different).encode()).hexdigest()
+            digests[key] = different[0] if len(different) == 1 else several
+        return digests
 
     @cached_property
     def code(self) -> dict[str, dict[str, dict[str, str]]]:
         """Names and hashes of the user's own functions; empty without any."""
         found = {key: function.code.to_dict() for key, function in self.functions.items()}
         return {"code": found} if found else {}
-
-
-def _digest(values: Mapping[str, Source]) -> str:
-    """The hash of one value for all modules, or of each module's own value."""
-    different = list({id(value): value for value in values.values()}.values())
-    each = [digest_of(value) for value in different]
-    return each[0] if len(each) == 1 else hashlib.sha256(" ".join(each).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

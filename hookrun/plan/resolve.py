@@ -10,15 +10,16 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hookrun.actions.fields import Meaning
-from hookrun.actions.given import GivenFunction
-from hookrun.actions.own_code import wrong_function
+from hookrun.actions.python_values import InlineFunction
+from hookrun.actions.user_code import wrong_function
 from hookrun.actions.values import OutsideValue
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
 from hookrun.plan.heads import HeadCount, head_count
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
-from hookrun.run_values import RunReferences, Source, padded_otherwise, read_value, used_runs
+from hookrun.run_values import Source, read_value
+from hookrun.run_values.runs import RunReferences, padded_otherwise, used_runs
 from hookrun.spec.hook import HookSpec, Spec
 from hookrun.trust.load import ACTIONS, Trusted, load
 
@@ -85,14 +86,14 @@ def _resolve_hook(
                 problems.append(Problem(f"{spec.where}.{field}.at", why, hint))
         except HookrunError as error:
             problems.append(Problem(f"{spec.where}.{field}", str(error)))
-    functions = dict[str, Trusted | GivenFunction]()
+    functions = dict[str, Trusted | InlineFunction]()
     for field, named in spec.action.own_functions().items():
         try:
             functions[field] = (
                 load(named, ACTIONS, f"{spec.where}.{field}") if isinstance(named, str) else named
             )
             problems += wrong_function(
-                functions[field], spec.action.given(Meaning.ARGUMENTS) or {}, spec.where
+                functions[field], spec.action.value_of(Meaning.ARGUMENTS) or {}, spec.where
             )
         except SpecError as error:
             problems += error.errors
@@ -185,7 +186,7 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
                     "`at: same` does not go with a parameter that is added: it is of the part's shape itself"
                 )
             yield Problem(f"{spec.where}.{field}.at", text, "use the value's own `index`, or leave `at` out")
-        if isinstance(value, GivenFunction) and action.adds(spec.name):
+        if isinstance(value, InlineFunction) and action.adds(spec.name):
             text = f"{value}: a parameter starts from numbers, not from a function of another tensor"
             yield Problem(f"{spec.where}.{field}", text, "give a number, a list or a tensor")
 
@@ -228,7 +229,7 @@ def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Ite
             never_fired[names.unhookable[id(module)]].append(match.path)
         own = [name for name, parameter in module._parameters.items() if parameter is not None]
         parameters = own + names.added.get(match.path, [])
-        if (reason := spec.action.unfit(spec.hook_type, module, parameters)) is not None:
+        if (reason := spec.action.incompatibility(spec.hook_type, module, parameters)) is not None:
             reasons[reason].append(match.path or "(root)")
     for reason, paths in reasons.items():
         yield Problem(spec.where, f"{spec.action.action_name} on {listed(paths, _SHOWN)}: {reason}")

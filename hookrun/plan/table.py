@@ -159,7 +159,7 @@ def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
         each = sum(match.bytes or 0 for match in sizes)
         unit = "sample" if all(match.per_sample for match in sizes) else "firing"
         line = f"{hook.spec.name}: captures {size(each)} per {unit}"
-        if (kept := hook.spec.action.given(Meaning.SAMPLES)) is not None:
+        if (kept := hook.spec.action.value_of(Meaning.SAMPLES)) is not None:
             line += f" of the kept ones ({kept})"
         elif samples is not None and unit == "sample":
             line += f", {size(each * samples)} per run of {samples} samples"

@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.nn.modules import module as nn_module
 
 from hookrun.actions.base import Keeper, Packed
-from hookrun.actions.given import GivenFunction
-from hookrun.actions.own_code import OwnCodeError, only_without_data
+from hookrun.actions.python_values import InlineFunction
 from hookrun.actions.site import TokenRows
+from hookrun.actions.user_code import UserCodeError, only_without_data
 from hookrun.errors import (
     CompileError,
     HookError,
@@ -36,7 +36,7 @@ from hookrun.hook_types import SAVED_TENSORS, HookType
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
-from hookrun.run_values import RunReferences, with_origins
+from hookrun.run_values.runs import RunReferences, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.runtime.site import HookSite, Sink
@@ -159,7 +159,7 @@ def _may_use_data(plan: ResolvedPlan) -> bool:
         hook.spec.action.own_functions()
         or hook.spec.hook_type is SAVED_TENSORS
         or any(
-            isinstance(value, GivenFunction) for values in hook.values.values() for value in values.values()
+            isinstance(value, InlineFunction) for values in hook.values.values() for value in values.values()
         )
         for hook in plan.hooks
     )
@@ -249,7 +249,7 @@ def _run_hooked(
 def _unproven(error: HookError) -> str:
     """Why a user's own function cannot run on the fake model at installation. CompileError for other failures."""
     own = error.__cause__
-    if not isinstance(own, OwnCodeError):
+    if not isinstance(own, UserCodeError):
         raise error
     if (why := only_without_data(own)) is None:
         raise CompileError([Problem(f"hooks.{own.hook}", str(error))]) from error
@@ -340,7 +340,7 @@ class TrialSink(Sink):
                 new = op(value)
             except HookrunError as error:
                 own = error.__cause__
-                if isinstance(own, OwnCodeError) and (why := only_without_data(own)) is not None:
+                if isinstance(own, UserCodeError) and (why := only_without_data(own)) is not None:
                     self.without[site.hook_name, site.path] = why
                     return value
                 self.fail(site, str(error).removeprefix(f"{site.where}: "))

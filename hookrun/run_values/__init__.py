@@ -14,27 +14,24 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hookrun.actions.given import GivenFunction, GivenTensor
-from hookrun.actions.values import FileValue, OutsideValue, RunValue
+from hookrun.actions.python_values import InlineFunction, InlineTensor
+from hookrun.actions.values import FileValue, RunValue
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, listed, nearest
 from hookrun.run_values.runs import (
     RunReferences,
     differences,
     other_runs,
-    padded_otherwise,
     require_same_model,
     require_same_split,
-    used_runs,
     with_found_weights,
-    with_origins,
 )
 from hookrun.run_values.sources import (
     BY_TOKEN,
+    CaptureRows,
     Found,
-    NotYetRun,
+    PendingRun,
     Rows,
-    RunRows,
     Source,
     computable,
     difference,
@@ -47,17 +44,14 @@ from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
 
 __all__ = [
-    "NotYetRun",
+    "PendingRun",
     "Rows",
     "RunReferences",
     "Source",
     "differences",
     "other_runs",
-    "padded_otherwise",
     "read_value",
-    "used_runs",
     "with_found_weights",
-    "with_origins",
 ]
 
 
@@ -73,15 +67,15 @@ class NotCaptured(HookrunError):
 
 
 def read_value(
-    value: FileValue | RunValue | GivenTensor | GivenFunction, places: Places, runs: RunReferences
+    value: FileValue | RunValue | InlineTensor | InlineFunction, places: Places, runs: RunReferences
 ) -> dict[str, Source]:
     """Path -> the value for that module; the same object for all paths if the value names one module.
 
     Raises HookrunError if there is no such value, or it is of another model or another split than the run that uses it.
     """
-    if isinstance(value, GivenFunction):
+    if isinstance(value, InlineFunction):
         return dict.fromkeys(places, value)
-    if isinstance(value, GivenTensor):
+    if isinstance(value, InlineTensor):
         return dict.fromkeys(places, value.tensor)
     if not _is_by_module(value):
         shared = _read(value, (), runs)
@@ -105,7 +99,7 @@ def _is_by_module(value: FileValue | RunValue) -> bool:
 
 def _read(value: FileValue | RunValue, names: tuple[str, ...], runs: RunReferences) -> Found:
     source = _read_file(value) if isinstance(value, FileValue) else _read_run(value, names, runs)
-    if isinstance(source, NotYetRun):
+    if isinstance(source, PendingRun):
         return source
     if value.index is not None:
         try:
@@ -117,17 +111,13 @@ def _read(value: FileValue | RunValue, names: tuple[str, ...], runs: RunReferenc
             ) from error
     if value.minus is not None:
         other = _read(value.minus, names, runs)
-        if isinstance(other, NotYetRun):
+        if isinstance(other, PendingRun):
             return other
-        _require_same_shape(value, source, other)
+        if tuple(source.shape) != tuple(other.shape):
+            shapes = f"has shape {list(other.shape)}, {value} has {list(source.shape)}"
+            raise HookrunError(f"minus: {value.minus} {shapes}")
         source = difference(source, other)
     return source if value.factor == 1 else multiple(source, value.factor)
-
-
-def _require_same_shape(value: OutsideValue, source: Tensor | Rows, other: Tensor | Rows) -> None:
-    shapes = [tuple(each.shape) for each in (source, other)]
-    if shapes[0] != shapes[1]:
-        raise HookrunError(f"minus: {value.minus} has shape {list(shapes[1])}, {value} has {list(shapes[0])}")
 
 
 def _read_file(value: FileValue) -> Tensor:
@@ -153,7 +143,7 @@ def _read_file(value: FileValue) -> Tensor:
 def _read_run(value: RunValue, names: tuple[str, ...], runs: RunReferences) -> Found:
     run = runs.open(value.run)
     if run is None:
-        return NotYetRun(value.run)
+        return PendingRun(value.run)
     module = _module(run, value, names)
     named = f"{value.capture}/{module}{value.path or ''} of the run {run.path}"
     if runs.settings is not None:
@@ -175,7 +165,7 @@ def _read_run(value: RunValue, names: tuple[str, ...], runs: RunReferences) -> F
         return computable(capture[int(positions[0])])
     if value.sample == "same" and runs.split is not None:
         require_same_split(capture, named, runs.split)
-    return RunRows(capture, named, part, resample=value.sample == "resample")
+    return CaptureRows(capture, named, part, resample=value.sample == "resample")
 
 
 def _module(run: Run, value: RunValue, names: tuple[str, ...]) -> str:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from hookrun.actions.given import GivenFunction
+from hookrun.actions.python_values import InlineFunction
 from hookrun.errors import HookrunError
 from hookrun.store.captures.read import StoredCapture
 from hookrun.trust.callables import tensor_digest
@@ -45,7 +45,7 @@ class Rows(Protocol):
         """The error message for samples without a row."""
 
 
-class NotYetRun:
+class PendingRun:
     """A value of a run that does not exist yet.
 
     name: the name of the run in the experiment
@@ -56,10 +56,10 @@ class NotYetRun:
         self.digest = f"not yet run: {name}"
 
 
-Found = Tensor | Rows | NotYetRun
+Found = Tensor | Rows | PendingRun
 """A value from a file or from another run: one tensor, a row for each sample, or one that is not known yet."""
 
-Source = Found | GivenFunction
+Source = Found | InlineFunction
 """A value from a file or run, or from Python: a tensor, or a function of the action's tensor."""
 
 
@@ -75,7 +75,7 @@ def computable(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-class RunRows:
+class CaptureRows:
     """The rows of a capture by sample: each sample's own row, or that of another sample.
 
     Rows are read from disk when they are used.
@@ -161,9 +161,9 @@ class MappedRows:
 
 def form(source: Source) -> tuple[str, int]:
     """The shape of the value, or of one row of it, as text, and its bytes."""
-    if isinstance(source, NotYetRun):
+    if isinstance(source, PendingRun):
         return "not known yet", 0
-    if isinstance(source, GivenFunction):
+    if isinstance(source, InlineFunction):
         return "computed at each firing", 0
     shape = tuple(source.shape)
     return str(list(shape)), math.prod(shape) * source.dtype.itemsize

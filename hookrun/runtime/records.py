@@ -69,7 +69,7 @@ class RecordSink(Sink):
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep` until the hook's `max_bytes` are used up; of the value that does not fit, the rows that still do."""
-        limit: int | None = site.spec.action.given(Meaning.BYTE_LIMIT)
+        limit: int | None = site.spec.action.value_of(Meaning.BYTE_LIMIT)
         if limit is None:
             return keep
         budget = self._budgets.setdefault(site.hook_name, Budget(limit))

@@ -13,13 +13,13 @@ from torch import Generator, Tensor, nn
 
 from hookrun.actions.base import Keeper, add_parameter, was_added
 from hookrun.actions.fields import Meaning
-from hookrun.actions.given import GivenFunction
-from hookrun.actions.own_code import on_tensor
+from hookrun.actions.python_values import InlineFunction
 from hookrun.actions.site import HookContext, TokenRows
+from hookrun.actions.user_code import on_tensor
 from hookrun.actions.values import OutsideValue
 from hookrun.errors import HookError, reason
 from hookrun.plan.plan import PlannedHook
-from hookrun.run_values import NotYetRun, Rows, Source
+from hookrun.run_values import PendingRun, Rows, Source
 from hookrun.runtime.check_result import LastPassed, check_result
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.current_call import CurrentCall
@@ -118,7 +118,7 @@ class HookSite:
         self.tokenizer = hook.tokenizer
         self.current = CurrentCall(path, clock, calls)
         self.part = part_of(hook, path, self.current)
-        own_seed = action.given(Meaning.SEED)
+        own_seed = action.value_of(Meaning.SEED)
         seed = seed if own_seed is None else own_seed
         self.seed = derived_seed(seed, self.hook_name, path)
         self._hook_seed = derived_seed(seed, self.hook_name)
@@ -203,7 +203,7 @@ class HookSite:
         constant = self._whole_constant(given, source)
         if part is None or not isinstance(given, OutsideValue) or given.at is None:
             return constant
-        by_sample = source is not None and not isinstance(source, Tensor | GivenFunction | NotYetRun)
+        by_sample = source is not None and not isinstance(source, Tensor | InlineFunction | PendingRun)
 
         def constant_part(like: Tensor) -> Tensor:
             whole = like if self.current.whole is None else self.current.whole
@@ -228,9 +228,9 @@ class HookSite:
 
     def _whole_constant(self, given: Any, value: Source | None) -> Callable[[Tensor], Tensor]:
         """The function for the whole value; a constant is converted once for each dtype and device."""
-        if isinstance(value, GivenFunction):
+        if isinstance(value, InlineFunction):
             return self._computed(value)
-        if isinstance(value, NotYetRun):
+        if isinstance(value, PendingRun):
             return self._unknown(value)
         if value is not None and not isinstance(value, Tensor):
             return self._rows(value)
@@ -249,7 +249,7 @@ class HookSite:
 
         return constant
 
-    def _unknown(self, source: NotYetRun) -> Callable[[Tensor], Tensor]:
+    def _unknown(self, source: PendingRun) -> Callable[[Tensor], Tensor]:
         """An empty tensor of the argument's shape, for a trial run; HookError in a real one."""
 
         def unknown(like: Tensor) -> Tensor:
@@ -300,7 +300,7 @@ class HookSite:
             or self.part.keeps_samples(self.current.whole.dim())
         )
 
-    def _computed(self, function: GivenFunction) -> Callable[[Tensor], Tensor]:
+    def _computed(self, function: InlineFunction) -> Callable[[Tensor], Tensor]:
         """The result of a user's function for the tensor, detached: no gradient flows through it."""
         call = on_tensor(self.hook_name, function.code, function.target)
 
@@ -316,7 +316,7 @@ class HookSite:
 
         return computed
 
-    def function(self, field: str) -> Trusted | GivenFunction:
+    def function(self, field: str) -> Trusted | InlineFunction:
         """The user's own function that the field names."""
         return self._functions[field]
 
@@ -336,7 +336,7 @@ class HookSite:
             self.generator,
         )
 
-    def holds(self, own: Any) -> None:
+    def register_state(self, own: Any) -> None:
         """Include the state of this object, which the action keeps between firings, in `state_dict`."""
         self._held.append(own)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from torch import distributed, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.actions.own_code import may_draw
+from hookrun.actions.user_code import may_draw
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.plan.model_tree import unhookable

@@ -13,7 +13,7 @@ from hookrun.data.transforms import NAMES as TRANSFORMS
 from hookrun.errors import Problem, nearest
 from hookrun.trust.load import LOSSES as OWN_LOSS
 from hookrun.trust.load import METRICS as OWN_METRIC
-from hookrun.trust.load import Kind, is_own, short_names
+from hookrun.trust.load import Kind, is_user_code, short_names
 
 LOSSES = (
     "cross_entropy",
@@ -71,6 +71,6 @@ def _mapping(section: Any) -> Mapping[Any, Any]:
 def _unknown(raw: Any, where: str, what: str, names: Collection[str], own: Kind) -> Iterator[Problem]:
     """The problem of a name, or of a mapping with a name, that is neither hookrun's nor of the form of a user's own."""
     name = raw.get("name") if isinstance(raw, Mapping) else raw
-    if isinstance(name, str) and name not in names and not is_own(name, own):
+    if isinstance(name, str) and name not in names and not is_user_code(name, own):
         known = [*names, *short_names(own)]
         yield Problem(where, f"found {name!r}, which is not {what}", nearest(name, known))

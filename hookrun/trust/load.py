@@ -122,7 +122,7 @@ def load_class(text: str, base: type, kind: Kind, where: str) -> type:
     raise SpecError([Problem(where, what, kind.returns)])
 
 
-def is_own(text: str, kind: Kind) -> bool:
+def is_user_code(text: str, kind: Kind) -> bool:
     """Whether a name refers to the user's own Python: by its form, or because an installed package defines it."""
     return ":" in text or text in short_names(kind)
 

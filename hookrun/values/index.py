@@ -95,10 +95,19 @@ def _parts(text: str) -> list[str]:
 
 
 def _item(part: str, text: str) -> Item:
+    """One subscript. ValueError if it cannot be read."""
+    where = f"found {shown(part)} in {shown(text)}"
     if part == "...":
         return ...
     if part.startswith("["):
-        return _list(part, text)
+        try:
+            positions = tuple(whole(number.strip()) for number in part[1:-1].split(","))
+        except ValueError:
+            raise ValueError(f"{where}, expected a list of whole numbers like [1, 5, 6]") from None
+        if len(set(positions)) < len(positions):
+            twice = next(number for number in positions if positions.count(number) > 1)
+            raise ValueError(f"{where}: it holds {twice} twice, name each position once")
+        return positions
     try:
         numbers = [whole(number.strip()) if number.strip() else None for number in part.split(":")]
     except ValueError:
@@ -107,27 +116,11 @@ def _item(part: str, text: str) -> Item:
         return numbers[0]
     if not 2 <= len(numbers) <= 3:
         raise ValueError(
-            f"found {shown(part)} in {shown(text)}, expected a whole number, a slice like 0:8, or ..., "
-            "or a list like [1, 5, 6]"
+            f"{where}, expected a whole number, a slice like 0:8, or ..., or a list like [1, 5, 6]"
         )
     if len(numbers) == 3 and (numbers[2] or 1) < 1:
-        raise ValueError(f"found {shown(part)} in {shown(text)}: torch slices by positive steps only")
+        raise ValueError(f"{where}: torch slices by positive steps only")
     return slice(*numbers)
-
-
-def _list(part: str, text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(whole(number.strip()) for number in part[1:-1].split(","))
-    except ValueError:
-        raise ValueError(
-            f"found {shown(part)} in {shown(text)}, expected a list of whole numbers like [1, 5, 6]"
-        ) from None
-    if len(set(numbers)) < len(numbers):
-        twice = next(number for number in numbers if numbers.count(number) > 1)
-        raise ValueError(
-            f"found {shown(part)} in {shown(text)}: it holds {twice} twice, name each position once"
-        )
-    return numbers
 
 
 def whole(digits: str) -> int:

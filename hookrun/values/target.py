@@ -47,7 +47,9 @@ def parse_target(raw: Any) -> Target:
         raise ValueError(
             f"found {shown(raw)}, expected a path like [0], logits, hidden_states[-1] or ['a key'][1]"
         )
-    text, at, keys = _short(text.strip()), 0, list[Key]()
+    text, at, keys = text.strip(), 0, list[Key]()
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"found a text of {len(text):,} characters, expected at most {MAX_LENGTH:,}")
     while at < len(text):
         step = _STEP.match(text, at)
         if step is None or (at == 0 and text.startswith(".")):
@@ -75,10 +77,4 @@ def path_text(keys: tuple[Key, ...]) -> str:
             text += f".{key}" if text else key
         else:
             text += f"[{key!r}]"
-    return text
-
-
-def _short(text: str) -> str:
-    if len(text) > MAX_LENGTH:
-        raise ValueError(f"found a text of {len(text):,} characters, expected at most {MAX_LENGTH:,}")
     return text

@@ -21,10 +21,10 @@ def check_broadcast(value: Tensor, x: Tensor) -> None:
     shape, onto = value.shape, x.shape
     # One comparison settles the usual case, a vector over the last dimension: this runs at every firing.
     if shape != onto[len(onto) - len(shape) :] and not broadcasts(shape, onto):
-        raise ValueError(misfit(shape, onto))
+        raise ValueError(broadcast_error(shape, onto))
 
 
-def misfit(shape: Sequence[int], onto: Sequence[int]) -> str:
+def broadcast_error(shape: Sequence[int], onto: Sequence[int]) -> str:
     """Error text for a value of `shape` that does not broadcast to `onto`, and how to nest a list by channel."""
     shape = tuple(shape)
     text = f"the value has shape {list(shape)}, which does not broadcast to the tensor's shape {list(onto)}"

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hookrun.actions import Action
-from hookrun.actions.given import GivenFunction
+from hookrun.actions.python_values import InlineFunction
 from hookrun.actions.site import HookContext
 from hookrun.hook_types import FORWARD
 from hookrun.values.tensors import check_broadcast, scalars
@@ -70,13 +70,13 @@ class FakeSite:
     def function(self, field: str) -> Any:
         """The function that the action was given, or a stand-in for any name."""
         given = getattr(self.action, field)
-        return given if isinstance(given, GivenFunction) else GivenFunction(_softened)
+        return given if isinstance(given, InlineFunction) else InlineFunction(_softened)
 
     def context(self) -> HookContext:
         module = self.module
         return HookContext("h", "forward", "fc", module, "train", 0, 0, 0, "", self.generator)
 
-    def holds(self, own: Any) -> None:
+    def register_state(self, own: Any) -> None:
         """Does nothing: no state is saved."""
 
     def drawn(self, like: Tensor, fill: Callable[[Tensor, Generator], Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ from torch import nn
 
 from hookrun.actions import actions
 from hookrun.actions.add_parameter import AddParameter
+from hookrun.actions.base import add_parameter, remove_parameter, was_added
 from hookrun.hook_types import APPLY
 from hookrun.spec.hook import parse_hooks
 
@@ -58,7 +59,7 @@ def test_a_second_installation_keeps_the_trained_values(build: Callable[..., Any
     gain = module.gain
     with torch.no_grad():
         gain += 7
-    assert action.unfit(APPLY, module, ["weight", "bias", "gain"]) is None
+    assert action.incompatibility(APPLY, module, ["weight", "bias", "gain"]) is None
     build(action)(module)
     assert module.gain is gain
     assert gain.tolist() == [7, 7]
@@ -68,7 +69,7 @@ def test_an_earlier_parameter_of_another_shape_is_an_error(build: Callable[..., 
     module = nn.Linear(3, 2)
     build(AddParameter(name="gain", shape=[2]))(module)
     other = AddParameter(name="gain", shape=[3])
-    reason = other.unfit(APPLY, module, ["weight", "bias", "gain"])
+    reason = other.incompatibility(APPLY, module, ["weight", "bias", "gain"])
     assert reason is not None
     assert reason.startswith("parameter 'gain' was added before with shape [2], not [3]")
     with pytest.raises(ValueError, match="was added before"):
@@ -83,14 +84,14 @@ def test_a_tensor_that_does_not_broadcast_is_refused(build: Callable[..., Any]) 
 
 @pytest.mark.parametrize("name", ["weight", "forward", "training"])
 def test_a_name_that_the_module_already_has_is_refused(name: str) -> None:
-    reason = AddParameter(name=name, shape=[]).unfit(APPLY, nn.Linear(1, 1), ["weight", "bias"])
+    reason = AddParameter(name=name, shape=[]).incompatibility(APPLY, nn.Linear(1, 1), ["weight", "bias"])
     assert reason == f"the module has an attribute {name!r} already: choose another name"
 
 
 def test_a_name_that_an_earlier_hook_adds_is_refused() -> None:
-    reason = AddParameter(name="gain", shape=[]).unfit(APPLY, nn.ReLU(), ["gain"])
+    reason = AddParameter(name="gain", shape=[]).incompatibility(APPLY, nn.ReLU(), ["gain"])
     assert reason == "an earlier hook adds a parameter 'gain' already: choose another name"
-    assert AddParameter(name="gain", shape=[]).unfit(APPLY, nn.ReLU(), []) is None
+    assert AddParameter(name="gain", shape=[]).incompatibility(APPLY, nn.ReLU(), []) is None
 
 
 def test_the_key_name_is_the_parameter_s_and_action_name_the_action_s() -> None:
@@ -130,3 +131,14 @@ def test_a_shape_that_is_not_a_list_of_sizes_is_refused(shape: Any, message: str
 def test_a_list_that_does_not_broadcast_to_the_shape_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"shape \[3\], .*shape \[2\]"):
         AddParameter(name="gain", shape=[2], value=[1, 2, 3])
+
+
+def test_an_added_parameter_is_distinguished_from_the_module_s_own() -> None:
+    module = nn.Linear(1, 1)
+    before = set(vars(module))
+    add_parameter(module, "shift", nn.Parameter(torch.zeros(1)))
+    for each in (module, copy.deepcopy(module)):
+        assert was_added(each, "shift") and not was_added(each, "weight")
+    remove_parameter(module, "shift")
+    assert not was_added(module, "shift") and "shift" not in dict(module.named_parameters())
+    assert set(vars(module)) == before

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from hookrun.actions.capture import Capture
 from hookrun.actions.site import TokenRows
-from hookrun.hook_types import APPLY
 
 
 def test_a_value_is_stored_whole_by_default(site_of: Callable[..., Any]) -> None:
@@ -99,12 +98,6 @@ def test_a_reduced_value_is_detached(site_of: Callable[..., Any]) -> None:
 def test_an_invalid_reduction_is_refused(reduce: Any) -> None:
     with pytest.raises(ValidationError):
         Capture(reduce=reduce)
-
-
-def test_it_observes_and_does_not_change_the_value() -> None:
-    assert Capture.observes
-    assert Capture.scope == "value"
-    assert APPLY not in Capture.hook_types
 
 
 @pytest.mark.parametrize(

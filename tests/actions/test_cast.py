@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hookrun.actions.base import Packed
 from hookrun.actions.cast import Cast
-from hookrun.hook_types import SAVED_TENSORS
 
 
 @pytest.mark.parametrize("original", [torch.float32, torch.float64])
@@ -60,13 +58,3 @@ def test_it_works_on_fake_tensors(build: Callable[..., Any]) -> None:
     with FakeTensorMode():
         packed = build(Cast(dtype="float16"))(torch.ones(3))
         assert packed.undo(packed.tensor).dtype == torch.float32
-
-
-@pytest.mark.parametrize("dtype", ["int8", "float64", "half"])
-def test_the_dtype_must_be_a_small_floating_point_dtype(dtype: str) -> None:
-    with pytest.raises(ValidationError, match="'float16', 'bfloat16' or 'float32'"):
-        Cast(dtype=dtype)
-
-
-def test_it_is_for_saved_tensors_only() -> None:
-    assert Cast.hook_types == {SAVED_TENSORS}

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from hookrun.actions.clip_norm import ClipNorm
-from hookrun.hook_types import APPLY, SAVED_TENSORS
 
 NORMS = st.sampled_from([1.0, 2.0, 3.0, math.inf])
 
@@ -111,8 +110,3 @@ def test_norm_type_must_be_a_number_above_0(bad: Any) -> None:
 
 def test_norm_type_may_be_the_word_inf() -> None:
     assert ClipNorm(max_norm=1, norm_type="inf").norm_type == math.inf
-
-
-def test_its_scope_is_all_tensors_together_and_not_saved_tensors() -> None:
-    assert ClipNorm.scope == "together"
-    assert ClipNorm.hook_types.isdisjoint({APPLY, SAVED_TENSORS})

@@ -68,27 +68,27 @@ def test_a_tensor_that_does_not_broadcast_is_refused(module: nn.Module, build: C
 
 
 def test_a_module_with_the_parameters_fits(module: nn.Module) -> None:
-    assert Fill(value=0).unfit(APPLY, module, names(module)) is None
-    assert Fill(value=[1, 2, 3], parameters="weight").unfit(APPLY, module, names(module)) is None
-    assert Fill(value=0, parameters="added").unfit(APPLY, module, [*names(module), "added"]) is None
+    assert Fill(value=0).incompatibility(APPLY, module, names(module)) is None
+    assert Fill(value=[1, 2, 3], parameters="weight").incompatibility(APPLY, module, names(module)) is None
+    assert Fill(value=0, parameters="added").incompatibility(APPLY, module, [*names(module), "added"]) is None
 
 
 def test_a_module_without_the_parameters_does_not_fit(module: nn.Module) -> None:
-    reason = Fill(value=0).unfit(APPLY, nn.Sequential(module), [])
+    reason = Fill(value=0).incompatibility(APPLY, nn.Sequential(module), [])
     assert reason == "the module has no parameters of its own: select the ones of its children that have"
-    reason = Fill(value=0, parameters=["bais"]).unfit(APPLY, module, names(module))
+    reason = Fill(value=0, parameters=["bais"]).incompatibility(APPLY, module, names(module))
     assert reason == "the module has no parameter 'bais': did you mean 'bias'?"
 
 
 def test_a_list_that_does_not_broadcast_does_not_fit(module: nn.Module) -> None:
-    reason = Fill(value=[1, 2, 3]).unfit(APPLY, module, names(module))
+    reason = Fill(value=[1, 2, 3]).incompatibility(APPLY, module, names(module))
     assert reason is not None
     assert reason.startswith("parameter 'bias': the value has shape [3]")
 
 
 def test_a_lazy_module_has_nothing_to_fill_yet() -> None:
     module = nn.LazyLinear(2)
-    reason = Fill(value=0).unfit(APPLY, module, names(module))
+    reason = Fill(value=0).incompatibility(APPLY, module, names(module))
     assert reason == "parameter 'weight': it has no shape yet: a lazy module gets it at its first call"
 
 

@@ -19,13 +19,8 @@ def test_every_parameter_of_the_module_and_its_descendants_stops_training(build:
 
 
 def test_modules_without_parameters_are_refused() -> None:
-    assert Freeze().unfit(APPLY, nn.Sequential(nn.Linear(1, 1)), []) is None
-    assert Freeze().unfit(APPLY, nn.ReLU(), ["added"]) is None
-    assert Freeze().unfit(APPLY, nn.Sequential(nn.ReLU()), []) == (
+    assert Freeze().incompatibility(APPLY, nn.Sequential(nn.Linear(1, 1)), []) is None
+    assert Freeze().incompatibility(APPLY, nn.ReLU(), ["added"]) is None
+    assert Freeze().incompatibility(APPLY, nn.Sequential(nn.ReLU()), []) == (
         "neither the module nor a descendant of it has parameters: select modules that have some"
     )
-
-
-def test_it_declares_that_it_freezes() -> None:
-    assert Freeze.freezes
-    assert Freeze.hook_types == {APPLY}

@@ -42,20 +42,15 @@ def test_a_call_without_a_positional_argument_is_an_error(build: Callable[..., A
         build(Linear(), module=nn.Linear(3, 2))(torch.zeros(4, 2))
 
 
-def test_it_is_for_forward_and_declares_that_it_reads_arguments() -> None:
-    assert Linear.hook_types == {FORWARD}
-    assert Linear.uses == ("args",)
-
-
 @pytest.mark.parametrize("params", [{}, {"weight": "probe", "bias": None}], ids=str)
 def test_a_module_that_has_the_parameters_fits(params: dict[str, Any]) -> None:
-    assert Linear(**params).unfit(FORWARD, nn.Linear(3, 2), ["weight", "bias", "probe"]) is None
+    assert Linear(**params).incompatibility(FORWARD, nn.Linear(3, 2), ["weight", "bias", "probe"]) is None
 
 
 def test_a_module_that_lacks_one_does_not_fit() -> None:
-    reason = Linear(weight="wieght").unfit(FORWARD, nn.Linear(3, 2), ["weight", "bias"])
+    reason = Linear(weight="wieght").incompatibility(FORWARD, nn.Linear(3, 2), ["weight", "bias"])
     assert reason == "the module has no parameter 'wieght' (weight): did you mean 'weight'?"
-    reason = Linear().unfit(FORWARD, nn.Linear(3, 2, bias=False), ["weight"])
+    reason = Linear().incompatibility(FORWARD, nn.Linear(3, 2, bias=False), ["weight"])
     assert reason == "the module has no parameter 'bias' (bias): there are: weight; `bias: null` does without"
 
 

@@ -76,11 +76,6 @@ def test_std_must_be_a_finite_number_of_at_least_0(std: Any) -> None:
         Noise(std=std)
 
 
-def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValidationError, match="'gaussian', 'uniform' or 'multiplicative'"):
-        Noise(kind="normal")
-
-
 @pytest.mark.parametrize("seed", [-1, 1.5, True])
 def test_seed_must_be_a_whole_number_of_at_least_0(seed: Any) -> None:
     with pytest.raises(ValidationError, match="seed"):

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hookrun.actions.base import Packed
 from hookrun.actions.offload import Offload
-from hookrun.hook_types import SAVED_TENSORS
 
 TENSORS = {
     "float32": torch.randn(3, 4),
@@ -109,12 +107,3 @@ def test_a_fake_tensor_leaves_nothing_on_disk(folder: Path, build: Callable[...,
     with FakeTensorMode():
         assert build(Offload(to="disk"))(torch.ones(2)) is None
     assert list(folder.iterdir()) == []
-
-
-def test_to_is_cpu_or_disk() -> None:
-    with pytest.raises(ValidationError, match="'cpu' or 'disk'"):
-        Offload(to="gpu")
-
-
-def test_it_is_for_saved_tensors_only() -> None:
-    assert Offload.hook_types == {SAVED_TENSORS}

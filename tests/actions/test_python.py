@@ -178,6 +178,19 @@ def test_random_draws_must_use_the_hook_s_own_generator() -> None:
     assert torch.equal(gradient(True), gradient(False))
 
 
+def test_its_generator_draws_anew_at_each_firing_of_every_run() -> None:
+    def outputs() -> list[Tensor]:
+        model = nn.Identity()
+        with hookrun.hooked(model, {"h": {"select": "", "hook": "forward", "action": noisy}}):
+            return [model(torch.zeros(3)) for _ in range(2)]
+
+    state = torch.get_rng_state()
+    first, second = outputs()
+    assert not torch.equal(first, second)
+    assert all(map(torch.equal, outputs(), (first, second)))
+    assert torch.equal(torch.get_rng_state(), state), "the run's own generator is left alone"
+
+
 def test_a_function_that_needs_data_is_not_checked_beforehand_and_runs() -> None:
     def by_numpy(x: Tensor) -> Tensor:
         return torch.from_numpy(x.detach().numpy().clip(0, 1))

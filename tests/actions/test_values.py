@@ -1,13 +1,73 @@
-"""Tensor arguments are validated strictly; an error says what was found and what is expected."""
+"""Fields of actions and values in a spec: numbers, names, lists, tensors and functions, and how they broadcast."""
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given as examples
+from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hookrun.actions.fields import Bound, Finite, Number, OneOrMore, OwnName, check_order
+from hookrun.actions.python_values import (
+    InlineFunction,
+    InlineTensor,
+    PythonValue,
+    as_data,
+    as_python_value,
+    copy_of,
+)
 from hookrun.actions.values import RunValue, Value, fixed_shape, shape_of
+from hookrun.values.tensors import broadcasts, check_broadcast, holds_data, nearest_finite, scalars
+
+
+@pytest.mark.parametrize("raw", [0, -1, 0.5, math.inf, -math.inf])
+def test_a_number_is_an_int_or_a_float(raw: float) -> None:
+    number = TypeAdapter(Number).validate_python(raw)
+    assert number == raw and isinstance(number, float)
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "said"),
+    [
+        (Number, "0.5", "valid number"),
+        (Number, True, "valid number"),
+        (Number, None, "valid number"),
+        (Number, math.nan, "neither above nor below"),
+        (Bound, [1.0, math.nan], "neither above nor below"),
+        (Finite, math.inf, "finite number"),
+        (Finite, math.nan, "finite number"),
+        (OwnName, "", "its name has no dot"),
+        (OwnName, "child.weight", "its name has no dot"),
+        (OneOrMore[OwnName], [], "the list is empty"),
+        (OneOrMore[OwnName], 3, "expected a name or a list of names"),
+    ],
+)
+def test_other_values_of_a_field_are_refused_once(kind: Any, raw: Any, said: str) -> None:
+    with pytest.raises(ValidationError, match=said) as error:
+        TypeAdapter(kind).validate_python(raw)
+    assert error.value.error_count() == 1
+
+
+def test_one_name_is_a_list_of_one() -> None:
+    names = TypeAdapter(OneOrMore[OwnName])
+    assert names.validate_python("weight") == ("weight",)
+    assert names.validate_python(["weight", "bias"]) == ("weight", "bias")
+
+
+@pytest.mark.parametrize(("low", "high"), [(None, None), (None, 0.0), (0.0, None), (1.0, 1.0), (-1.0, 2.0)])
+def test_bounds_in_order_pass(low: float | None, high: float | None) -> None:
+    check_order(low, high)
+
+
+def test_the_error_for_bounds_out_of_order_names_both() -> None:
+    with pytest.raises(ValueError, match=r"^min 0\.5 is greater than max 0\.1$"):
+        check_order(0.5, 0.1)
 
 
 def value(raw: Any) -> Any:
@@ -35,3 +95,108 @@ def test_other_values_are_refused_with_what_is_expected() -> None:
             value(raw)
     with pytest.raises(ValueError, match="ragged"):
         shape_of([1, [2]])
+
+
+SHAPES = st.lists(st.integers(0, 3), max_size=4).map(tuple)
+
+
+@examples(SHAPES, SHAPES)
+def test_a_value_broadcasts_if_torch_can_expand_it(shape: tuple[int, ...], onto: tuple[int, ...]) -> None:
+    try:
+        torch.empty(shape).expand(onto)
+        expands = True
+    except RuntimeError:
+        expands = False
+    assert broadcasts(shape, onto) == expands
+    if expands:
+        check_broadcast(torch.empty(shape), torch.empty(onto))
+    else:
+        with pytest.raises(ValueError) as error:
+            check_broadcast(torch.empty(shape), torch.empty(onto))
+        assert str(list(shape)) in str(error.value) and str(list(onto)) in str(error.value)
+
+
+def test_a_number_is_an_operand_on_the_cpu_with_any_default_device() -> None:
+    with torch.device("meta"):
+        tensors = scalars(0.1)
+    assert {dtype: (x.dtype, x.device.type, x.item()) for dtype, x in tensors.items()} == {
+        torch.float32: (torch.float32, "cpu", torch.tensor(0.1).item()),
+        torch.float64: (torch.float64, "cpu", 0.1),
+    }
+
+
+@pytest.mark.parametrize("bound", [0.0, 0.1, -7e4, 1e39, float("inf"), -float("inf")])
+def test_a_bound_beyond_a_dtype_is_its_largest_finite_number(bound: float) -> None:
+    for dtype, number in nearest_finite(bound).items():
+        top = torch.finfo(dtype).max
+        assert number == (bound if abs(bound) <= top else top if bound > 0 else -top)
+        assert torch.tensor(number, dtype=dtype).isfinite()
+
+
+def test_fake_and_meta_tensors_hold_no_data() -> None:
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    assert not holds_data(fake)
+    assert not holds_data(torch.ones(2, device="meta"))
+    assert holds_data(torch.ones(2))
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_a_tensor_is_copied_when_the_spec_is_read() -> None:
+    mine = torch.arange(3.0, requires_grad=True)
+    found = InlineTensor(mine)
+    before = found.digest
+    with torch.no_grad():
+        mine.mul_(7)
+    assert found.tensor.tolist() == [0, 1, 2] and not found.tensor.requires_grad
+    assert found.digest == before == InlineTensor(torch.arange(3.0)).digest
+    assert found != InlineTensor(mine) and found == InlineTensor(torch.arange(3.0))
+    assert str(found) == "tensor[3] float32"
+
+
+def test_equal_numbers_with_another_shape_or_dtype_are_a_different_value() -> None:
+    values = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.float64), torch.zeros(4).int()]
+    assert len({InlineTensor(each).digest for each in values}) == len(values)
+
+
+@pytest.mark.parametrize("tensor", [torch.empty(2, device="meta"), torch.eye(2).to_sparse()])
+def test_a_tensor_that_cannot_be_copied_is_refused(tensor: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="expected a dense tensor"):
+        InlineTensor(tensor)
+
+
+def test_a_function_is_identified_by_its_name_and_content() -> None:
+    found = InlineFunction(double)
+    assert found == InlineFunction(double) and hash(found) == hash(InlineFunction(double))
+    assert "double" in str(found)
+    factors = [InlineFunction(lambda x, by=by: x * by) for by in (2, 3)]
+    assert factors[0] != factors[1], "a default is part of what it does"
+    assert copy.deepcopy(found) is found and copy.copy(found) is found
+
+
+def test_other_objects_are_not_accepted() -> None:
+    assert as_python_value(3) is None and as_python_value("conv1") is None
+    assert isinstance(as_python_value(double), InlineFunction) and isinstance(
+        as_python_value(torch.zeros(1)), InlineTensor
+    )
+    again = as_python_value(double)
+    assert as_python_value(again) is again
+    with pytest.raises(TypeError, match="abstract"):
+        PythonValue()  # type: ignore[abstract]
+
+
+def test_arguments_are_copied_and_serialized_as_data() -> None:
+    mine = {"weights": [torch.ones(2)], "name": "a", "by": double}
+    copied = copy_of(mine)
+    mine["weights"][0].zero_()
+    mine["weights"].append("more")
+    assert copied["weights"][0].tolist() == [1, 1] and len(copied["weights"]) == 1 and copied["by"] is double
+    assert as_data(copied)["weights"][0]["tensor"] == [2]
+    assert as_data({"kind": int, "n": None, 3: (1, 2.5)}) == {
+        "kind": "builtins:type",
+        "n": None,
+        "3": [1, 2.5],
+    }

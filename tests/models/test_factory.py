@@ -78,22 +78,10 @@ def imported() -> bool:
     return any(name.startswith(PACKAGE) for name in sys.modules)
 
 
-def install(site: Path, group: str = "hookrun.models") -> None:
-    """Create the metadata of an installed package with an entry point."""
-    info = site / f"{PACKAGE}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n", encoding="utf-8"
-    )
-    (info / "entry_points.txt").write_text(f"[{group}]\nnet = {PACKAGE}.models:build\n", encoding="utf-8")
-
-
 # --- trust
 
 
-@pytest.mark.parametrize(
-    "trust", [frozenset(), frozenset({"other"}), frozenset({f"{PACKAGE}.models"})], ids=sorted
-)
+@pytest.mark.parametrize("trust", [frozenset(), frozenset({f"{PACKAGE}.models"})], ids=sorted)
 def test_an_untrusted_package_is_never_imported(folder: Path, trust: frozenset[str]) -> None:
     found = problem("models:build", trust)
     assert not imported()
@@ -101,56 +89,6 @@ def test_an_untrusted_package_is_never_imported(folder: Path, trust: frozenset[s
     assert f"'{PACKAGE}' is not trusted" in found.what
     for way in (f"+trust=[{PACKAGE}]", f"HOOKRUN_TRUST={PACKAGE}", "hookrun.models"):
         assert way in found.hint
-
-
-def test_the_command_line_can_trust(folder: Path) -> None:
-    assert isinstance(model("models:build"), nn.Sequential)
-
-
-@pytest.mark.parametrize("value", [PACKAGE, f"other, {PACKAGE}"])
-def test_the_environment_can_trust(folder: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("HOOKRUN_TRUST", value)
-    assert isinstance(model("models:build", frozenset()), nn.Sequential)
-
-
-def test_an_installed_entry_point_can_trust(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = folder / "site"
-    install(site)
-    (folder / PACKAGE).rename(site / PACKAGE)
-    monkeypatch.syspath_prepend(site)
-    assert isinstance(model("models:build", frozenset()), nn.Sequential)
-
-
-def test_an_entry_point_of_another_group_does_not_trust(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(folder / "site", group="console_scripts")
-    monkeypatch.syspath_prepend(folder / "site")
-    assert "not trusted" in problem("models:build", frozenset()).what
-
-
-@pytest.mark.parametrize("entry", ["", "absolute"])
-def test_metadata_packed_into_the_current_directory_does_not_trust(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, entry: str
-) -> None:
-    install(folder)
-    monkeypatch.syspath_prepend(entry and str(folder))
-    assert "not trusted" in problem("models:build", frozenset()).what
-    assert not imported()
-
-
-def test_a_package_of_the_current_directory_does_not_replace_an_installed_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(folder / "site")
-    monkeypatch.syspath_prepend(folder / "site")
-    assert f"no package '{PACKAGE}'" in problem("models:build", frozenset()).what
-    assert not imported()
-
-
-@pytest.mark.parametrize("name", ["getcwd", "not_ours"])
-def test_only_functions_defined_in_the_package_are_factories(folder: Path, name: str) -> None:
-    assert problem(f"models:{name}").where == "model.factory"
 
 
 # --- where it is looked for
@@ -166,9 +104,8 @@ def test_the_current_directory_is_on_the_path_for_the_factory_only(folder: Path)
     ("factory", "said"),
     [
         ("model:build", "did you mean 'models'?"),
-        ("models:biuld", "did you mean 'build'"),
-        ("models:WIDTH", "is int, neither a function nor a class"),
         ("models:getcwd", "comes from 'posix', and only"),
+        ("models:not_ours", "is module, neither a function nor a class"),
         ("broken:build", "SyntaxError"),
         ("needy:build", "ModuleNotFoundError: No module named 'hookrun_test_not_there'"),
         ("failing:build", "KeyError: 'wanted'"),
@@ -179,10 +116,7 @@ def test_an_error_says_what_is_wrong_with_a_factory(folder: Path, factory: str, 
     found = problem(factory)
     assert found.where == "model.factory"
     assert said in found.what
-
-
-def test_an_error_during_import_names_the_line(folder: Path) -> None:
-    assert f"{folder / PACKAGE / 'failing.py'}:3" in problem("failing:build").what
+    assert factory != "failing:build" or f"{folder / PACKAGE / 'failing.py'}:3" in found.what
 
 
 def test_a_missing_package_is_an_error_that_names_the_folder(folder: Path) -> None:
@@ -191,32 +125,18 @@ def test_a_missing_package_is_an_error_that_names_the_folder(folder: Path) -> No
         build(config, sample_shape=None, num_classes=None, trust=frozenset({"hookrun_test_gone"}))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "???", "models", "a.b.c", ":build", "a:", "a:b:c", "a.b:c.d", "a b:c", ".a:b", "a/b:c"]
-)
-def test_a_factory_must_be_a_module_and_a_name(folder: Path, text: str) -> None:
-    with pytest.raises(SpecError, match=r"not of the form package\.module:function"):
-        build(Model(name="python", factory=text), sample_shape=None, num_classes=None, trust=TRUSTED)
-
-
 # --- its arguments
 
 
 def test_arguments_are_passed_by_name(folder: Path) -> None:
     built = model("models:build", width=5, depth=3)
     assert [tuple(p.shape) for p in built.parameters() if p.dim() == 2] == [(5, 5)] * 3
+    assert type(model("models:Net")).__name__ == "Net", "a class is a factory too"
 
 
-def test_a_class_is_a_factory_too(folder: Path) -> None:
-    assert type(model("models:Net")).__name__ == "Net"
-
-
-def test_an_unknown_argument_is_refused_with_the_nearest_name(folder: Path) -> None:
+def test_unknown_and_missing_arguments_are_refused(folder: Path) -> None:
     found = problem("models:build", widht=5)
     assert (found.where, "did you mean 'width'?" in found.what) == ("model.args.widht", True)
-
-
-def test_a_missing_required_argument_is_an_error(folder: Path) -> None:
     assert problem("models:needs").where == "model.args.width"
 
 

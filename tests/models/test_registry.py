@@ -18,7 +18,7 @@ from hookrun.models.arguments import (
     DataDefaults,
     ModelCall,
     construct,
-    given,
+    not_null,
     positions_of,
     unfit_tokens,
 )
@@ -176,7 +176,7 @@ def test_channels_and_size_are_those_of_images_only() -> None:
 
 
 def test_only_arguments_that_the_data_can_supply_may_be_null() -> None:
-    assert given({"num_classes": None, "in_channels": 3, "dropout": None}) == {
+    assert not_null({"num_classes": None, "in_channels": 3, "dropout": None}) == {
         "in_channels": 3,
         "dropout": None,
     }

@@ -14,7 +14,7 @@ from hookrun.actions.values import FileValue, RunValue
 from hookrun.errors import HookrunError
 from hookrun.run_values import read_value
 from hookrun.run_values.runs import RunReferences
-from hookrun.run_values.sources import NotYetRun
+from hookrun.run_values.sources import PendingRun
 from hookrun.spec import Settings
 from hookrun.store.run_dir import RunDir
 
@@ -87,7 +87,7 @@ def test_a_run_of_another_model_is_refused(run: Path, settings: Settings) -> Non
 def test_a_run_that_runs_first_is_not_read_yet(run: Path) -> None:
     runs = RunReferences({"base": None})
     for asked in (value("base"), value(run, minus={"run": "base", "capture": "seen"})):
-        assert isinstance(read_value(asked, PLACES, runs)["fc"], NotYetRun)
+        assert isinstance(read_value(asked, PLACES, runs)["fc"], PendingRun)
 
 
 def test_a_capture_without_rows_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.actions.own_code import OwnCodeError
+from hookrun.actions.user_code import UserCodeError
 from hookrun.errors import HookError
 
 
@@ -39,7 +39,7 @@ def test_an_error_in_an_action_becomes_a_hook_error_with_its_cause() -> None:
     def fails(x: Tensor) -> Tensor:
         raise KeyError("inside")
 
-    for function, cause in ((wrong_shape, ValueError), (fails, OwnCodeError)):
+    for function, cause in ((wrong_shape, ValueError), (fails, UserCodeError)):
         with pytest.raises(HookError, match=r"hook 'h' \(forward, .*\) on 0") as found:
             run(action="python", function=function)
         assert isinstance(found.value.__cause__, cause)

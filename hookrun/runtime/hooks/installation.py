@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hookrun.actions.own_code import OwnCodeError
+from hookrun.actions.user_code import UserCodeError
 from hookrun.errors import HookError
 from hookrun.hook_types import APPLY
 from hookrun.runtime.hooks.base import RegisteredHook
@@ -30,7 +30,7 @@ class AtInstallation(RegisteredHook):
         before = _requires_grad(module)
         try:
             action.build(site)(module)
-        except OwnCodeError as error:
+        except UserCodeError as error:
             raise HookError(f"{site.where}: {error}") from error
         site.fired += 1
         after = _requires_grad(module)

@@ -17,7 +17,7 @@ from hookrun.spec.experiment import Named
 from hookrun.tasks.metrics.rows import are_labels, main_tensor, precise
 from hookrun.trust.callables import Code
 from hookrun.trust.load import LOSSES as KIND
-from hookrun.trust.load import Trusted, is_own, load, short_names
+from hookrun.trust.load import Trusted, is_user_code, load, short_names
 from hookrun.values.containers import children, tensors
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -209,7 +209,7 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
             raise SpecError(problems)
         loss = replace(loss, args=args) if isinstance(loss, TorchLoss) else loss
         return TrainLoss(name, loss, name in NEED_TARGET, sums=name in SUMS)
-    if is_own(name, KIND):
+    if is_user_code(name, KIND):
         own = load(name, KIND, f"{WHERE}.name" if args else WHERE)
         function = UserFunction.of(own, args, WHERE)
         module = function.call if isinstance(function.call, nn.Module) else None

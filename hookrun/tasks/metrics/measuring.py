@@ -14,7 +14,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, listed
 from hookrun.plan.texts import FoundTokenizer, texts_of
 from hookrun.run_values import RunReferences
-from hookrun.run_values.sources import RunRows
+from hookrun.run_values.sources import CaptureRows
 from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, on_cpu, parameters_of
 from hookrun.runtime.tokens.choice import Rule
 from hookrun.runtime.tokens.passes import Pass
@@ -32,7 +32,7 @@ _PATHS = ("logits", "[0]", "out")
 """The paths of the scores in an output with several tensors, in order of preference."""
 
 
-def predicted_rows(run: Run, split: Split) -> RunRows:
+def predicted_rows(run: Run, split: Split) -> CaptureRows:
     """The predictions of a run of task=predict for a split. HookrunError if there are none."""
     scores = run.predictions
     if scores is None:
@@ -48,11 +48,11 @@ def predicted_rows(run: Run, split: Split) -> RunRows:
     chosen = ((scores.splits == SPLITS.index(split)) | (scores.splits < 0)).nonzero().squeeze(1)
     if not len(chosen):
         raise HookrunError(f"the run {run.path} predicted no sample of the split {split!r}")
-    return RunRows(scores, f"predictions of the run {run.path}", chosen, resample=False)
+    return CaptureRows(scores, f"predictions of the run {run.path}", chosen, resample=False)
 
 
 _UNUSED = torch.Generator()
-"""An argument of `RunRows.of` that is not used, since no samples are drawn."""
+"""An argument of `CaptureRows.of` that is not used, since no samples are drawn."""
 
 LABELS = "labels"
 
@@ -75,7 +75,7 @@ class Measuring:
         self.without_hooks = kl is not None and kl.against is None
         against = None if kl is None else kl.against
         self._predicted = None if against is None else RunReferences.of(prepared.experiment).open(against)
-        self._predicted_rows = dict[Split, RunRows]()
+        self._predicted_rows = dict[Split, CaptureRows]()
 
     def average(self) -> Average:
         """A new Average of the task's metrics, without samples."""

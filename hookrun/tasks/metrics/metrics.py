@@ -21,7 +21,7 @@ from hookrun.tasks.metrics.losses import UserFunction
 from hookrun.tasks.metrics.rows import RowPart, precise_dtype
 from hookrun.trust.callables import Code
 from hookrun.trust.load import METRICS as KIND
-from hookrun.trust.load import is_own, load, short_names
+from hookrun.trust.load import is_user_code, load, short_names
 
 WHERE = "task.metrics"
 LOSS = "loss"
@@ -222,7 +222,7 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
 def _load(name: str, where: str) -> Metric:
     if name in METRICS:
         return METRICS[name]
-    if not is_own(name, KIND):
+    if not is_user_code(name, KIND):
         known = [*METRICS, *short_names(KIND)]
         raise SpecError([Problem(where, f"found {name!r}, which is not a metric", nearest(name, known))])
     own = load(name, KIND, where)

@@ -114,7 +114,7 @@ class RunContext:
         self.sharded = self.ranks.several and self.settings.compute.strategy == "fsdp"
         self._autocast_dtype = _AUTOCAST.get(self.settings.compute.precision)
         hooks = [hook.spec for hook in self.prepared.plan.hooks]
-        self._may_stop = any(hook.action.given(Meaning.POLICY) == "stop" for hook in hooks)
+        self._may_stop = any(hook.action.value_of(Meaning.POLICY) == "stop" for hook in hooks)
         clauses = [hook.keys.tokens for hook in hooks if hook.keys.tokens is not None]
         self._names_spans = any(tokens.spans for clause in clauses for tokens in clause.filters)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun import data, models
-from hookrun.actions.given import GivenFunction
+from hookrun.actions.python_values import InlineFunction
 from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
 from hookrun.data.samples import IGNORED
@@ -20,7 +20,7 @@ from hookrun.errors import CompileError, Problem, Refusal, SpecError, listed
 from hookrun.models.arguments import unfit_tokens
 from hookrun.plan.model_tree import unhookable
 from hookrun.prove.trial import Example, Plan, compile_plan
-from hookrun.run_values import NotYetRun, RunReferences, with_found_weights
+from hookrun.run_values import PendingRun, RunReferences, with_found_weights
 from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
 from hookrun.spec import Experiment, Settings, Spec
 from hookrun.spec.tokens import Tokens
@@ -404,7 +404,7 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> list[Probl
     ]
     problems = list[Problem]()
     for hook, field_name, rows in values:
-        if isinstance(rows, Tensor | NotYetRun | GivenFunction) or rows.draws or samples is None:
+        if isinstance(rows, Tensor | PendingRun | InlineFunction) or rows.draws or samples is None:
             continue
         where = f"{hook.spec.where}.{field_name}"
         if trains and hook.spec.keys.when.mode != "train":

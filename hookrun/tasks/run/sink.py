@@ -98,7 +98,7 @@ class RunSink(RecordSink):
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep`, limited by the hook's `max_bytes`, which the ranks divide among themselves."""
-        limit, ranks = site.spec.action.given(Meaning.BYTE_LIMIT), self._run_dir.ranks
+        limit, ranks = site.spec.action.value_of(Meaning.BYTE_LIMIT), self._run_dir.ranks
         if limit is not None and site.hook_type.of_rows:
             part = len(share(limit, ranks.rank, ranks.size))
             self._budgets.setdefault(site.hook_name, Budget(part))

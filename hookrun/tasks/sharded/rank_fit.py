@@ -112,7 +112,7 @@ def _differs(hook: PlannedHook) -> str | None:
         return None
     if action.own_functions():
         return "your own function gets only a rank's own rows"
-    if action.observes and not (action.captures or action.given(Meaning.POLICY) is not None):
+    if action.observes and not (action.captures or action.value_of(Meaning.POLICY) is not None):
         return f"{action.action_name} reports each rank's own rows"
     return None
 

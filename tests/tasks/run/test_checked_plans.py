@@ -16,7 +16,7 @@ from torch import Tensor
 
 import hookrun
 from hookrun.errors import CompileError, Problem, SpecError
-from hookrun.run_values import NotYetRun
+from hookrun.run_values import PendingRun
 from hookrun.spec import Settings
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.base import metrics_of
@@ -74,7 +74,7 @@ def test_a_run_needs_a_row_for_each_sample_that_it_passes() -> None:
         ("hooks.h.value", "no rows of [5, 6]"),
         ("hooks.h.minus", "no rows of [6]"),
     ]
-    others = {"tensor": torch.ones(2), "later": NotYetRun("base"), "drawn": Rows(0, draws=True)}
+    others = {"tensor": torch.ones(2), "later": PendingRun("base"), "drawn": Rows(0, draws=True)}
     assert row_problems(plan(**others), 7, trains=False) == []
     assert row_problems(plan(value=Rows(0)), None, trains=False) == []
 

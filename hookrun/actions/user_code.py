@@ -13,14 +13,14 @@ from hookrun.values.tensors import holds_data
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookrun.actions.given import GivenFunction
+    from hookrun.actions.python_values import InlineFunction
     from hookrun.trust.load import Trusted
 
 CONTEXT = "context"
 """The name of the parameter by which a function asks for the `HookContext`."""
 
 
-class OwnCodeError(ValueError):
+class UserCodeError(ValueError):
     """A user's own code raised an exception, which is the `__cause__`.
 
     call: what was called with `value`
@@ -39,7 +39,7 @@ class OwnCodeError(ValueError):
 def called(hook: str, code: Code, value: Any, call: Callable[[Any], Any]) -> Any:
     """The result of the user's own code.
 
-    Raises OwnCodeError from its exceptions, except HookrunError and the one with which torch's activation
+    Raises UserCodeError from its exceptions, except HookrunError and the one with which torch's activation
     checkpointing ends a recomputation.
     """
     try:
@@ -49,11 +49,11 @@ def called(hook: str, code: Code, value: Any, call: Callable[[Any], Any]) -> Any
     except Exception as error:
         if type(error).__module__ == "torch.utils.checkpoint":  # ends a recomputation early
             raise
-        raise OwnCodeError(hook, code, error, value, call) from error
+        raise UserCodeError(hook, code, error, value, call) from error
 
 
 def wrong_function(
-    function: Trusted | GivenFunction, arguments: Mapping[str, Any], where: str
+    function: Trusted | InlineFunction, arguments: Mapping[str, Any], where: str
 ) -> list[Problem]:
     """Why it cannot be called with a value and the arguments; of a class one object is created to test it.
 
@@ -83,7 +83,7 @@ def made(cls: type, arguments: Mapping[str, Any], seed: int) -> Any:
         return cls(**arguments)
 
 
-def may_draw(functions: Iterable[Trusted | GivenFunction]) -> bool:
+def may_draw(functions: Iterable[Trusted | InlineFunction]) -> bool:
     """Whether one of them takes `context`, which has the generator; True for a class.
 
     Whether the objects of a class take it is known only when they are created.
@@ -122,7 +122,7 @@ def _on_device(x: Tensor) -> list[Tensor]:
     return [torch.cuda.get_rng_state(x.device)] if x.is_cuda else []
 
 
-def only_without_data(failed: OwnCodeError) -> str | None:
+def only_without_data(failed: UserCodeError) -> str | None:
     """Why the function cannot run on a tensor without data although it runs on one with data; else None.
 
     Code that reads elements (`.item()`, NumPy, a condition on a value) raises many kinds of exception in a fake run.
@@ -136,9 +136,15 @@ def only_without_data(failed: OwnCodeError) -> str | None:
         return why
     if not isinstance(failed.value, torch.Tensor):
         return None
+    fake = failed.value
     with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
+        real = torch.empty(tuple(fake.shape), dtype=fake.dtype, device=fake.device).zero_()
+        if real.is_floating_point():
+            real.normal_(generator=torch.Generator(real.device).manual_seed(0)).requires_grad_(
+                fake.requires_grad
+            )
         try:
-            failed.call(_stand_in(failed.value))
+            failed.call(real)
         except Exception as again:  # the user's own code may raise anything
             return why if _about_fake_tensors(again) else None
     return why
@@ -152,14 +158,3 @@ def _about_fake_tensors(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _stand_in(fake: Tensor) -> Tensor:
-    import torch
-
-    made = torch.empty(tuple(fake.shape), dtype=fake.dtype, device=fake.device)
-    if not made.is_floating_point():
-        return made.zero_()
-    return made.normal_(generator=torch.Generator(made.device).manual_seed(0)).requires_grad_(
-        fake.requires_grad
-    )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Given(ABC):
+class PythonValue(ABC):
     """Base class for Python objects in a spec: shown by name or shape, compared and hashed by content."""
 
     per_sample: ClassVar[bool] = False
@@ -43,7 +43,7 @@ class Given(ABC):
         return core_schema.is_instance_schema(cls, serialization=plain)
 
 
-class GivenTensor(Given):
+class InlineTensor(PythonValue):
     """A copy of a tensor, made when the spec was read; later changes of the caller's tensor do not affect it.
 
     Raises ValueError for a tensor that cannot be copied: on the meta device, sparse, or sharded over ranks.
@@ -68,7 +68,7 @@ class GivenTensor(Given):
         return {"tensor": list(self.shape), "dtype": dtype, "sha256": self.digest}
 
 
-class GivenFunction(Given):
+class InlineFunction(PythonValue):
     """A function or another callable, hashed when the spec was read."""
 
     def __init__(self, target: Callable[..., Any]) -> None:
@@ -88,31 +88,33 @@ class GivenFunction(Given):
         return dict(self.code.to_dict())
 
 
-def given(raw: object) -> GivenTensor | GivenFunction | None:
-    """`raw` as a GivenTensor or GivenFunction; None if it is neither a tensor nor a function. Raises ValueError."""
-    if isinstance(raw, GivenTensor | GivenFunction):
+def as_python_value(raw: object) -> InlineTensor | InlineFunction | None:
+    """`raw` as an InlineTensor or InlineFunction; None if it is neither a tensor nor a function. Raises ValueError."""
+    if isinstance(raw, InlineTensor | InlineFunction):
         return raw
     if is_tensor(raw):
-        return GivenTensor(raw)  # type: ignore[arg-type]
-    return GivenFunction(raw) if callable(raw) else None
+        return InlineTensor(raw)  # type: ignore[arg-type]
+    return InlineFunction(raw) if callable(raw) else None
 
 
-def kept(value: Any) -> Any:
+def copy_of(value: Any) -> Any:
     """A copy of arguments: containers and tensors are copied, other objects are not."""
     if isinstance(value, Mapping):
-        return {key: kept(member) for key, member in value.items()}
+        return {key: copy_of(member) for key, member in value.items()}
     if type(value) in (list, tuple, set):
-        return type(value)(map(kept, value))
+        return type(value)(map(copy_of, value))
     return value.detach().clone() if is_tensor(value) else value
 
 
-def plain(value: Any) -> Any:
+def as_data(value: Any) -> Any:
     """Arguments as data for JSON: tensors and functions by their hashes, other objects by the names of their types."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain(member) for key, member in value.items()}
+        return {str(key): as_data(member) for key, member in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(member) for member in value]
-    found = None if isinstance(value, type) else given(value)
-    return f"{type(value).__module__}:{type(value).__qualname__}" if found is None else found.to_dict()
+        return [as_data(member) for member in value]
+    python_value = None if isinstance(value, type) else as_python_value(value)
+    if python_value is not None:
+        return python_value.to_dict()
+    return f"{type(value).__module__}:{type(value).__qualname__}"
