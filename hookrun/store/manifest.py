@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hookrun.errors import listed
 from hookrun.store.captures.shard import index_names
-from hookrun.store.files import StoreError, os_reason, read_lines, write_json
+from hookrun.store.files import StoreError, os_errors, os_reason, read_lines, write_json
 from hookrun.store.format import CAPTURES, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
 from hookrun.store.inside import kind_of, listed_inside, open_inside
 
@@ -104,13 +104,10 @@ def manifest_faults(
 def hashed(path: Path, root: Path | None = None, digest: _Hash | Crc32 | None = None) -> tuple[int, str]:
     """Size in bytes and SHA-256 (or the given digest) of a file, read in blocks. StoreError if it cannot be read."""
     digest, size = hashlib.sha256() if digest is None else digest, 0
-    try:
-        with open_inside(path, root) as file:
-            while block := file.read(BLOCK):
-                digest.update(block)
-                size += len(block)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
+    with os_errors(f"cannot read {path}"), open_inside(path, root) as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            size += len(block)
     return size, digest.hexdigest()
 
 

@@ -394,7 +394,7 @@ _adapter = cache(TypeAdapter)
 def checked(value: Any, model: type[T]) -> T:
     """The value as a record or a dataclass. Raises ValueError that says what is wrong first, and where."""
     try:
-        record: T = _adapter(model).validate_python(value)
+        record: T = _adapter(model).validate_python(value)  # type: ignore[arg-type]  # a class can be hashed
         return record
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None

@@ -21,6 +21,7 @@ from hookrun.store.files import (
     Lines,
     StoreError,
     make_folder,
+    os_errors,
     os_reason,
     overwrite_json,
     replacing,
@@ -297,12 +298,8 @@ class RunDir:
 
     def _require_same_place(self) -> None:
         """StoreError if the directory was replaced since the run began: another run may have its name."""
-        try:
+        with os_errors(f"the run directory {self.path} cannot be reached"):
             found = os.stat(self.path)
-        except OSError as error:
-            raise StoreError(
-                f"the run directory {self.path} cannot be reached: {os_reason(error)}"
-            ) from error
         self._place = self._place or found
         if not os.path.samestat(self._place, found):
             raise StoreError(

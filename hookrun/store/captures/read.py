@@ -24,7 +24,7 @@ from hookrun.store.captures.tensor_file import (
     read_rows,
     read_tensor,
 )
-from hookrun.store.files import StoreError, os_reason
+from hookrun.store.files import StoreError, os_errors
 from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
 from hookrun.store.inside import size_inside
 from hookrun.store.records import SampleLine, TokenLine, read_records
@@ -362,10 +362,8 @@ class _Shards:
     def _open(self, name: str, size: int) -> Any:
         """The shard's file as safetensors' lazy reader. StoreError if it has not this many bytes."""
         path = self.folder / name
-        try:
+        with os_errors(f"cannot read {path}"):
             there = size_inside(path, self.folder.parent)
-        except OSError as error:
-            raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
         if there != size:
             raise StoreError(
                 f"{path} has {there} bytes where its index says {size}: it was changed or cut off"

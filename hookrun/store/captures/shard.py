@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from hookrun.store.files import StoreError, os_reason, read_lines
+from hookrun.store.files import StoreError, os_errors, read_lines
 from hookrun.store.format import INDEX, STORED_DTYPES, VERSION
 from hookrun.store.records import Count, Listing, Name, Sha256, checked
 
@@ -115,12 +116,9 @@ def shard_name(rank: int, number: int) -> str:
 
 def index_names(folder: Path) -> list[str]:
     """The names of the indexes in the folder in the order of the ranks; always with that of rank 0."""
-    try:
+    entries: list[str] = []
+    with os_errors(f"cannot list {folder}"), suppress(FileNotFoundError, NotADirectoryError):
         entries = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        entries = []
-    except OSError as error:
-        raise StoreError(f"cannot list {folder}: {os_reason(error)}") from error
     others = {int(found[1]): name for name in entries if (found := _OF_RANK.fullmatch(name))}
     return [INDEX, *(others[rank] for rank in sorted(others))]
 
