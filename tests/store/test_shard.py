@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from hookrun.store.captures.shard import (
-    Shard,
-    index_name,
-    index_names,
-    read_index,
-    row_bytes,
-    shard_name,
-)
+from hookrun.store.captures.shard import Shard, index_name, index_names, read_index, row_bytes, shard_name
 from hookrun.store.files import StoreError
 from hookrun.store.format import VERSION, encode
 
