@@ -29,12 +29,12 @@ class StoreError(HookrunError):
 
 
 @contextmanager
-def os_errors(what: str) -> Iterator[None]:
-    """Raise a StoreError for an OSError of the block: ``what: the system's message``."""
+def os_errors(message: str) -> Iterator[None]:
+    """Raise a StoreError for an OSError of the block: the message, and the system's own."""
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{what}: {os_reason(error)}") from error
+        raise StoreError(f"{message}: {os_reason(error)}") from error
 
 
 @contextmanager
@@ -127,7 +127,7 @@ class Lines:
         """Add a line for each record, or none of them: StoreError if the file system refuses."""
         if not records:
             return
-        lines = memoryview("".join(f"{encode(each)}\n" for each in records).encode("ascii"))
+        lines = memoryview("".join(f"{encode(record)}\n" for record in records).encode("ascii"))
         self.require_there()
         try:
             if self._file is None:
@@ -216,8 +216,8 @@ def read_lines(
         with open_inside(path, root) as file:
             size = os.fstat(file.fileno()).st_size
             if size > MOST_LINES:
-                what = f"it has {size:,} bytes, more than the {MOST_LINES:,} that are read"
-                raise StoreError(f"cannot read {path}: {what}")
+                message = f"it has {size:,} bytes, more than the {MOST_LINES:,} that are read"
+                raise StoreError(f"cannot read {path}: {message}")
             while data := file.read(BYTES_AT_ONCE):
                 *lines, rest = (rest + data).split(b"\n")
                 if len(rest) > MOST_LINE:

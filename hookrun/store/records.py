@@ -437,18 +437,18 @@ def first_problem(error: ValidationError) -> str:
     first = details[0]
     where = ".".join(_short(part) for part in first["loc"])
     kind = type(first["input"]).__name__
-    found = "nothing" if kind == "NoneType" else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    given = "nothing" if kind == "NoneType" else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
     match first["type"]:
         case "missing":
-            what = f"it has no {where.rpartition('.')[2]}"
+            message = f"it has no {where.rpartition('.')[2]}"
         case "model_type" | "dict_type" | "dataclass_type":
-            what = f"found {found}, expected a mapping"
+            message = f"found {given}, expected a mapping"
         case kind if kind.endswith("_type"):
-            what = f"found {found}: {first['msg'].lower()}"
+            message = f"found {given}: {first['msg'].lower()}"
         case _:
-            what = first["msg"][:1].lower() + first["msg"][1:]
+            message = first["msg"][:1].lower() + first["msg"][1:]
     more = f", and {len(details) - 1} more" if len(details) > 1 else ""
-    return f"{what} ({where}{more})" if where or more else what
+    return f"{message} ({where}{more})" if where or more else message
 
 
 def _short(part: int | str) -> str:

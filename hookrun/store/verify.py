@@ -81,9 +81,9 @@ def verify(path: Path) -> Verified:
     shards = dict[str, Shard]()
     for name in (CAPTURES, PREDICTIONS):
         with findings.judging(f"{name}/{INDEX}") as notes:
-            found, cut_lines = read_index(folder / name)
+            indexed, cut_lines = read_index(folder / name)
             notes += cut_lines
-            shards |= {f"{name}/{shard.file}": shard for shard in found}
+            shards |= {f"{name}/{shard.file}": shard for shard in indexed}
     manifest = None
     if sha256 := status.get("manifest"):
         with findings.judging(MANIFEST):

@@ -119,7 +119,7 @@ def index_names(folder: Path) -> list[str]:
     entries: list[str] = []
     with os_errors(f"cannot list {folder}"), suppress(FileNotFoundError, NotADirectoryError):
         entries = os.listdir(folder)
-    others = {int(found[1]): name for name in entries if (found := _OF_RANK.fullmatch(name))}
+    others = {int(match[1]): name for name in entries if (match := _OF_RANK.fullmatch(name))}
     return [INDEX, *(others[rank] for rank in sorted(others))]
 
 

@@ -99,8 +99,8 @@ def write_tensors(
     # After a header of a multiple of 8 bytes come the largest items first, so that each tensor is aligned to its item
     # size.
     pieces = {
-        name: each if isinstance(each, Chunks) else Chunks(each.dtype, each.shape, [each])
-        for name, each in tensors.items()
+        name: tensor if isinstance(tensor, Chunks) else Chunks(tensor.dtype, tensor.shape, [tensor])
+        for name, tensor in tensors.items()
     }
     ordered = sorted(pieces.items(), key=lambda item: -item[1].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}

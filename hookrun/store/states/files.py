@@ -177,9 +177,9 @@ def _numbers(run: Path) -> list[int]:
     if (run / CHECKPOINTS).is_symlink():
         return []
     try:
-        found = [entry.name for entry in os.scandir(run / CHECKPOINTS) if entry.is_dir(follow_symlinks=False)]
+        names = [entry.name for entry in os.scandir(run / CHECKPOINTS) if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
     return [
-        int(match[1]) for name in found if (match := _NAME.fullmatch(name)) and _named(int(match[1])) == name
+        int(match[1]) for name in names if (match := _NAME.fullmatch(name)) and _named(int(match[1])) == name
     ]

@@ -155,8 +155,8 @@ def _named_shards(root: Path, index: Path, reached: IndexPosition) -> set[Path]:
     with open_inside(index, root) as file:
         lines = file.read(reached.index).splitlines()
     if len(lines) != reached.shards:
-        what = f"its index has {len(lines)} lines, the state says {reached.shards}"
-        raise StoreError(f"cannot go on in {root}: {name}: {what}")
+        message = f"its index has {len(lines)} lines, the state says {reached.shards}"
+        raise StoreError(f"cannot go on in {root}: {name}: {message}")
     paths = set[Path]()
     for number, line in enumerate(lines, start=1):
         try:
@@ -167,8 +167,8 @@ def _named_shards(root: Path, index: Path, reached: IndexPosition) -> set[Path]:
         with os_errors(f"cannot go on in {root}: {name}/{shard.file}"):
             size = size_inside(path, root)
         if size != shard.bytes:
-            what = f"{name}/{shard.file} has {size:,} bytes, its index says {shard.bytes:,}"
-            raise StoreError(f"cannot go on in {root}: {what}")
+            message = f"{name}/{shard.file} has {size:,} bytes, its index says {shard.bytes:,}"
+            raise StoreError(f"cannot go on in {root}: {message}")
         paths.add(path)
     return paths
 
