@@ -264,13 +264,16 @@ class ConfigSource(Record):
 class HydraRecord(Record):
     """Hydra's own settings, in .hydra/hydra.yaml or multirun.yaml.
 
-    overrides, hydra_overrides: the overrides of the command line: of the experiment, and of Hydra itself
-    cwd:                        the folder in which the run was started
-    config_name:                the name of the root configuration
+    task_overrides, hydra_overrides: the overrides of the command line: of the experiment, and of Hydra itself
+    cwd:                             the folder in which the run was started
+    config_name:                     the name of the root configuration
     """
 
     mode: Name | None = None
-    overrides: Annotated[Listing[Text], Field(validation_alias=AliasPath("overrides", "task"))] = []
+    overrides: dict[Name, Any] = {}
+    runtime: dict[Name, Any] = {}
+    job: dict[Name, Any] = {}
+    task_overrides: Annotated[Listing[Text], Field(validation_alias=AliasPath("overrides", "task"))] = []
     hydra_overrides: Annotated[Listing[Text], Field(validation_alias=AliasPath("overrides", "hydra"))] = []
     cwd: Annotated[Text, Field(validation_alias=AliasPath("runtime", "cwd"))] = ""
     config_sources: Annotated[

@@ -75,7 +75,7 @@ class StoredSweep:
         """
         problems, kept = list[Problem](), list[str]()
         typed_keys = set(map(_key, typed))
-        for text in self.record.overrides:
+        for text in self.record.task_overrides:
             key = text.partition("=")[0]
             problems += hydra_section.wrong_params({key: ""}, str(self.file), groups, "sweep over")
         for text in self.record.hydra_overrides:
@@ -85,7 +85,7 @@ class StoredSweep:
                 problems += _wrong_setting(key, text, self.file, groups)
         if problems:
             raise SpecError(problems)
-        return [*self.record.overrides, *kept]
+        return [*self.record.task_overrides, *kept]
 
 
 def _key(text: str) -> str:
