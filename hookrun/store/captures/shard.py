@@ -11,13 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    Strict,
-    StringConstraints,
-)
+from pydantic import AfterValidator, ConfigDict, Field, Strict, StringConstraints
 from pydantic.dataclasses import dataclass
 
 from hookrun.store.files import StoreError, os_errors, read_lines
@@ -33,7 +27,7 @@ _OF_RANK = re.compile(r"index_([1-9]\d{0,5})\.jsonl")
 RowKind = Literal["sample", "firing"]
 """What a row is: one `sample` of a batch, or the whole value of one `firing` of the hook."""
 
-_CONFIG = ConfigDict(extra="ignore", defer_build=True)
+_CONFIG = ConfigDict(extra="ignore", defer_build=True)  # not strict: a strict dataclass is not made from a mapping
 _Count = Annotated[Count, Strict()]
 _Shared = Annotated[Name, AfterValidator(sys.intern)]
 """A text that many entries have: it is kept in memory once."""
