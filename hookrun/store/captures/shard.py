@@ -27,9 +27,8 @@ _OF_RANK = re.compile(r"index_([1-9]\d{0,5})\.jsonl")
 RowKind = Literal["sample", "firing"]
 """What a row is: one `sample` of a batch, or the whole value of one `firing` of the hook."""
 
-_CONFIG = ConfigDict(
-    extra="ignore", defer_build=True
-)  # not strict: a strict dataclass is not made from a mapping
+# Not strict: a strict dataclass is not made from a mapping.
+_CONFIG = ConfigDict(extra="ignore", defer_build=True)
 _Count = Annotated[Count, Strict()]
 _Shared = Annotated[Name, AfterValidator(sys.intern)]
 """A text that many entries have: it is kept in memory once."""
