@@ -29,6 +29,15 @@ class StoreError(HookrunError):
 
 
 @contextmanager
+def os_errors(message: str) -> Iterator[None]:
+    """Raise a StoreError for an OSError of the block: the message, and the system's own."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{message}: {os_reason(error)}") from error
+
+
+@contextmanager
 def replacing(path: Path, *, flushes: bool = True, flushes_folder: bool = True) -> Iterator[BinaryIO]:
     """Write a file atomically: `path` is replaced only once the new content is complete and on disk.
 
@@ -70,13 +79,10 @@ def write_json(path: Path, value: Mapping[str, Any], *, flushes_folder: bool = T
 def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write `value` over a small file: not atomically, but a full disk has room where the old content lies."""
     text = f"{encode(value, indent=2)}\n".encode("ascii")
-    try:
-        with open(path, "r+b", buffering=0) as file:
-            file.write(text)
-            file.truncate()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {os_reason(error)}") from error
+    with os_errors(f"cannot write {path}"), open(path, "r+b", buffering=0) as file:
+        file.write(text)
+        file.truncate()
+        os.fsync(file.fileno())
 
 
 def make_folder(path: Path, *, parents: bool = True) -> None:
@@ -84,10 +90,8 @@ def make_folder(path: Path, *, parents: bool = True) -> None:
 
     parents: also make the folders above; False inside a run directory, which is not made again after its removal
     """
-    try:
+    with os_errors(f"cannot make the folder {path}"):
         path.mkdir(parents=parents, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot make the folder {path}: {os_reason(error)}") from error
 
 
 def sync_folder(path: Path) -> None:
@@ -123,7 +127,7 @@ class Lines:
         """Add a line for each record, or none of them: StoreError if the file system refuses."""
         if not records:
             return
-        lines = memoryview("".join(f"{encode(each)}\n" for each in records).encode("ascii"))
+        lines = memoryview("".join(f"{encode(record)}\n" for record in records).encode("ascii"))
         self.require_there()
         try:
             if self._file is None:
@@ -149,20 +153,15 @@ class Lines:
     def size(self) -> int:
         """The size of the file in bytes, which may not be on the disk yet; 0 without a line."""
         self.require_there()
-        try:
+        with os_errors(f"cannot read {self.path}"), suppress(FileNotFoundError):
             return os.stat(self.path, follow_symlinks=False).st_size
-        except FileNotFoundError:
-            return 0
-        except OSError as error:
-            raise StoreError(f"cannot read {self.path}: {os_reason(error)}") from error
+        return 0
 
     def sync(self) -> None:
         """Wait until every line so far is on the disk; another thread may add lines. StoreError if the disk refuses."""
         if self._file is not None:
-            try:
+            with os_errors(f"cannot flush {self.path}"):
                 os.fsync(self._file)
-            except OSError as error:
-                raise StoreError(f"cannot flush {self.path}: {os_reason(error)}") from error
 
     def require_there(self) -> None:
         """StoreError if the open file was removed or replaced: no reader would find its lines."""
@@ -193,10 +192,8 @@ def read_json(path: Path, root: Path | None = None) -> Any:
 
     StoreError if it cannot be read or is not JSON.
     """
-    try:
+    with os_errors(f"cannot read {path}"):
         data = read_inside(path, root, limit=MOST_JSON)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
     try:
         return decode(data)
     except ValueError as error:
@@ -219,8 +216,8 @@ def read_lines(
         with open_inside(path, root) as file:
             size = os.fstat(file.fileno()).st_size
             if size > MOST_LINES:
-                what = f"it has {size:,} bytes, more than the {MOST_LINES:,} that are read"
-                raise StoreError(f"cannot read {path}: {what}")
+                message = f"it has {size:,} bytes, more than the {MOST_LINES:,} that are read"
+                raise StoreError(f"cannot read {path}: {message}")
             while data := file.read(BYTES_AT_ONCE):
                 *lines, rest = (rest + data).split(b"\n")
                 if len(rest) > MOST_LINE:

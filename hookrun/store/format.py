@@ -168,9 +168,9 @@ def _require_shallow(value: Any) -> None:
     for _ in range(MOST_DEPTH + 1):
         level = [
             inner
-            for each in level
-            if isinstance(each, dict | list)
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for node in level
+            if isinstance(node, dict | list)
+            for inner in (node.values() if isinstance(node, dict) else node)
             if isinstance(inner, dict | list)
         ]
         if not level:

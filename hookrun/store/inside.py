@@ -52,11 +52,11 @@ def open_inside(path: Path, root: Path | None = None) -> BinaryIO:
     finally:
         os.close(folder)
     try:
-        found = os.fstat(file.fileno())
-        _require_kind(found, stat.S_IFREG, path)  # it may have been replaced meanwhile
-        if found.st_size > MOST_HOLES and found.st_blocks * 512 < found.st_size // 64:
-            what = f"it has {found.st_size:,} bytes, of which only {found.st_blocks * 512:,} are on the disk"
-            raise OSError(errno.EINVAL, what, str(path))
+        info = os.fstat(file.fileno())
+        _require_kind(info, stat.S_IFREG, path)  # it may have been replaced meanwhile
+        if info.st_size > MOST_HOLES and info.st_blocks * 512 < info.st_size // 64:
+            message = f"it has {info.st_size:,} bytes, of which only {info.st_blocks * 512:,} are on the disk"
+            raise OSError(errno.EINVAL, message, str(path))
     except BaseException:
         file.close()
         raise
@@ -105,14 +105,14 @@ def listed_inside(root: Path, folder: str = "") -> Iterator[tuple[str, os.stat_r
                 yield path, entry.stat(follow_symlinks=False)
 
 
-def kind_of(found: os.stat_result) -> str:
+def kind_of(info: os.stat_result) -> str:
     """``a link …``, ``a pipe``; ``""`` for a regular file."""
-    return "" if stat.S_ISREG(found.st_mode) else _KINDS.get(stat.S_IFMT(found.st_mode), "not a file")
+    return "" if stat.S_ISREG(info.st_mode) else _KINDS.get(stat.S_IFMT(info.st_mode), "not a file")
 
 
-def _require_kind(found: os.stat_result, kind: int, path: Path) -> None:
-    if stat.S_IFMT(found.st_mode) == kind:
+def _require_kind(info: os.stat_result, kind: int, path: Path) -> None:
+    if stat.S_IFMT(info.st_mode) == kind:
         return
-    if kind == stat.S_IFDIR and stat.S_ISREG(found.st_mode):
+    if kind == stat.S_IFDIR and stat.S_ISREG(info.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "a folder of that path is a file", str(path))
-    raise OSError(errno.EINVAL, f"it is {kind_of(found)}", str(path))
+    raise OSError(errno.EINVAL, f"it is {kind_of(info)}", str(path))

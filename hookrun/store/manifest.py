@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hookrun.errors import listed
 from hookrun.store.captures.shard import index_names
-from hookrun.store.files import StoreError, os_reason, read_lines, write_json
+from hookrun.store.files import StoreError, os_errors, os_reason, read_lines, write_json
 from hookrun.store.format import CAPTURES, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
 from hookrun.store.inside import kind_of, listed_inside, open_inside
 
@@ -41,10 +41,10 @@ def write_manifest(folder: Path) -> str:
         for _, record in read_lines(folder / name / index, folder)
     }
     files = dict[str, dict[str, int | str]]()
-    for path, found in _judged_files(folder):
-        if kind_of(found):
+    for path, info in _judged_files(folder):
+        if kind_of(info):
             continue
-        size, sha256 = found.st_size, known.get((path, found.st_size), "")
+        size, sha256 = info.st_size, known.get((path, info.st_size), "")
         if not sha256:
             size, sha256 = hashed(folder / path, folder)
         files[path] = {"bytes": size, "sha256": sha256}
@@ -60,9 +60,11 @@ def read_manifest(folder: Path, sha256: str) -> dict[str, tuple[int, str]]:
     from hookrun.store.records import ManifestRecord, typed_record
 
     path = folder / MANIFEST
-    found = hashed(path)[1]
-    if found != sha256:
-        raise StoreError(f"{path} was changed: its SHA-256 is {found[:12]}…, status.json says {sha256[:12]}…")
+    actual = hashed(path)[1]
+    if actual != sha256:
+        raise StoreError(
+            f"{path} was changed: its SHA-256 is {actual[:12]}…, status.json says {sha256[:12]}…"
+        )
     record = typed_record(path, ManifestRecord)
     return {name: (file.bytes, file.sha256) for name, file in record.files.items()}
 
@@ -77,14 +79,14 @@ def manifest_faults(
     there = dict(_judged_files(folder))
     for name in manifest.keys() - there.keys():
         yield name, f"{folder / name} is missing"
-    for name, found in there.items():
+    for name, info in there.items():
         path = folder / name
-        if kind := kind_of(found):
+        if kind := kind_of(info):
             yield name, f"{path} is {kind}"
         elif name not in manifest:
             yield name, f"{path} is not in the manifest: it was added after the run"
-        elif found.st_size != manifest[name][0]:
-            yield name, f"{path} has {found.st_size:,} bytes, the manifest says {manifest[name][0]:,}"
+        elif info.st_size != manifest[name][0]:
+            yield name, f"{path} has {info.st_size:,} bytes, the manifest says {manifest[name][0]:,}"
         else:
             try:
                 sha256 = hashed(path, folder)[1]
@@ -104,20 +106,17 @@ def manifest_faults(
 def hashed(path: Path, root: Path | None = None, digest: _Hash | Crc32 | None = None) -> tuple[int, str]:
     """Size in bytes and SHA-256 (or the given digest) of a file, read in blocks. StoreError if it cannot be read."""
     digest, size = hashlib.sha256() if digest is None else digest, 0
-    try:
-        with open_inside(path, root) as file:
-            while block := file.read(BLOCK):
-                digest.update(block)
-                size += len(block)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
+    with os_errors(f"cannot read {path}"), open_inside(path, root) as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            size += len(block)
     return size, digest.hexdigest()
 
 
 def _judged_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     try:
-        for path, found in listed_inside(folder):
+        for path, info in listed_inside(folder):
             if path not in NOT_IN_MANIFEST and not path.startswith(STATES):
-                yield path, found
+                yield path, info
     except OSError as error:
         raise StoreError(f"cannot list {error.filename or folder}: {os_reason(error)}") from error

@@ -41,8 +41,8 @@ def named_files(config: Mapping[str, Any], run: Path | None = None) -> dict[str,
     data = set(_paths(config.get("data")))
     own = None if run is None else run.resolve()
     texts = [text for text in _paths(config) if own is None or Path(text).expanduser().resolve() != own]
-    found = ((text, _content(text, is_data=text in data)) for text in texts)
-    return {text: content for text, content in found if content}
+    contents = {text: _content(text, is_data=text in data) for text in texts}
+    return {text: content for text, content in contents.items() if content}
 
 
 def _paths(node: Any, key: Any = "") -> Iterator[str]:
@@ -63,10 +63,10 @@ def _content(text: str, *, is_data: bool) -> str:
     """The fingerprint of a path; empty if nothing is there, or nothing that counts."""
     with suppress(OSError, ValueError):
         path = Path(text).expanduser()
-        found = path.stat()
-        if stat.S_ISREG(found.st_mode):
-            return _of_file(path, found.st_size) if found.st_size else _EMPTY
-        if stat.S_ISDIR(found.st_mode):
+        info = path.stat()
+        if stat.S_ISREG(info.st_mode):
+            return _of_file(path, info.st_size) if info.st_size else _EMPTY
+        if stat.S_ISDIR(info.st_mode):
             if (status := path / STATUS).is_file():
                 return f"{path.resolve()} {status.read_text(encoding='utf-8')}"
             return _of_folder(path) if is_data else str(path.resolve())

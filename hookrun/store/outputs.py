@@ -26,7 +26,7 @@ def newest_unchanged(folder: Path) -> Path | None:
 
     Reads every file of the run.
     """
-    for run, status in sorted(_ended(folder), key=lambda ended: ended[0], reverse=True):
+    for run, status in _ended(folder):
         with suppress(StoreError):  # a run that cannot be read is not reused
             if status["status"] == "done":
                 manifest = read_manifest(run, status["manifest"])
@@ -44,8 +44,8 @@ def newest_finished(folder: Path) -> Path:
 
 
 def _ended(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The directories of runs with a manifest, and their status; runs that cannot be read are left out."""
-    for path in folder.glob(f"*/{STATUS}"):
+    """The directories of runs with a manifest and their status, the newest name first, without unreadable ones."""
+    for path in sorted(folder.glob(f"*/{STATUS}"), reverse=True):
         if not path.parent.is_symlink():
             with suppress(StoreError):
                 status = read_record(path, Status)

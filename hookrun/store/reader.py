@@ -146,8 +146,8 @@ class Run:
     def predictions(self) -> Leaf | None:
         """The outputs of the model as a capture; None if the run did not write them."""
         hook, module = PREDICTED
-        found = self._captures(PREDICTIONS)
-        return found[hook][module] if found else None
+        captures = self._captures(PREDICTIONS)
+        return captures[hook][module] if captures else None
 
     @property
     def notes(self) -> list[str]:

@@ -264,13 +264,16 @@ class ConfigSource(Record):
 class HydraRecord(Record):
     """Hydra's own settings, in .hydra/hydra.yaml or multirun.yaml.
 
-    overrides, hydra_overrides: the overrides of the command line: of the experiment, and of Hydra itself
-    cwd:                        the folder in which the run was started
-    config_name:                the name of the root configuration
+    task_overrides, hydra_overrides: the overrides of the command line: of the experiment, and of Hydra itself
+    cwd:                             the folder in which the run was started
+    config_name:                     the name of the root configuration
     """
 
     mode: Name | None = None
-    overrides: Annotated[Listing[Text], Field(validation_alias=AliasPath("overrides", "task"))] = []
+    overrides: dict[Name, Any] = {}
+    runtime: dict[Name, Any] = {}
+    job: dict[Name, Any] = {}
+    task_overrides: Annotated[Listing[Text], Field(validation_alias=AliasPath("overrides", "task"))] = []
     hydra_overrides: Annotated[Listing[Text], Field(validation_alias=AliasPath("overrides", "hydra"))] = []
     cwd: Annotated[Text, Field(validation_alias=AliasPath("runtime", "cwd"))] = ""
     config_sources: Annotated[
@@ -394,7 +397,7 @@ _adapter = cache(TypeAdapter)
 def checked(value: Any, model: type[T]) -> T:
     """The value as a record or a dataclass. Raises ValueError that says what is wrong first, and where."""
     try:
-        record: T = _adapter(model).validate_python(value)
+        record: T = _adapter(model).validate_python(value)  # type: ignore[arg-type]  # a class can be hashed
         return record
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None
@@ -437,18 +440,18 @@ def first_problem(error: ValidationError) -> str:
     first = details[0]
     where = ".".join(_short(part) for part in first["loc"])
     kind = type(first["input"]).__name__
-    found = "nothing" if kind == "NoneType" else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    given = "nothing" if kind == "NoneType" else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
     match first["type"]:
         case "missing":
-            what = f"it has no {where.rpartition('.')[2]}"
+            message = f"it has no {where.rpartition('.')[2]}"
         case "model_type" | "dict_type" | "dataclass_type":
-            what = f"found {found}, expected a mapping"
+            message = f"found {given}, expected a mapping"
         case kind if kind.endswith("_type"):
-            what = f"found {found}: {first['msg'].lower()}"
+            message = f"found {given}: {first['msg'].lower()}"
         case _:
-            what = first["msg"][:1].lower() + first["msg"][1:]
+            message = first["msg"][:1].lower() + first["msg"][1:]
     more = f", and {len(details) - 1} more" if len(details) > 1 else ""
-    return f"{what} ({where}{more})" if where or more else what
+    return f"{message} ({where}{more})" if where or more else message
 
 
 def _short(part: int | str) -> str:

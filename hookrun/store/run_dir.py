@@ -21,6 +21,7 @@ from hookrun.store.files import (
     Lines,
     StoreError,
     make_folder,
+    os_errors,
     os_reason,
     overwrite_json,
     replacing,
@@ -245,8 +246,9 @@ class RunDir:
             kept = self.ranks.gathered(self._kept)
             self._kept = []
             if self.ranks.is_main:
-                for stream, line in (each for lines in kept[1:] for each in lines):
-                    self.append(stream, [line])
+                for lines in kept[1:]:
+                    for stream, line in lines:
+                        self.append(stream, [line])
 
     def log_metrics(self, **values: Any) -> None:
         """Append one flat line to metrics.jsonl: numbers (NaN and infinities too), texts, None."""
@@ -297,14 +299,10 @@ class RunDir:
 
     def _require_same_place(self) -> None:
         """StoreError if the directory was replaced since the run began: another run may have its name."""
-        try:
-            found = os.stat(self.path)
-        except OSError as error:
-            raise StoreError(
-                f"the run directory {self.path} cannot be reached: {os_reason(error)}"
-            ) from error
-        self._place = self._place or found
-        if not os.path.samestat(self._place, found):
+        with os_errors(f"the run directory {self.path} cannot be reached"):
+            place = os.stat(self.path)
+        self._place = self._place or place
+        if not os.path.samestat(self._place, place):
             raise StoreError(
                 f"the run directory {self.path} was removed during the run, and another process has created it again"
             )

@@ -92,13 +92,13 @@ def result(lines: Iterable[Line], goal: Goal) -> Result:
     The best epoch is the best of those with a finite value; a last epoch whose value is not finite has no result.
     Single batches are ignored.
     """
-    found = Result(goal, None, None)
+    best = Result(goal, None, None)
     for line in lines:
         value = None if is_batch(line) else measures(line).get(goal.metric)
         if value is None:
             continue
-        is_best = math.isfinite(value) and (found.value is None or goal.is_better(value, found.value))
+        is_best = math.isfinite(value) and (best.value is None or goal.is_better(value, best.value))
         if goal.of == "last" or is_best:
             epoch = line.get("epoch")
-            found = Result(goal, value, epoch if isinstance(epoch, int) else None)
-    return found if found.value is None or math.isfinite(found.value) else Result(goal, None, None)
+            best = Result(goal, value, epoch if isinstance(epoch, int) else None)
+    return best if best.value is None or math.isfinite(best.value) else Result(goal, None, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hookrun.store.captures.shard import Shard, index_names, read_index
-from hookrun.store.files import StoreError, os_reason, read_json, read_lines
+from hookrun.store.files import StoreError, os_errors, read_json, read_lines
 from hookrun.store.format import (
     CAPTURES,
     ENV,
@@ -81,9 +81,9 @@ def verify(path: Path) -> Verified:
     shards = dict[str, Shard]()
     for name in (CAPTURES, PREDICTIONS):
         with findings.judging(f"{name}/{INDEX}") as notes:
-            found, cut_lines = read_index(folder / name)
+            indexed, cut_lines = read_index(folder / name)
             notes += cut_lines
-            shards |= {f"{name}/{shard.file}": shard for shard in found}
+            shards |= {f"{name}/{shard.file}": shard for shard in indexed}
     manifest = None
     if sha256 := status.get("manifest"):
         with findings.judging(MANIFEST):
@@ -132,10 +132,8 @@ def _judge_by_indexes(findings: _Findings, shards: Mapping[str, Shard]) -> None:
             continue  # which shards it names is unknown
         with findings.judging(name):
             known = {*shards, *(f"{name}/{index}" for index in index_names(folder / name))}
-            try:
+            with os_errors(f"cannot list {folder / name}"):
                 there = [path for path, _ in listed_inside(folder, name)]
-            except OSError as error:
-                raise StoreError(f"cannot list {folder / name}: {os_reason(error)}") from error
             strange = [path for path in there if path not in known and not path.startswith(UNFINISHED)]
             findings.notes += [(path, f"{folder / path} is in no index") for path in strange]
     for name, shard in shards.items():

@@ -78,14 +78,14 @@ class StoredSweep:
         typed_keys = {_key(text) for text in typed}.union(_SAID_BY_RESUME)
         kept = [text for text in record.hydra_overrides if _key(text) not in typed_keys]
         problems = list[Problem]()
-        for text in record.overrides:
+        for text in record.task_overrides:
             key = {text.partition("=")[0]: ""}
             problems += hydra_section.wrong_params(key, str(file), groups, "sweep over")
         for text in kept:
             problems += _wrong_setting(_key(text), text, file, groups)
         if problems:
             raise SpecError(problems)
-        return name or record.config_name or "config", [*record.overrides, *kept, *overrides]
+        return name or record.config_name or "config", [*record.task_overrides, *kept, *overrides]
 
 
 def _key(text: str) -> str:

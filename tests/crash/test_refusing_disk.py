@@ -99,10 +99,7 @@ def test_an_index_that_cannot_grow_has_no_partial_line(tmp_path: Path) -> None:
     writer.flush()
     size = (tmp_path / "index.jsonl").stat().st_size
     writer.add("f", "m" * 2 * size, torch.ones(1), sample_ids=None, **AT)  # a line longer than the shard
-    with (
-        files_limited_to(size + 100),
-        pytest.raises(StoreError, match=r"index\.jsonl: File too large; 1"),
-    ):
+    with files_limited_to(size + 100), pytest.raises(StoreError, match=r"index\.jsonl: File too large; 1"):
         writer.flush()
     assert (tmp_path / "index.jsonl").stat().st_size == size
 

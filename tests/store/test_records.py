@@ -52,11 +52,7 @@ def test_missing_and_unknown_keys_of_other_versions_are_accepted() -> None:
         ({"status": "done", "pid": 0}, Status, "input should be greater than or equal to 1 (pid)"),
         (ENTRY | {"rows": "3"}, Entry, "found a str: input should be a valid integer (rows)"),
         (ENTRY | {"rows": True}, Entry, "found a bool: input should be a valid integer (rows)"),
-        (
-            ENTRY | {"rows": 2**53 + 1},
-            Entry,
-            "input should be less than or equal to 9007199254740992 (rows)",
-        ),
+        (ENTRY | {"rows": 2**53 + 1}, Entry, "input should be less than or equal to 9007199254740992 (rows)"),
         (
             ENTRY | {"rows": None, "by": "row"},
             Entry,

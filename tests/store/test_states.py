@@ -1,16 +1,189 @@
-"""Resumable states: complete or absent, the newest complete one is used, a damaged one is named."""
+"""Checkpoints and resumable states: complete or absent, read back equal, and what is damaged is named."""
 
 from __future__ import annotations
 
+import math
 import os
+import random
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from torch import nn, optim
 
 from hookrun.store.files import StoreError
+from hookrun.store.format import decode, encode
+from hookrun.store.states import checkpoint
 from hookrun.store.states.files import newest_state, remove_states, write_state
-from hookrun.store.states.tree import flatten
+from hookrun.store.states.tree import NotPlain, flatten, unflatten
+from hookrun.tasks.training.optimizers import optimizers, schedulers
+
+
+class Tied(nn.Module):
+    """Two names for one weight, as in language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+class Odd(nn.Module):
+    """Buffers of every kind: scalars, transposed, overlapping, empty, low precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        base = torch.arange(6.0)
+        self.register_buffer("scalar", torch.tensor(3))
+        self.register_buffer("transposed", base.reshape(2, 3).t())
+        self.register_buffer("first", base[:4])
+        self.register_buffer("last", base[2:])
+        self.register_buffer("empty", torch.empty(0, 3))
+        self.register_buffer("also_empty", torch.empty(0, 3))
+        self.register_buffer("low", torch.randn(3).bfloat16())
+
+
+NAMED = nn.ModuleDict()
+for name in ("a/b", "line\nbreak", "nul\0", "x" * 300):
+    NAMED.add_module(name, nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("model", [nn.BatchNorm2d(3), Tied(), Odd(), NAMED])
+def test_every_key_is_read_back_equal(tmp_path: Path, model: nn.Module) -> None:
+    path = tmp_path / "checkpoints" / "last.safetensors"
+    checkpoint.save(model, path)
+    found, expected = checkpoint.read(path), model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert all(found[name].dtype == expected[name].dtype for name in expected)
+    model.load_state_dict(found)
+
+
+def test_shared_tensors_are_stored_once_and_shared_again(tmp_path: Path) -> None:
+    path = tmp_path / "last.safetensors"
+    checkpoint.save(Tied(), path)
+    with safe_open(path, framework="pt") as file:
+        assert list(file.keys()) == ["embed.weight"]
+    found = checkpoint.read(path)
+    assert found["head.weight"] is found["embed.weight"]
+
+
+def test_saving_does_not_change_the_model(tmp_path: Path) -> None:
+    model = Odd()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    checkpoint.save(model, tmp_path / "last.safetensors")
+    checkpoint.read(tmp_path / "last.safetensors")["first"].fill_(-1)  # what was read is a copy
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert checkpoint.read(tmp_path / "last.safetensors")["first"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_state_that_is_not_a_tensor_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> Any:
+            return {"scale": 1}
+
+    path = tmp_path / "last.safetensors"
+    with pytest.raises(
+        StoreError, match=r"cannot save '_extra_state' of the model in .*: it is a dict, not a tensor"
+    ):
+        checkpoint.save(Extra(1, 1), path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_or_broken_checkpoint_is_named_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "best.safetensors"
+    with pytest.raises(StoreError, match=f"there is no checkpoint {path}"):
+        checkpoint.read("best.safetensors")
+    path.write_bytes(b"\0" * 100)
+    with pytest.raises(StoreError, match=f"{path} is not a whole safetensors file"):
+        checkpoint.read(path)
+
+
+def through_json(tree: Any) -> Any:
+    values, tensors = flatten(tree)
+    return unflatten(decode(encode(values).encode()), tensors.__getitem__)
+
+
+def test_types_are_read_back() -> None:
+    shared = torch.arange(4)
+    tree = {
+        "numbers": [None, True, 3, -0.0, 1e-300, math.inf],
+        "texts": ["NaN", "tensor", "\\Infinity", "\ud800"],
+        1: (2, "b", ()),
+        (3, "k"): Counter({5: 2}),
+        "generator": random.getstate(),
+        "first": shared,
+        "again": [shared],
+        "empty": [torch.empty(0, 3), torch.empty(0)],
+    }
+    found = through_json(tree)
+
+    assert {key: found[key] for key in found if key not in ("first", "again", "empty")} == {
+        key: tree[key] for key in tree if key not in ("first", "again", "empty")
+    }
+    assert math.copysign(1, found["numbers"][3]) == -1 and type(found[3, "k"]) is Counter
+    assert found["first"] is found["again"][0] and found["first"].equal(shared)
+    assert [each.shape for each in found["empty"]] == [(0, 3), (0,)]
+
+
+def test_nan_is_read_back() -> None:
+    assert math.isnan(through_json({"x": math.nan})["x"])
+
+
+UNPLAIN = {
+    "object": object(),
+    "set": {1, 2},
+    "function": lambda: 0,
+    "device": torch.device("cpu"),
+    "sparse": torch.ones(2).to_sparse(),
+    "bytes": b"x",
+}
+
+
+@pytest.mark.parametrize("value", UNPLAIN.values())
+def test_other_values_are_refused_with_their_place(value: Any) -> None:
+    with pytest.raises(NotPlain, match=r"^optimizer\.3\.x"):
+        flatten({"optimizer": {3: {"x": value}}})
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": 1, "b": 2}, {"code": "x"}, {"items": [[[1], 2]]}, {"keys": 3}, {"items": 3}, {}]
+)
+def test_invalid_input_is_a_value_error(value: Any) -> None:
+    with pytest.raises(ValueError):
+        unflatten(value, {}.__getitem__)
+
+
+def test_the_state_of_every_optimizer_and_schedule_of_torch_is_read_back() -> None:
+    """A user's own classes cannot be checked before a run; torch's are checked here."""
+    more = {
+        "StepLR": {"step_size": 2},
+        "MultiStepLR": {"milestones": [1, 2]},
+        "ExponentialLR": {"gamma": 0.5},
+    }
+    more |= {"OneCycleLR": {"max_lr": 1.0, "total_steps": 9}, "CyclicLR": {"base_lr": 0.1, "max_lr": 1.0}}
+    more |= {"CosineAnnealingLR": {"T_max": 5}, "CosineAnnealingWarmRestarts": {"T_0": 5}}
+    for name, cls in optimizers().items():
+        weight = nn.Parameter(torch.ones(2, 2))
+        weight.grad = torch.ones(2, 2).to_sparse() if name == "SparseAdam" else torch.ones(2, 2)
+        made = cls([weight], lr=0.1)  # type: ignore[call-arg]
+        made.step()
+        loaded = cls([weight], lr=0.2)  # type: ignore[call-arg]
+        loaded.load_state_dict(through_json(made.state_dict()))
+        assert str(loaded.state_dict()) == str(made.state_dict()), name
+    for name, scheduler in schedulers().items():
+        if name == "SWALR":
+            more[name] = {"swa_lr": 0.1}
+        optimizer = optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
+        step = scheduler(optimizer, **more.get(name, {}))
+        assert through_json(step.state_dict()) == step.state_dict(), name
 
 
 def write(run: Path, value: int, **options: int) -> Path:

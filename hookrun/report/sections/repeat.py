@@ -61,7 +61,7 @@ def _again(
         words += ["--config-path", sources["main"]]
     if hydra.config_name not in (None, "config"):
         words += ["--config-name", str(hydra.config_name)]
-    words += _with_places(hydra.overrides, runs, hydra.cwd)
+    words += _with_places(hydra.task_overrides, runs, hydra.cwd)
     of_sweeps = () if is_job else ("hydra/", "hydra.sweeper", "hydra.launcher")
     kept = ("hydra.searchpath", *of_sweeps)
     words += [text for text in hydra.hydra_overrides if text.lstrip("+~").startswith(kept)]

@@ -24,7 +24,7 @@ from hookrun.store.captures.tensor_file import (
     read_rows,
     read_tensor,
 )
-from hookrun.store.files import StoreError, os_reason
+from hookrun.store.files import StoreError, os_errors
 from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
 from hookrun.store.inside import size_inside
 from hookrun.store.records import SampleLine, TokenLine, read_records
@@ -239,8 +239,8 @@ class StoredCapture:
 
     def __repr__(self) -> str:
         kinds = {(part.entry.dtype, part.entry.shape) for part in self._parts}
-        what = " or ".join(f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds))
-        return f"<{self.label}: {len(self)} rows of {what}>"
+        text = " or ".join(f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds))
+        return f"<{self.label}: {len(self)} rows of {text}>"
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
@@ -350,10 +350,10 @@ class _Shards:
             (f"{entry.key}.rows", (entry.rows, len(part.shard.columns)), STORED_DTYPES["int64"]),
         ):
             try:
-                found = file.get_slice(name)
+                stored = file.get_slice(name)
             except SafetensorError as error:
                 raise StoreError(f"{path} lacks the tensor {name!r} that its index names") from error
-            there = (tuple(found.get_shape()), found.get_dtype())
+            there = (tuple(stored.get_shape()), stored.get_dtype())
             if there != (shape, dtype):
                 says = f"is {there[1]} {list(there[0])} where its index says {dtype} {list(shape)}"
                 raise StoreError(f"{path}: the tensor {name!r} {says}")
@@ -362,10 +362,8 @@ class _Shards:
     def _open(self, name: str, size: int) -> Any:
         """The shard's file as safetensors' lazy reader. StoreError if it has not this many bytes."""
         path = self.folder / name
-        try:
+        with os_errors(f"cannot read {path}"):
             there = size_inside(path, self.folder.parent)
-        except OSError as error:
-            raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
         if there != size:
             raise StoreError(
                 f"{path} has {there} bytes where its index says {size}: it was changed or cut off"
@@ -383,10 +381,10 @@ def read_captures(
 
     samples: the names of the samples; those of the run by default
     """
-    found: dict[str, dict[str, dict[str, list[_Part]]]] = {}
+    parts: dict[str, dict[str, dict[str, list[_Part]]]] = {}
     for shard in shards:
         for entry in shard.entries:
-            paths = found.setdefault(entry.hook, {}).setdefault(entry.module, {})
+            paths = parts.setdefault(entry.hook, {}).setdefault(entry.module, {})
             paths.setdefault(entry.path, []).append(_Part(shard, entry))
 
     opened, table = _Shards(folder), samples or SampleTable(folder.parent)
@@ -400,7 +398,7 @@ def read_captures(
         return Lookup("tensor", f"{hook} at {module!r}", captures)
 
     hooks = {}
-    for hook, modules in found.items():
+    for hook, modules in parts.items():
         leaves = {module: leaf(hook, module, paths) for module, paths in modules.items()}
         hooks[hook] = Lookup("module", f"the captures of {hook!r}", leaves, aliases)
     return Lookup("hook", f"the captures of {folder.parent}", hooks)

@@ -7,19 +7,14 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    Strict,
-    StringConstraints,
-)
+from pydantic import AfterValidator, ConfigDict, Field, Strict, StringConstraints
 from pydantic.dataclasses import dataclass
 
-from hookrun.store.files import StoreError, os_reason, read_lines
+from hookrun.store.files import StoreError, os_errors, read_lines
 from hookrun.store.format import INDEX, STORED_DTYPES, VERSION
 from hookrun.store.records import Count, Listing, Name, Sha256, checked
 
@@ -32,6 +27,7 @@ _OF_RANK = re.compile(r"index_([1-9]\d{0,5})\.jsonl")
 RowKind = Literal["sample", "firing"]
 """What a row is: one `sample` of a batch, or the whole value of one `firing` of the hook."""
 
+# Not strict: a strict dataclass is not made from a mapping.
 _CONFIG = ConfigDict(extra="ignore", defer_build=True)
 _Count = Annotated[Count, Strict()]
 _Shared = Annotated[Name, AfterValidator(sys.intern)]
@@ -115,13 +111,10 @@ def shard_name(rank: int, number: int) -> str:
 
 def index_names(folder: Path) -> list[str]:
     """The names of the indexes in the folder in the order of the ranks; always with that of rank 0."""
-    try:
+    entries: list[str] = []
+    with os_errors(f"cannot list {folder}"), suppress(FileNotFoundError, NotADirectoryError):
         entries = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        entries = []
-    except OSError as error:
-        raise StoreError(f"cannot list {folder}: {os_reason(error)}") from error
-    others = {int(found[1]): name for name in entries if (found := _OF_RANK.fullmatch(name))}
+    others = {int(match[1]): name for name in entries if (match := _OF_RANK.fullmatch(name))}
     return [INDEX, *(others[rank] for rank in sorted(others))]
 
 

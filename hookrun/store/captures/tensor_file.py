@@ -65,8 +65,7 @@ _MOST_UNHASHED = 1 << 26
 class Crc32:
     """A checksum with the methods of hashlib's: it finds damage by a disk, in half the time of a SHA-256."""
 
-    def __init__(self) -> None:
-        self._value = 0
+    _value = 0
 
     def update(self, data: bytes | memoryview, /) -> None:
         """Add bytes."""
@@ -100,8 +99,8 @@ def write_tensors(
     # After a header of a multiple of 8 bytes come the largest items first, so that each tensor is aligned to its item
     # size.
     pieces = {
-        name: each if isinstance(each, Chunks) else Chunks(each.dtype, each.shape, [each])
-        for name, each in tensors.items()
+        name: tensor if isinstance(tensor, Chunks) else Chunks(tensor.dtype, tensor.shape, [tensor])
+        for name, tensor in tensors.items()
     }
     ordered = sorted(pieces.items(), key=lambda item: -item[1].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -113,8 +112,8 @@ def write_tensors(
     head += b" " * (-len(head) % 8)
 
     size = unhashed = 0
-    memory = (_memory(chunk) for _, piece in ordered for chunk in piece.chunks)
-    blocks = _joined(chain([memoryview(len(head).to_bytes(8, "little") + head)], memory))
+    chunks = chain.from_iterable(piece.chunks for _, piece in ordered)
+    blocks = _blocks(len(head).to_bytes(8, "little") + head, chunks)
     # Hashing takes twice as long as writing; both release the GIL. The thread starts with the first `submit`.
     with ThreadPoolExecutor(1) as hashing:
         for data in blocks:
@@ -134,17 +133,19 @@ def write_tensors(
     return size
 
 
-def _joined(blocks: Iterable[memoryview]) -> Iterator[memoryview]:
-    """The same bytes with small blocks joined, because each block costs time."""
-    small = bytearray()
-    for block in blocks:
-        if small and (block.nbytes >= _SMALL or len(small) >= _LARGE):
+def _blocks(head: bytes, tensors: Iterable[Tensor]) -> Iterator[memoryview]:
+    """The bytes of the file; small pieces are joined, because each block costs time."""
+    small = bytearray(head)
+    for tensor in tensors:
+        plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+        data: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
+        if small and (data.nbytes >= _SMALL or len(small) >= _LARGE):
             yield memoryview(bytes(small))
             small.clear()
-        if block.nbytes >= _SMALL:
-            yield block
+        if data.nbytes >= _SMALL:
+            yield data
         else:
-            small += block
+            small += data
     if small:
         yield memoryview(bytes(small))
 
@@ -178,8 +179,3 @@ def read_rows(file: Any, name: str, start: int, stop: int) -> Tensor:
     with torch.device("cpu"):
         rows: Tensor = file.get_slice(name)[start:stop]
         return rows
-
-
-def _memory(tensor: Tensor) -> memoryview:
-    plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy().data

@@ -159,11 +159,9 @@ class CaptureWriter:
             tensor = leaf.detach()
             by_sample = samples is not None and tensor.dim() > 0 and len(tensor) == len(samples)
             if self._batch is not None and samples is not None and not by_sample:
-                what = (
-                    f"a tensor of shape {list(tensor.shape)} in a batch of {len(samples)} rows of this rank"
-                )
                 raise StoreError(
-                    f"cannot capture hook {hook!r} at module {module!r}: {what}: each rank would have another one"
+                    f"cannot capture hook {hook!r} at module {module!r}: a tensor of shape {list(tensor.shape)} in a "
+                    f"batch of {len(samples)} rows of this rank: each rank would have another one"
                 )
             rows = tensor if by_sample else tensor.unsqueeze(0)
             table = torch.empty((len(rows), len(self._columns)), dtype=torch.int64, device="cpu")
@@ -202,8 +200,8 @@ class CaptureWriter:
         """Flush the buffer and return the folder's position, as an IndexPosition."""
         self.flush()
         counts = dict[str, dict[str, tuple[int, int, int]]]()
-        for (hook, module), each in self.counts.items():
-            counts.setdefault(hook, {})[module] = (each.tensors, each.bytes, each.rows)
+        for (hook, module), count in self.counts.items():
+            counts.setdefault(hook, {})[module] = (count.tensors, count.bytes, count.rows)
         turns = self._batch is not None
         self._index.sync()
         return {"index": self._index.size(), "shards": self.shards, "counts": counts, "turns": turns}

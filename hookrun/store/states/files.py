@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from hookrun.store.captures.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
-from hookrun.store.files import StoreError, os_reason, read_json, sync_folder
+from hookrun.store.files import StoreError, os_errors, os_reason, read_json, sync_folder
 from hookrun.store.format import CHECKPOINTS, encode
 from hookrun.store.manifest import hashed
 from hookrun.store.states.tree import unflatten
@@ -118,10 +118,8 @@ def remove_states(run: Path) -> None:
     """Remove every state, since the run has ended. StoreError if that fails."""
     for number in _numbers(run):
         path = run / CHECKPOINTS / _named(number)
-        try:
+        with os_errors(f"cannot remove {path}"):
             shutil.rmtree(path)
-        except OSError as error:
-            raise StoreError(f"cannot remove {path}: {os_reason(error)}") from error
     with suppress(OSError):
         (run / CHECKPOINTS).rmdir()  # succeeds only if the folder is empty
 
@@ -179,9 +177,9 @@ def _numbers(run: Path) -> list[int]:
     if (run / CHECKPOINTS).is_symlink():
         return []
     try:
-        found = [entry.name for entry in os.scandir(run / CHECKPOINTS) if entry.is_dir(follow_symlinks=False)]
+        names = [entry.name for entry in os.scandir(run / CHECKPOINTS) if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
     return [
-        int(match[1]) for name in found if (match := _NAME.fullmatch(name)) and _named(int(match[1])) == name
+        int(match[1]) for name in names if (match := _NAME.fullmatch(name)) and _named(int(match[1])) == name
     ]

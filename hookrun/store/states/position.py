@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from hookrun.store.captures.shard import Shard, index_name, index_names
-from hookrun.store.files import StoreError, os_reason, sync_folder
+from hookrun.store.files import StoreError, os_errors, os_reason, sync_folder
 from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
@@ -131,15 +131,12 @@ def _require_lines(root: Path, path: Path, size: int) -> None:
     if not size and not is_there(path):
         return
     name = path.relative_to(root)
-    try:
-        with open_inside(path, root) as file:
-            there = os.fstat(file.fileno()).st_size
-            last = b"\n"
-            if 0 < size <= there:
-                file.seek(size - 1)
-                last = file.read(1)
-    except OSError as error:
-        raise StoreError(f"cannot go on in {root}: {name}: {os_reason(error)}") from error
+    with os_errors(f"cannot go on in {root}: {name}"), open_inside(path, root) as file:
+        there = os.fstat(file.fileno()).st_size
+        last = b"\n"
+        if 0 < size <= there:
+            file.seek(size - 1)
+            last = file.read(1)
     if there < size:
         raise StoreError(f"cannot go on in {root}: {name} has {there:,} bytes, the state says {size:,}")
     if last != b"\n":
@@ -158,21 +155,20 @@ def _named_shards(root: Path, index: Path, reached: IndexPosition) -> set[Path]:
     with open_inside(index, root) as file:
         lines = file.read(reached.index).splitlines()
     if len(lines) != reached.shards:
-        what = f"its index has {len(lines)} lines, the state says {reached.shards}"
-        raise StoreError(f"cannot go on in {root}: {name}: {what}")
+        message = f"its index has {len(lines)} lines, the state says {reached.shards}"
+        raise StoreError(f"cannot go on in {root}: {name}: {message}")
     paths = set[Path]()
     for number, line in enumerate(lines, start=1):
         try:
             shard = Shard.of(decode(line))
-            path = index.with_name(shard.file)
-            size = size_inside(path, root)
         except ValueError as error:
             raise StoreError(f"{index}, line {number}: {error}") from error
-        except OSError as error:
-            raise StoreError(f"cannot go on in {root}: {name}/{shard.file}: {os_reason(error)}") from error
+        path = index.with_name(shard.file)
+        with os_errors(f"cannot go on in {root}: {name}/{shard.file}"):
+            size = size_inside(path, root)
         if size != shard.bytes:
-            what = f"{name}/{shard.file} has {size:,} bytes, its index says {shard.bytes:,}"
-            raise StoreError(f"cannot go on in {root}: {what}")
+            message = f"{name}/{shard.file} has {size:,} bytes, its index says {shard.bytes:,}"
+            raise StoreError(f"cannot go on in {root}: {message}")
         paths.add(path)
     return paths
 

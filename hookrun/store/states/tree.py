@@ -74,12 +74,12 @@ def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
 
 def unflatten(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     """The tree that `flatten` was given, with shared tensors shared again. Raises ValueError for any other value."""
-    found = dict[str, Tensor]()
+    tensors = dict[str, Tensor]()
 
     def once(name: Any) -> Tensor:
-        if name not in found:
-            found[name] = tensor(str(name))
-        return found[name]
+        if name not in tensors:
+            tensors[name] = tensor(str(name))
+        return tensors[name]
 
     return _tree(value, once)
 
