@@ -120,7 +120,7 @@ def _histogram(values: Tensor, statistics: Summary, rows: int) -> Figure:
     return histogram("distribution", counts.tolist(), edges.tolist(), note="; ".join(notes))
 
 
-def _of_rows(sample: CapturedRows, capture: StoredCapture, what: str, facts: Facts) -> list[Figure]:
+def _of_rows(sample: CapturedRows, capture: StoredCapture, kind: str, facts: Facts) -> list[Figure]:
     shape = sample.values.shape[1:]
     match [length for length in shape if length > 1] if not capture.is_by_sample else list(shape):
         case [] | [1]:
@@ -132,7 +132,7 @@ def _of_rows(sample: CapturedRows, capture: StoredCapture, what: str, facts: Fac
             return [_matrices(sample, tiles, capture.is_by_sample, facts)]
         case [*first, height, width]:
             tiles = sample.values.reshape(len(sample.values), math.prod(first), height, width)
-            return [_images(sample, tiles, what if len(shape) == 3 else "", facts)]
+            return [_images(sample, tiles, kind if len(shape) == 3 else "", facts)]
     return []
 
 
