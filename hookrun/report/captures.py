@@ -20,6 +20,9 @@ from hookrun.report.sampling import CapturedRows, Summary, draw, summary
 from hookrun.report.token_strips import strips_of_capture, strips_of_predictions
 from hookrun.store.captures.read import StoredCapture, spread
 
+MOST_VIEWS = 40
+"""Captured tensors that are drawn, not counting predictions; the others are listed."""
+
 BINS = 48
 MOST_BARS = 64
 MOST_TILES = 12
@@ -175,7 +178,7 @@ def _images(sample: CapturedRows, tiles: Tensor, what: str, facts: Facts) -> Fig
         note=note,
         inputs=[facts.pictures.get(sample.sample_of(row), "") for row in rows],
         pages=MOST_TILES,
-        room=MOST_PAGED // max(len(facts.captured), 1),
+        room=MOST_PAGED // max(min(len(facts.captured), MOST_VIEWS), 1),
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from hookrun.actions.base import ABOUT
 from hookrun.errors import counted, listed
-from hookrun.report.captures import CaptureView, place, view_capture
+from hookrun.report.captures import MOST_VIEWS, CaptureView, place, view_capture
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
 from hookrun.report.draw.pictures import heat
@@ -197,9 +197,6 @@ def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> 
         }
     return points, "step" if is_rising else "firing"
 
-
-MOST_VIEWS = 40
-"""Captured tensors that are drawn, not counting predictions; the others are listed."""
 
 MOST_SAMPLES = 200
 """Samples that are listed with their predicted class."""
