@@ -32,7 +32,7 @@ def try_report(path: Path) -> Path | None:
     try:
         return write_report(path)
     except Exception as error:
-        what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
+        message = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
         again = f"python -m hookrun.report {path}"
-        print(f"report: not made: {what}\n  to make it later: {again}", file=sys.stderr, flush=True)
+        print(f"report: not made: {message}\n  to make it later: {again}", file=sys.stderr, flush=True)
         return None

@@ -20,6 +20,9 @@ from hookrun.report.sampling import CapturedRows, Summary, draw, summary
 from hookrun.report.token_strips import strips_of_capture, strips_of_predictions
 from hookrun.store.captures.read import StoredCapture, spread
 
+MOST_VIEWS = 40
+"""Captured tensors that are drawn, not counting predictions; the others are listed."""
+
 BINS = 48
 MOST_BARS = 64
 MOST_TILES = 12
@@ -120,7 +123,7 @@ def _histogram(values: Tensor, statistics: Summary, rows: int) -> Figure:
     return histogram("distribution", counts.tolist(), edges.tolist(), note="; ".join(notes))
 
 
-def _of_rows(sample: CapturedRows, capture: StoredCapture, what: str, facts: Facts) -> list[Figure]:
+def _of_rows(sample: CapturedRows, capture: StoredCapture, kind: str, facts: Facts) -> list[Figure]:
     shape = sample.values.shape[1:]
     match [length for length in shape if length > 1] if not capture.is_by_sample else list(shape):
         case [] | [1]:
@@ -132,7 +135,7 @@ def _of_rows(sample: CapturedRows, capture: StoredCapture, what: str, facts: Fac
             return [_matrices(sample, tiles, capture.is_by_sample, facts)]
         case [*first, height, width]:
             tiles = sample.values.reshape(len(sample.values), math.prod(first), height, width)
-            return [_images(sample, tiles, what if len(shape) == 3 else "", facts)]
+            return [_images(sample, tiles, kind if len(shape) == 3 else "", facts)]
     return []
 
 
@@ -175,7 +178,7 @@ def _images(sample: CapturedRows, tiles: Tensor, what: str, facts: Facts) -> Fig
         note=note,
         inputs=[facts.pictures.get(sample.sample_of(row), "") for row in rows],
         pages=MOST_TILES,
-        room=MOST_PAGED // max(len(facts.captured), 1),
+        room=MOST_PAGED // max(min(len(facts.captured), MOST_VIEWS), 1),
     )
 
 

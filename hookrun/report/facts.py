@@ -213,16 +213,16 @@ def read_facts(path: Path) -> Facts:
     notes = list[str]()
     status = _status(run, notes)
 
-    def tried(what: str, read: Callable[[], T], otherwise: T) -> T:
+    def tried(part: str, read: Callable[[], T], otherwise: T) -> T:
         try:
             return read()
         except HookrunError as error:  # the page then has a note instead of this part
-            notes.append(f"{what} can't be read: {error}")
+            notes.append(f"{part} can't be read: {error}")
             return otherwise
 
-    def record(what: str, name: str, model: type[R]) -> R:
+    def record(part: str, name: str, model: type[R]) -> R:
         path = run.path / name
-        return tried(what, lambda: typed_record(path, model), model()) if is_there(path) else model()
+        return tried(part, lambda: typed_record(path, model), model()) if is_there(path) else model()
 
     facts = Facts(
         path=run.path,

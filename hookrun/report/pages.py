@@ -65,13 +65,13 @@ def write_sweep_report(folder: Path) -> Path:
 def _sweep_title(facts: SweepFacts) -> str:
     """``clip_fc over hooks.clip_fc.max``: the experiment, or task and model, and the swept keys."""
     named = {job.overrides.get("experiment") for job in facts.compared} - {None}
-    what = str(named.pop()) if len(named) == 1 else ""
-    if not what:
+    name = str(named.pop()) if len(named) == 1 else ""
+    if not name:
         content = read_yaml(facts.folder / facts.jobs[0].name / CONFIG, facts.folder)
-        sections = [content.get(name) for name in ("task", "model")] if isinstance(content, dict) else []
-        what = " ".join(str(each.get("name", "")) for each in sections if isinstance(each, dict)).strip()
+        sections = [content.get(key) for key in ("task", "model")] if isinstance(content, dict) else []
+        name = " ".join(str(each.get("name", "")) for each in sections if isinstance(each, dict)).strip()
     keys = listed(facts.varied or facts.asked, MOST_KEYS)
-    return " over ".join(filter(None, [what or facts.folder.name, keys]))
+    return " over ".join(filter(None, [name or facts.folder.name, keys]))
 
 
 def _csv(facts: SweepFacts) -> str:

@@ -88,8 +88,8 @@ class SweepFacts:
         others = [key for key in self.varied if not is_about_hooks(key)]
         wanted = [job.overrides.get(key) for key in others]
         alike = [each for each in self.baselines if [each.overrides.get(key) for key in others] == wanted]
-        found = alike if len(alike) == 1 else self.baselines
-        return found[0] if len(found) == 1 else None
+        baselines = alike if len(alike) == 1 else self.baselines
+        return baselines[0] if len(baselines) == 1 else None
 
     def difference(self, job: JobFacts) -> float | None:
         """The job's value minus its baseline's, of the objective or of `measure`; None if it is not known.

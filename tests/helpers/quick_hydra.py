@@ -4,13 +4,9 @@ A small run spends four fifths of its time in Hydra, which composes twice and ea
 files, in about a thousand runs. Here the results of Hydra's pure functions are cached as pickles, so that a run cannot
 change the cached objects. hookrun's own readers and checks are not cached. Cached are:
 
-- the content of config files in the folders of hookrun and Hydra, and which there are, but not of files that tests
-  write
-- the defaults list, if there are no other config folders, and the merged content of its files; with another config
-  folder, the merged content of the files before the first one of that folder
+- the content of config files in the folders of hookrun and Hydra, but not of files that tests write
+- the defaults list, if there are no other config folders, and the merged content of its files
 - parsed overrides, except those that call a function: `shuffle` draws random numbers
-
-The map that Hydra builds for interpolations in a defaults list is built only when it is needed.
 
 Half of the remaining time goes into deep copies of configurations. OmegaConf creates each node and then fills it; here
 the copies are created filled.
@@ -29,25 +25,22 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from hydra._internal import config_loader_impl, defaults_list
+from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
 from hydra._internal.defaults_list import DefaultsList
-from hydra.core.default_element import InputDefault, ResultDefault
+from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override, nodes
+from omegaconf import DictConfig, ListConfig, nodes
 
 from hookrun.compose.loader import _is_ours
 
 Original = Callable[..., Any]
 _memory: dict[tuple[object, ...], bytes] = {}
 _shipped: dict[tuple[str, ...], bool] = {}
-_there: dict[tuple[object, ...], bool] = {}
 
 
 def _remembered(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
@@ -85,19 +78,6 @@ def _load_config(original: Original) -> Original:
     return load_config
 
 
-def _is_there(original: Original) -> Original:
-    @wraps(original)
-    def is_there(self: ConfigSource, config_path: str) -> bool:
-        if not _is_shipped(self):
-            return original(self, config_path)  # type: ignore[no-any-return]
-        key = original, *_place(self), config_path
-        if key not in _there:
-            _there[key] = original(self, config_path)
-        return _there[key]
-
-    return is_there
-
-
 def _create_defaults_list(original: Original) -> Original:
     @wraps(original)
     def create_defaults_list(
@@ -124,72 +104,12 @@ def _compose(original: Original) -> Original:
     @wraps(original)
     def compose(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
         if not all(map(_is_shipped, repo.get_sources())):
-            return _begun(original, self, defaults, repo)
+            return original(self, defaults, repo)  # type: ignore[no-any-return]
         places = [_place(each) for each in repo.get_sources()]
         key = "merged", *places, *(tuple(vars(each).values()) for each in defaults)
         return _remembered(key, lambda: original(self, defaults, repo))  # type: ignore[no-any-return]
 
     return compose
-
-
-def _begun(
-    original: Original, self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository
-) -> DictConfig:
-    """Compose, with the shipped files at the beginning of the list merged already."""
-    first: list[ResultDefault] = []
-    key: list[object] = ["begun"]
-    for each in defaults:
-        path = each.config_path
-        source = next((found for found in repo.get_sources() if path and found.is_config(path)), None)
-        if source is None or not _is_shipped(source):
-            break
-        first.append(each)
-        key += [_place(source), *vars(each).values()]
-    load = self._load_single_config
-
-    def merged() -> DictConfig:
-        cfg = OmegaConf.create()
-        with flag_override(cfg, "no_deepcopy_set_nodes", True):
-            for each in first:
-                cfg.merge_with(load(each, repo).config)
-        return cfg
-
-    def load_single_config(default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
-        if default is not last:
-            return load(default, repo)
-        return ConfigResult(provider="", path="", config=_remembered(tuple(key), merged), header={})
-
-    if not first:
-        return original(self, defaults, repo)  # type: ignore[no-any-return]
-    last = first[-1]
-    self._load_single_config = load_single_config  # type: ignore[method-assign]
-    try:
-        return original(self, defaults[len(first) - 1 :], repo)  # type: ignore[no-any-return]
-    finally:
-        del self._load_single_config
-
-
-class _Choices:
-    """What a defaults list may take its choices from, once it does."""
-
-    def __init__(self, gather: Callable[[], DictConfig]) -> None:
-        self.gather = gather
-
-
-def _create_interpolation_map(original: Original) -> Original:
-    @wraps(original)
-    def create_interpolation_map(overrides: Any, defaults: list[Any], self_added: bool) -> _Choices:
-        return _Choices(lambda: original(overrides, defaults, self_added))
-
-    return create_interpolation_map
-
-
-def _resolve_interpolation(original: Original) -> Original:
-    @wraps(original)
-    def resolve_interpolation(self: InputDefault, choices: _Choices, value: str | None) -> Any:
-        return original(self, choices.gather(), value)
-
-    return resolve_interpolation
 
 
 def _parse(original: Original) -> Original:
@@ -245,16 +165,11 @@ _VALUES = (
 )
 _COPIED: frozenset[type] = frozenset({DictConfig, ListConfig, *_VALUES})
 
-_SOURCES = (FileConfigSource, ImportlibResourcesConfigSource)
-
 REMEMBERING: list[tuple[object, str, Callable[[Original], Original]]] = [
     (ConfigRepository, "load_config", _load_config),
     (config_loader_impl, "create_defaults_list", _create_defaults_list),
-    (defaults_list, "_create_interpolation_map", _create_interpolation_map),
-    (InputDefault, "_resolve_interpolation_impl", _resolve_interpolation),
     (ConfigLoaderImpl, "_compose_config_from_defaults_list", _compose),
     (OverridesParser, "parse_rule", _parse),
-    *((each, name, _is_there) for each in _SOURCES for name in ("is_config", "is_group")),
     *((each, "__deepcopy__", _deepcopy) for each in _COPIED),
 ]
 """(owner, name) of each function, with the decorator that makes the cached version."""

@@ -78,9 +78,9 @@ def lines(
     return Figure(title, picture, names, notes, table=table)
 
 
-def _notes(note: str, lost: int, what: str) -> str:
-    """The note, and how many values were left out because they are not `what`."""
-    left_out = f"{lost:,} {'value is' if lost == 1 else 'values are'} not {what}" if lost else ""
+def _notes(note: str, lost: int, kind: str) -> str:
+    """The note, and how many values were left out because they are not `kind`."""
+    left_out = f"{lost:,} {'value is' if lost == 1 else 'values are'} not {kind}" if lost else ""
     return "; ".join(filter(None, [note, left_out]))
 
 

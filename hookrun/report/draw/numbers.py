@@ -89,9 +89,9 @@ def of_bins(title: str, counts: Sequence[int], edges: Sequence[float]) -> tuple[
     )
     step = -(-len(counts) // MOST_ROWS)
     rows = [
-        (number(edges[start]), number(edges[min(start + step, len(counts))]), f"{found:,}")
+        (number(edges[start]), number(edges[min(start + step, len(counts))]), f"{count:,}")
         for start in range(0, len(counts), step)
-        if (found := sum(counts[start : start + step]))
+        if (count := sum(counts[start : start + step]))
     ]
     return said, Table(ALL, ("from", "to", "count"), tuple(rows))
 
@@ -149,8 +149,8 @@ def _extremes(values: Array, names: Sequence[str]) -> str:
     )
 
 
-def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], total: int, what: str) -> Table:
-    title = ALL if len(rows) == total else f"{ALL}, {len(rows)} of {counted(total, what)}"
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], total: int, noun: str) -> Table:
+    title = ALL if len(rows) == total else f"{ALL}, {len(rows)} of {counted(total, noun)}"
     return Table(title, tuple(map(one_line, heads)), tuple(rows))
 
 

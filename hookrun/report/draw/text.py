@@ -11,10 +11,7 @@ def visible(text: str, kept: str = "\n\t") -> str:
     """The text with control, bidirectional and other unprintable characters as escapes, except those in `kept`."""
     if text.isprintable():
         return text
-    return "".join(
-        c if c.isprintable() or c in kept else c.encode("unicode_escape", "surrogatepass").decode("ascii")
-        for c in text
-    )
+    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
 
 
 def one_line(text: str) -> str:

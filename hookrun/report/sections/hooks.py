@@ -17,7 +17,7 @@ import numpy as np
 
 from hookrun.actions.base import ABOUT
 from hookrun.errors import counted, listed
-from hookrun.report.captures import CaptureView, place, view_capture
+from hookrun.report.captures import MOST_VIEWS, CaptureView, place, view_capture
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
 from hookrun.report.draw.pictures import heat
@@ -55,7 +55,7 @@ def is_measured(record: Record) -> bool:
 
 def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
     """(place, text) of the first records that contain more than numbers."""
-    found = []
+    texts = list[tuple[str, str]]()
     for record in records:
         if (values := recorded(record)) and not is_measured(record):
             words = "  ".join(
@@ -63,10 +63,10 @@ def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
                 for key, value in values.items()
             )
             at = f"{module_name(str(record['module']))} {one_line(str(record.get('path') or ''))}".strip()
-            found.append((f"step {record['step']}  {at}", words[:MOST_CHARACTERS]))
-            if len(found) == MOST_LINES:
+            texts.append((f"step {record['step']}  {at}", words[:MOST_CHARACTERS]))
+            if len(texts) == MOST_LINES:
                 break
-    return found
+    return texts
 
 
 def statistics(records: Sequence[Record], places: Mapping[str, int], *, are_gradients: bool) -> list[Figure]:
@@ -159,9 +159,9 @@ def _of_single_layers(points: Points, unit: str) -> list[str]:
             smallest.append(min(above, key=itemgetter(0)))
         elif 0 in ys:
             zero.append(name)
-        for what, is_one in (("NaN", math.isnan), ("infinite", math.isinf)):
+        for kind, is_one in (("NaN", math.isnan), ("infinite", math.isinf)):
             if steps := [x for x, y in zip(xs, ys, strict=True) if is_one(y)]:
-                first[what][name] = steps[0]
+                first[kind][name] = steps[0]
     facts = list[str]()
     if len(largest) > 1:
         for title, extremes, is_most in (("largest", largest, True), ("smallest above 0", smallest, False)):
@@ -172,11 +172,11 @@ def _of_single_layers(points: Points, unit: str) -> list[str]:
             facts.append(f"{title}: {', '.join(some)}")
     if zero:
         facts.append(f"exactly 0 throughout, {counted(len(zero), 'layer')}: {listed(zero, MOST_NAMED)}")
-    for what, layers in first.items():
+    for kind, layers in first.items():
         if layers:
             shown = listed(sorted(layers, key=layers.__getitem__), MOST_NAMED)
             since = number(min(layers.values()))
-            facts.append(f"{what} from {unit} {since}, {counted(len(layers), 'layer')}: {shown}")
+            facts.append(f"{kind} from {unit} {since}, {counted(len(layers), 'layer')}: {shown}")
     return facts
 
 
@@ -197,9 +197,6 @@ def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> 
         }
     return points, "step" if is_rising else "firing"
 
-
-MOST_VIEWS = 40
-"""Captured tensors that are drawn, not counting predictions; the others are listed."""
 
 MOST_SAMPLES = 200
 """Samples that are listed with their predicted class."""

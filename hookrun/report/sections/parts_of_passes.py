@@ -27,21 +27,21 @@ def _parts(facts: Facts) -> dict[str, Any] | None:
 
 def _latest(facts: Facts, of: str) -> dict[str, list[Line]]:
     """Split -> the lines of its last pass that have a valid position or sample."""
-    found = defaultdict[str, dict[tuple[object, object], list[Line]]](dict)
+    passes_of = defaultdict[str, dict[tuple[object, object], list[Line]]](dict)
     for line in facts.metrics.records:
         if line.get("of") == of and is_place(line.get(of)):
-            found[str(line.get("split", ""))].setdefault((line.get("epoch"), line.get("step")), []).append(
-                line
-            )
-    return {split: list(passes.values())[-1] for split, passes in found.items()}
+            passes_of[str(line.get("split", ""))].setdefault(
+                (line.get("epoch"), line.get("step")), []
+            ).append(line)
+    return {split: list(passes.values())[-1] for split, passes in passes_of.items()}
 
 
 def _by_position(facts: Facts) -> list[Figure]:
     """One chart for each metric, a curve for each split."""
     curves = defaultdict[str, list[Series]](list)
-    for split, found in _latest(facts, "position").items():
+    for split, lines_of_split in _latest(facts, "position").items():
         points = defaultdict[str, dict[int, float]](dict)
-        for line in found:
+        for line in lines_of_split:
             for name, value in numbers(line, without=_ABOUT).items():
                 points[name][line["position"]] = value
         for name, values in points.items():

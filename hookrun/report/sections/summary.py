@@ -31,7 +31,7 @@ def _summary(facts: Facts) -> list[tuple[str, str]]:
         "duration": (duration(seconds) if seconds is not None else None),
         "seed": number(config["seed"]) if isinstance(config.get("seed"), int) else None,
         "device": device,
-        "versions": ", ".join(f"{name} {found}" for name in _VERSIONS if (found := getattr(env, name))),
+        "versions": ", ".join(f"{name} {version}" for name in _VERSIONS if (version := getattr(env, name))),
         "platform": env.platform,
         "plan": (facts.plan.hash or "")[:12],
         "exit code": status.get("exit_code"),
