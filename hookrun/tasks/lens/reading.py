@@ -76,6 +76,7 @@ Score = Callable[[Tensor, slice], Tensor]
 class Lens:
     """Computes the readings of observed forwards.
 
+    places: the module paths to read
     parts:  residual, layers or heads
     frozen: the final norm keeps the scale that it has on the final stream of each position
     top:    how many tokens are recorded for each part
@@ -86,7 +87,8 @@ class Lens:
         self, model: nn.Module, places: Places, parts: str, frozen: bool, top: int, edited: bool = False
     ) -> None:
         self.parts = parts
-        self._model, self._places, self._frozen, self._top, self._edited = model, places, frozen, top, edited
+        self.places = places
+        self._model, self._frozen, self._top, self._edited = model, frozen, top, edited
         self._unembed: Any = model.get_submodule(places.unembed)
         weight = self._unembed.weight
         assert isinstance(weight, Tensor)
@@ -112,10 +114,10 @@ class Lens:
             return
         score: Score = self._by_frozen(seen) if self._frozen else self._by_norm(seen)
         if structure is None:
-            for part in residual(self._model, self._places, seen):
+            for part in residual(self._model, self.places, seen):
                 yield self._read(part, score, asked, output)
         else:
-            for part in contributions(self._model, self._places, structure, seen):
+            for part in contributions(self._model, self.places, structure, seen):
                 yield self._read(part, score, asked)
 
     def read_output(self, output: Tensor, asked: ScoredPositions) -> PartRead:
@@ -130,7 +132,7 @@ class Lens:
         norm, constant = self._final_norm(seen)
         scores, factor = seen.scores, self._factor
         assert scores is not None
-        total = torch.zeros_like(wide(seen.inputs[self._places.final_norm]))
+        total = torch.zeros_like(wide(seen.inputs[self.places.final_norm]))
 
         def linear(rows: Tensor, at: slice) -> Tensor:
             return rows @ wide(self._weight).T.to(rows.dtype) * factor
@@ -139,7 +141,7 @@ class Lens:
             logits = _at(output, asked, at) if self._cap is None else _at(scores, asked, at) * factor
             return logits - linear(rows, at) - constant * factor
 
-        for part in contributions(self._model, self._places, structure, seen):
+        for part in contributions(self._model, self.places, structure, seen):
             rows = norm(part.rows)
             total += rows
             yield self._read(replace(part, rows=rows), linear, asked)
@@ -156,7 +158,7 @@ class Lens:
 
         And [V]: the contribution of the biases of the norm and of the unembedding to the logits.
         """
-        path = self._places.final_norm
+        path = self.places.final_norm
         module: Any = self._model.get_submodule(path)
         norm = frozen(path, module, seen.inputs[path], module.forward(seen.inputs[path]))
         weight, bias = wide(self._weight), getattr(self._unembed, "bias", None)
@@ -165,8 +167,8 @@ class Lens:
 
     def _by_norm(self, seen: ObservedForward) -> Score:
         """Logits of whole streams by the model's own norm and unembedding, without their hooks."""
-        norm: Any = self._model.get_submodule(self._places.final_norm)
-        dtype = seen.outputs[self._places.blocks[-1]].dtype
+        norm: Any = self._model.get_submodule(self.places.final_norm)
+        dtype = seen.outputs[self.places.blocks[-1]].dtype
         return lambda rows, at: self._finished(self._unembed.forward(norm.forward(rows.to(dtype))))
 
     def _by_frozen(self, seen: ObservedForward) -> Score:
@@ -226,7 +228,7 @@ class Lens:
             if self._frozen and self.parts != "residual" and self._cap is not None:
                 raise HookrunError(
                     "a hook changes the model's output after the soft cap on the logits, but contributions add up "
-                    f"only before the cap; hook {self._places.unembed} instead, or use task.parts=residual"
+                    f"only before the cap; hook {self.places.unembed} instead, or use task.parts=residual"
                 )
             return
         assert seen.scores is not None
@@ -235,7 +237,7 @@ class Lens:
         expected = _at(output, asked, at) if output.shape == seen.scores.shape else None
         if expected is None or bool(((made - expected).abs() > rounding(output.dtype, expected)).any()):
             raise HookrunError(
-                f"the model changes the output of {self._places.unembed} before it returns it, in a way that the lens "
+                f"the model changes the output of {self.places.unembed} before it returns it, in a way that the lens "
                 "does not know: name the module that computes the model's output with task.unembed"
             )
 
