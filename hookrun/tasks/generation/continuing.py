@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
+from hookrun.run_values.sources import computable
 from hookrun.runtime.tokens.calls import IDS, MASK, POSITIONS, parameters_of
 from hookrun.spec.task import Sampling
 from hookrun.tasks.generation.next_token import NextTokens
+from hookrun.tasks.metrics.rows import token_scores
 from hookrun.tasks.run.batches import Batch
-from hookrun.values.containers import children
 
 
 @dataclass(frozen=True)
@@ -177,13 +178,11 @@ class LoopContinuer(nn.Module):
 
 def next_scores(output: Any, input_ids: Tensor) -> Tensor:
     """[B, V]: the scores of the next token, in float32 or float64. HookrunError if the output has no such scores."""
-    members = dict(children(output))
-    found = output if isinstance(output, Tensor) else members.get("logits", members.get(0))
-    if not isinstance(found, Tensor) or found.dim() != 3 or found.shape[:2] != input_ids.shape:
-        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(output).__name__}"
+    scores = token_scores(output)
+    if scores is None or scores.dim() != 3 or scores.shape[:2] != input_ids.shape:
+        what = f"a {type(output).__name__}" if scores is None else f"shape {list(scores.shape)}"
         raise HookrunError(
             f"task=generate needs scores [batch, length, vocabulary] for tokens {list(input_ids.shape)}, and the model "
             f"returned {what}: use a language model, whose output or its `logits` are the scores of the next tokens"
         )
-    last = found[:, -1]
-    return last.float() if last.dtype in (torch.bfloat16, torch.float16) else last
+    return computable(scores[:, -1])

@@ -14,12 +14,12 @@ from hookrun.hook_types import FORWARD
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.plan.texts import decoder_of, tokenizer_of
 from hookrun.runtime.tokens.calls import CallReader
-from hookrun.runtime.tokens.choice import Chosen, Rule
-from hookrun.runtime.tokens.sequences import Sequences
+from hookrun.runtime.tokens.choice import Rule
 from hookrun.store.format import LENS
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.lens.contributions import Observer, Structure, find_structure
-from hookrun.tasks.lens.reading import Lens, PartRead, ScoredPositions
+from hookrun.tasks.lens.reading import Lens, PartKey, PartRead, ScoredPositions
+from hookrun.tasks.metrics.measuring import choose_tokens
 from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.batches import Batch, Batches
 from hookrun.tasks.run.components import as_call
@@ -59,14 +59,18 @@ class _Reader:
         self.means = PartMeans()
         self._context, self._lens, self._rule, self._observer = context, lens, rule, observer
         self._structure: Structure | None = None
-        self._calls, self._sequences = CallReader(model), Sequences(model)
-        self._spans = any(True for each in rule.tokens.filters for _ in each.spans)
+        self._calls = CallReader(model)
         self._decode = decoder_of(tokenizer_of(model, context.prepared.data.tokenizer).tokenizer)
 
     def read(self, batch: Batch) -> None:
         """Run the batch, write its lines, and add it to the means."""
         context, observer, lens = self._context, self._observer, self._lens
-        chosen, shape = self._chosen(batch)
+        call = self._calls.read(*as_call(batch.inputs, context.model))
+        if call is None:
+            raise HookrunError(
+                "task=lens reads sequences of tokens, and the samples of the data have no input_ids"
+            )
+        chosen, shape = choose_tokens(self._rule, call, batch), (call.rows, call.columns)
         if not len(chosen):  # none of the samples has such a token
             context.forward(batch)
             return
@@ -90,25 +94,8 @@ class _Reader:
             parts = list(lens.read(seen, output, asked, self._structure))
             self.means.add(None, lens.read_output(output, asked), asked)
         for part in parts:
-            self.means.add((part.name, part.layer, part.head), part, asked)
+            self.means.add(part.key, part, asked)
         write_lines(context.run_dir, batch.split, lens.parts, chosen.rows, asked, parts, self._text)
-
-    def _chosen(self, batch: Batch) -> tuple[Chosen, tuple[int, int]]:
-        """The positions to read, and (batch, length)."""
-        call = self._calls.read(*as_call(batch.inputs, self._context.model))
-        if call is None:
-            raise HookrunError(
-                "task=lens reads sequences of tokens, and the samples of the data have no input_ids"
-            )
-        if self._spans:
-            self._sequences.spans = batch.spans
-        self._sequences.set_by_hand(call)
-        of = self._sequences.current
-        assert of is not None
-        try:
-            return self._rule.choose(of, (call.columns,), batch.ids), (call.rows, call.columns)
-        except ValueError as error:
-            raise HookrunError(f"task.{error}") from error
 
     def _text(self, token: int) -> str | None:
         return None if token < 0 or self._decode is None else self._decode(token)
@@ -123,9 +110,6 @@ def changes_logits(plan: ResolvedPlan, unembed: str) -> bool:
 
 # ---- means and lines ----------------------------------------------------------------------------------------------
 
-
-PartKey = tuple[str, int | None, int | None]
-"""(name, layer, head) of a part."""
 
 Sums = dict[str, float]
 """Sums over positions: `kl`, `right`, `answer_logit` and `logit_difference`; and the numbers of `positions`, of those
@@ -227,11 +211,10 @@ def write_lines(
         sample_rows = list(of_sample)
         for part, (top, probabilities, answer, wrong, kl) in zip(parts, columns, strict=True):
             for row in sample_rows:
-                line = {
-                    "sample": numbers[row], "split": split, "part": part.name, "kind": kind, "layer": part.layer
-                }  # fmt: skip
-                if part.head is not None:
-                    line["head"] = part.head
+                name, layer, head = part.key
+                line = {"sample": numbers[row], "split": split, "part": name, "kind": kind, "layer": layer}
+                if head is not None:
+                    line["head"] = head
                 line |= {"position": positions[row], "token": tokens[row], "text": text(tokens[row])}
                 best = zip(top[row], probabilities[row], strict=True)
                 line["top"] = [[token, text(token), probability] for token, probability in best]

@@ -47,20 +47,22 @@ class ScoredPositions:
     wrong: Tensor
 
 
+PartKey = tuple[str, int | None, int | None]
+"""The name, the layer and the head of a part."""
+
+
 @dataclass
 class PartRead:
     """What was computed for one part at N positions, on the CPU.
 
-    name, layer, head:          as in `StreamPart`
+    key:                        its name, layer and head, as in `StreamPart`
     top, probabilities:         [N, k], the tokens with the largest logits, and their probabilities
     answer_logit, wrong_logit:  [N]
     right:                      [N] bool, whether the most probable token is the answer
     kl:                         [N], KL(output || part) in nats; None: not compared with the output
     """
 
-    name: str
-    layer: int | None
-    head: int | None
+    key: PartKey
     top: Tensor
     probabilities: Tensor
     answer_logit: Tensor
@@ -218,9 +220,8 @@ class Lens:
         top, probabilities, answers, wrongs, right, kl = (
             torch.cat(each).cpu() for each in zip(*blocks, strict=True)
         )
-        about = part.name, part.layer, part.head
-        compared = kl if output is not None else None
-        return PartRead(*about, top, probabilities, answers, wrongs, right, compared)
+        key, compared = (part.name, part.layer, part.head), kl if output is not None else None
+        return PartRead(key, top, probabilities, answers, wrongs, right, compared)
 
     def _check_scores(self, seen: ObservedForward, output: Tensor, asked: ScoredPositions) -> None:
         """Check at the first positions that the lens computes the model's logits from the unembedding's output."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
@@ -65,10 +63,7 @@ class BeforeStep:
     own_code: the step runs the user's own Python, which may use Python's and NumPy's generators
     """
 
-    def __init__(
-        self, model: nn.Module, hooks: Installation, device: torch.device, *, own_code: bool
-    ) -> None:
-        self._device = torch.get_device_module(device) if device.type != "cpu" else None
+    def __init__(self, model: nn.Module, hooks: Installation, *, own_code: bool) -> None:
         self._own_code = own_code
         modules = model.named_modules()
         self._buffers = [_Buffer(path, module, name) for path, module in modules for name in module._buffers]
@@ -77,9 +72,7 @@ class BeforeStep:
 
     def take(self) -> None:
         """Record the state. Only buffers that were written since the last call are copied."""
-        self._torch_state = torch.default_generator.get_state()
-        self._device_state = self._device.get_rng_state() if self._device is not None else None
-        self._python_states = (random.getstate(), np.random.get_state()) if self._own_code else None
+        self._generators = generator_states(python=self._own_code)
         self._draws = {(site.hook_name, site.path): site.draws_place for site in self._drawing}
         written = list[_Buffer]()
         for buffer in self._buffers:
@@ -108,12 +101,7 @@ class BeforeStep:
     @torch.no_grad()
     def restore(self, copy: nn.Module, hooks: Installation) -> None:
         """Set the random generators, and the buffers and hooks' draws of a copy of the model, to the recorded state."""
-        torch.set_rng_state(self._torch_state)
-        if self._device is not None:
-            self._device.set_rng_state(self._device_state)
-        if self._python_states is not None:
-            random.setstate(self._python_states[0])
-            np.random.set_state(self._python_states[1])
+        set_generators(self._generators)
         modules = dict(copy.named_modules())
         for buffer in self._buffers:
             if buffer.copy is not None:

@@ -18,7 +18,7 @@ from hookrun.errors import SpecError
 from hookrun.store.reader import Run
 from hookrun.tasks.metrics import rows as rows_of
 from hookrun.tasks.metrics.metrics import DEFAULT, METRICS, kl, load_metrics, probability, rank
-from hookrun.tasks.metrics.rows import RowPart, class_scores, of_samples, of_tokens, token_scores
+from hookrun.tasks.metrics.rows import RowPart, of_samples, of_tokens, token_scores
 
 
 def test_metrics_are_loaded_in_the_given_order_or_by_default() -> None:
@@ -271,7 +271,6 @@ def test_samples_have_a_row_of_the_main_tensor_if_it_has_one_for_each() -> None:
     assert found is not None and torch.equal(found, scores) and not found.requires_grad
     for output in (scores[None], {}, None, scores.sum()):
         assert of_samples(output, labels).scores is None
-    assert class_scores([]) is class_scores(scores[None]) is class_scores(scores.long()) is None
 
 
 def test_scores_of_tokens_are_the_logits_and_never_another_tensor_of_the_same_shape() -> None:
