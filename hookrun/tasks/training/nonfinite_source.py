@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
@@ -72,7 +74,8 @@ class BeforeStep:
 
     def take(self) -> None:
         """Record the state. Only buffers that were written since the last call are copied."""
-        self._generators = generator_states(python=self._own_code)
+        self._generators = generator_states(python=False)
+        self._python = (random.getstate(), np.random.get_state()) if self._own_code else None
         self._draws = {(site.hook_name, site.path): site.draws_place for site in self._drawing}
         written = list[_Buffer]()
         for buffer in self._buffers:
@@ -102,6 +105,9 @@ class BeforeStep:
     def restore(self, copy: nn.Module, hooks: Installation) -> None:
         """Set the random generators, and the buffers and hooks' draws of a copy of the model, to the recorded state."""
         set_generators(self._generators)
+        if self._python is not None:
+            random.setstate(self._python[0])
+            np.random.set_state(self._python[1])
         modules = dict(copy.named_modules())
         for buffer in self._buffers:
             if buffer.copy is not None:
