@@ -83,9 +83,8 @@ class BeforeStep:
             if now is None:
                 buffer.tensor = buffer.copy = None
                 continue
-            uncounted = (
-                isinstance(buffer.module, _NormBase) or now.is_inference()
-            )  # torch counts no versions there
+            # torch counts no versions of these
+            uncounted = isinstance(buffer.module, _NormBase) or now.is_inference()
             version = None if uncounted else now._version
             if now is buffer.tensor and version is not None and version == buffer.version:
                 continue
