@@ -147,12 +147,16 @@ class GenerateTask(TaskOfSplits):
 
     def perform(self, context: RunContext) -> None:
         """Continue every sample. Raises HookrunError if the split has no samples."""
+        from hookrun.tasks.generation.continuing import GenerationKeys
         from hookrun.tasks.generation.generation import Generation, Sums, show
         from hookrun.tasks.run.batches import BatchesOfSplits
 
         batches = BatchesOfSplits(context.prepared, self.splits)
         names = context.sample_names(batches.parts)
-        generation, sums = Generation(self, context), Sums()
+        keys = GenerationKeys(
+            self.max_new_tokens, self.sampling, self.compare, self.stop, self.prompt_tokens, self.cache
+        )
+        generation, sums = Generation(keys, context), Sums()
         with context.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
             for batch in passed:
                 with context.logged(context.hooks.clock.step):

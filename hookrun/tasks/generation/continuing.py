@@ -6,20 +6,32 @@ Prompts are padded again, on the side that lets each prompt continue as it would
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
+from hookrun.run_values.sources import computable
 from hookrun.runtime.tokens.calls import IDS, MASK, POSITIONS, parameters_of
+from hookrun.spec.task import Sampling
 from hookrun.tasks.generation.next_token import NextTokens
+from hookrun.tasks.metrics.rows import token_scores
 from hookrun.tasks.run.batches import Batch
-from hookrun.values.containers import children
 
-if TYPE_CHECKING:
-    from hookrun.tasks.generate import GenerateTask
+
+@dataclass(frozen=True)
+class GenerationKeys:
+    """The keys of task=generate; see `GenerateTask`."""
+
+    max_new_tokens: int = 32
+    sampling: Sampling | None = None
+    compare: bool = False
+    stop: tuple[int, ...] | None = None
+    prompt_tokens: int | None = None
+    cache: bool = True
 
 
 def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
@@ -61,7 +73,7 @@ def continue_prompts(
     model: nn.Module,
     prompts: Sequence[list[int]],
     choosing: NextTokens,
-    task: GenerateTask,
+    keys: GenerationKeys,
     device: torch.device,
     *,
     stop: tuple[int, ...],
@@ -75,7 +87,7 @@ def continue_prompts(
     tokens = padded(prompts, pad, left=not (generates(model) and has_encoder(model)))
     input_ids, mask = (each.to(device) for each in tokens)
     if generates(model):
-        _generate(model, input_ids, mask, choosing, task, stop=stop, pad=pad)
+        _generate(model, input_ids, mask, choosing, keys, stop=stop, pad=pad)
     else:
         LoopContinuer(model).generate(input_ids, mask, choosing, stop)
 
@@ -101,7 +113,7 @@ def _generate(
     input_ids: Tensor,
     mask: Tensor,
     choosing: NextTokens,
-    task: GenerateTask,
+    keys: GenerationKeys,
     *,
     stop: tuple[int, ...],
     pad: int,
@@ -121,10 +133,10 @@ def _generate(
     config_class: Any = transformers.GenerationConfig  # Any: the class is not typed
     own = model.generation_config
     model.generation_config = config_class(
-        max_new_tokens=task.max_new_tokens,
+        max_new_tokens=keys.max_new_tokens,
         do_sample=False,
         num_beams=1,
-        use_cache=task.cache,
+        use_cache=keys.cache,
         eos_token_id=list(stop) or None,
         pad_token_id=pad,
         bos_token_id=own.bos_token_id,
@@ -166,13 +178,11 @@ class LoopContinuer(nn.Module):
 
 def next_scores(output: Any, input_ids: Tensor) -> Tensor:
     """[B, V]: the scores of the next token, in float32 or float64. HookrunError if the output has no such scores."""
-    members = dict(children(output))
-    found = output if isinstance(output, Tensor) else members.get("logits", members.get(0))
-    if not isinstance(found, Tensor) or found.dim() != 3 or found.shape[:2] != input_ids.shape:
-        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(output).__name__}"
+    scores = token_scores(output)
+    if scores is None or scores.dim() != 3 or scores.shape[:2] != input_ids.shape:
+        what = f"a {type(output).__name__}" if scores is None else f"shape {list(scores.shape)}"
         raise HookrunError(
             f"task=generate needs scores [batch, length, vocabulary] for tokens {list(input_ids.shape)}, and the model "
             f"returned {what}: use a language model, whose output or its `logits` are the scores of the next tokens"
         )
-    last = found[:, -1]
-    return last.float() if last.dtype in (torch.bfloat16, torch.float16) else last
+    return computable(scores[:, -1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,14 +14,11 @@ from hookrun.data import DataInfo
 from hookrun.data.tokenizer import FromFolder
 from hookrun.plan.texts import Tokenizer, decoder_of, tokenizer_of
 from hookrun.runtime.rng import derived_seed
-from hookrun.tasks.generation.continuing import continue_prompts, prompts_of, runs_together
+from hookrun.tasks.generation.continuing import GenerationKeys, continue_prompts, prompts_of, runs_together
 from hookrun.tasks.generation.next_token import Continuation, NextTokens, divergence, most_probable
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.generators import generator_states, set_generators
-
-if TYPE_CHECKING:
-    from hookrun.tasks.generate import GenerateTask
 
 NEXT = 10
 """How many of the most probable first new tokens are recorded."""
@@ -36,21 +33,21 @@ _MOST_TOKEN, _MOST_SHOWN = 20, 160
 class Generation:
     """Continues the prompts of a run, one batch at a time."""
 
-    def __init__(self, task: GenerateTask, context: RunContext) -> None:
+    def __init__(self, keys: GenerationKeys, context: RunContext) -> None:
         model, info = context.model, context.prepared.data
-        self._task, self._context = task, context
+        self._keys, self._context = keys, context
         self._texts = Texts(tokenizer_of(model, info.tokenizer).tokenizer)
-        self._stop = stop_tokens(task.stop, model, info)
+        self._stop = stop_tokens(keys.stop, model, info)
         self._begins = _config_value(model, "forced_bos_token_id")
         self._pad = 0 if info.tokenizer is None else info.tokenizer.pad_id
 
     def records(self, batch: Batch) -> list[dict[str, Any]]:
         """The lines of generations.jsonl for the samples of the batch, in their order."""
         context, texts = self._context, self._texts
-        prompts = prompts_of(batch, self._task.prompt_tokens)
-        before = generator_states() if self._task.compare else {}
+        prompts = prompts_of(batch, self._keys.prompt_tokens)
+        before = generator_states() if self._keys.compare else {}
         now, without = self._continued(batch, prompts), list[Continuation]()
-        if self._task.compare:
+        if self._keys.compare:
             after = generator_states()
             set_generators(before)  # so that random numbers that the model itself draws are the same
             with context.hooks.paused():
@@ -66,7 +63,7 @@ class Generation:
 
     def _continued(self, batch: Batch, prompts: Sequence[list[int]]) -> list[Continuation]:
         """The continuation of each prompt; prompts run together, or those of each length by themselves."""
-        context, task, samples = self._context, self._task, batch.ids.tolist()
+        context, keys, samples = self._context, self._keys, batch.ids.tolist()
         lengths = [0 if runs_together(context.model) else len(ids) for ids in prompts]
         continued = dict[int, Continuation]()
         for length in dict.fromkeys(lengths):
@@ -75,11 +72,11 @@ class Generation:
             seeds = [
                 derived_seed(context.settings.seed, "generation", batch.split, samples[row]) for row in rows
             ]
-            most, stop, pad = task.max_new_tokens, self._stop, self._pad
-            choosing = NextTokens(task.sampling, seeds, stop=stop, most=most, begins=self._begins, pad=pad)
+            most, stop, pad = keys.max_new_tokens, self._stop, self._pad
+            choosing = NextTokens(keys.sampling, seeds, stop=stop, most=most, begins=self._begins, pad=pad)
             group, device = [prompts[row] for row in rows], context.prepared.device
             with context.autocast():
-                continue_prompts(context.model, group, choosing, task, device, stop=stop, pad=pad)
+                continue_prompts(context.model, group, choosing, keys, device, stop=stop, pad=pad)
             continued |= {row: choosing.continuation(place) for place, row in enumerate(rows)}
         return [continued[row] for row in range(len(prompts))]
 

@@ -145,9 +145,15 @@ class LensTask(TaskOfOneSplit):
 
     def perform(self, context: RunContext) -> None:
         """Read the split. Raises HookrunError if no sample has a token to read, or if the model is not as expected."""
-        from hookrun.tasks.lens.read_split import read_split
+        from hookrun.runtime.tokens.choice import Rule
+        from hookrun.tasks.lens.read_split import changes_logits, read_split
+        from hookrun.tasks.lens.reading import Lens
 
-        means = read_split(context, self, *self._setup(context.prepared))
+        places, texts = self._setup(context.prepared)
+        edited = changes_logits(context.prepared.plan, places.unembed)
+        lens = Lens(context.model, places, self.parts, self.frozen, self.top, edited)
+        rule = Rule(self.positions, once=False, texts=texts)
+        means = read_split(context, lens, rule, self.split, self.name)
         if not means.sums:
             raise HookrunError("task.tokens: no sample has such a token: name others")
         for line in list(means.lines(self.parts)):

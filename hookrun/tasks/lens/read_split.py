@@ -4,45 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hookrun.actions.site import TokenRows
+from hookrun.data.info import Split
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.hook_types import FORWARD
-from hookrun.plan.plan import PlannedHook
+from hookrun.plan.plan import ResolvedPlan
 from hookrun.plan.texts import decoder_of, tokenizer_of
 from hookrun.runtime.tokens.calls import CallReader
-from hookrun.runtime.tokens.choice import Chosen, Rule, Texts
-from hookrun.runtime.tokens.sequences import Sequences
+from hookrun.runtime.tokens.choice import Rule
 from hookrun.store.format import LENS
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.lens.contributions import Observer, Structure, find_structure
-from hookrun.tasks.lens.places import Places
-from hookrun.tasks.lens.reading import Lens, PartRead, ScoredPositions
+from hookrun.tasks.lens.reading import Lens, PartKey, PartRead, ScoredPositions
+from hookrun.tasks.metrics.measuring import choose_tokens
 from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.batches import Batch, Batches
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.prepare import as_call
 
-if TYPE_CHECKING:
-    from hookrun.tasks.lens import LensTask
 
+def read_split(context: RunContext, lens: Lens, rule: Rule, split: Split, label: str) -> PartMeans:
+    """Read every batch of the split, write its lines to lens.jsonl, and return the means.
 
-def read_split(context: RunContext, task: LensTask, places: Places, texts: Texts) -> PartMeans:
-    """Read every batch of the task's split, write its lines to lens.jsonl, and return the means.
-
-    texts: text in the task's `tokens` -> its token ids
+    rule:  the positions to read
+    label: the label of the progress bar
 
     Raises HookrunError for an empty split, or if the model does not run as the lens expects.
     """
-    batches = Batches(context.prepared, task.split)
+    batches = Batches(context.prepared, split)
     if not len(batches):
-        raise HookrunError(f"the data has no samples in its {task.split} split")
-    observer = Observer(context.model, places, inside=task.parts != "residual")
+        raise HookrunError(f"the data has no samples in its {split} split")
+    observer = Observer(context.model, lens.places, inside=lens.parts != "residual")
     with observer.installation:
-        reader = _Reader(context, task, observer, texts)
-        with context.evaluating(batches, task.name, {"means": reader.means}) as (passed, _):
+        reader = _Reader(context, lens, rule, observer)
+        with context.evaluating(batches, label, {"means": reader.means}) as (passed, _):
             for batch in passed:
                 with context.logged(context.hooks.clock.step):
                     reader.read(batch)
@@ -56,22 +54,23 @@ class _Reader:
     means: the means over the batches so far
     """
 
-    def __init__(self, context: RunContext, task: LensTask, observer: Observer, texts: Texts) -> None:
-        model, plan = context.model, context.prepared.plan
-        edited = any(_changes_logits(hook, observer.places.unembed) for hook in plan.hooks)
+    def __init__(self, context: RunContext, lens: Lens, rule: Rule, observer: Observer) -> None:
+        model = context.model
         self.means = PartMeans()
-        self._context, self._observer = context, observer
-        self._lens = Lens(model, observer.places, task.parts, task.frozen, task.top, edited)
+        self._context, self._lens, self._rule, self._observer = context, lens, rule, observer
         self._structure: Structure | None = None
-        self._calls, self._sequences = CallReader(model), Sequences(model)
-        self._rule = Rule(task.positions, once=False, texts=texts)
-        self._spans = any(True for each in task.positions.filters for _ in each.spans)
+        self._calls = CallReader(model)
         self._decode = decoder_of(tokenizer_of(model, context.prepared.data.tokenizer).tokenizer)
 
     def read(self, batch: Batch) -> None:
         """Run the batch, write its lines, and add it to the means."""
         context, observer, lens = self._context, self._observer, self._lens
-        chosen, shape = self._chosen(batch)
+        call = self._calls.read(*as_call(batch.inputs, context.model))
+        if call is None:
+            raise HookrunError(
+                "task=lens reads sequences of tokens, and the samples of the data have no input_ids"
+            )
+        chosen, shape = choose_tokens(self._rule, call, batch), (call.rows, call.columns)
         if not len(chosen):  # none of the samples has such a token
             context.forward(batch)
             return
@@ -95,42 +94,22 @@ class _Reader:
             parts = list(lens.read(seen, output, asked, self._structure))
             self.means.add(None, lens.read_output(output, asked), asked)
         for part in parts:
-            self.means.add((part.name, part.layer, part.head), part, asked)
+            self.means.add(part.key, part, asked)
         write_lines(context.run_dir, batch.split, lens.parts, chosen.rows, asked, parts, self._text)
-
-    def _chosen(self, batch: Batch) -> tuple[Chosen, tuple[int, int]]:
-        """The positions to read, and (batch, length)."""
-        call = self._calls.read(*as_call(batch.inputs, self._context.model))
-        if call is None:
-            raise HookrunError(
-                "task=lens reads sequences of tokens, and the samples of the data have no input_ids"
-            )
-        if self._spans:
-            self._sequences.spans = batch.spans
-        self._sequences.set_by_hand(call)
-        of = self._sequences.current
-        assert of is not None
-        try:
-            return self._rule.choose(of, (call.columns,), batch.ids), (call.rows, call.columns)
-        except ValueError as error:
-            raise HookrunError(f"task.{error}") from error
 
     def _text(self, token: int) -> str | None:
         return None if token < 0 or self._decode is None else self._decode(token)
 
 
-def _changes_logits(hook: PlannedHook, unembed: str) -> bool:
-    """Whether the hook changes the output of a module around the unembedding."""
-    if hook.spec.action.observes or hook.spec.hook_type is not FORWARD:
-        return False
-    return any(not match.path or unembed.startswith(f"{match.path}.") for match in hook.matches)
+def changes_logits(plan: ResolvedPlan, unembed: str) -> bool:
+    """Whether a hook changes the output of a module around the unembedding."""
+    edits = [each for each in plan.hooks if each.spec.hook_type is FORWARD and not each.spec.action.observes]
+    paths = [match.path for edit in edits for match in edit.matches]
+    return any(not path or unembed.startswith(f"{path}.") for path in paths)
 
 
 # ---- means and lines ----------------------------------------------------------------------------------------------
 
-
-PartKey = tuple[str, int | None, int | None]
-"""(name, layer, head) of a part."""
 
 Sums = dict[str, float]
 """Sums over positions: `kl`, `right`, `answer_logit` and `logit_difference`; and the numbers of `positions`, of those
@@ -232,11 +211,10 @@ def write_lines(
         sample_rows = list(of_sample)
         for part, (top, probabilities, answer, wrong, kl) in zip(parts, columns, strict=True):
             for row in sample_rows:
-                line = {
-                    "sample": numbers[row], "split": split, "part": part.name, "kind": kind, "layer": part.layer
-                }  # fmt: skip
-                if part.head is not None:
-                    line["head"] = part.head
+                name, layer, head = part.key
+                line = {"sample": numbers[row], "split": split, "part": name, "kind": kind, "layer": layer}
+                if head is not None:
+                    line["head"] = head
                 line |= {"position": positions[row], "token": tokens[row], "text": text(tokens[row])}
                 best = zip(top[row], probabilities[row], strict=True)
                 line["top"] = [[token, text(token), probability] for token, probability in best]

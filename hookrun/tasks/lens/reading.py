@@ -47,20 +47,22 @@ class ScoredPositions:
     wrong: Tensor
 
 
+PartKey = tuple[str, int | None, int | None]
+"""The name, the layer and the head of a part."""
+
+
 @dataclass
 class PartRead:
     """What was computed for one part at N positions, on the CPU.
 
-    name, layer, head:          as in `StreamPart`
+    key:                        its name, layer and head, as in `StreamPart`
     top, probabilities:         [N, k], the tokens with the largest logits, and their probabilities
     answer_logit, wrong_logit:  [N]
     right:                      [N] bool, whether the most probable token is the answer
     kl:                         [N], KL(output || part) in nats; None: not compared with the output
     """
 
-    name: str
-    layer: int | None
-    head: int | None
+    key: PartKey
     top: Tensor
     probabilities: Tensor
     answer_logit: Tensor
@@ -76,6 +78,7 @@ Score = Callable[[Tensor, slice], Tensor]
 class Lens:
     """Computes the readings of observed forwards.
 
+    places: the module paths to read
     parts:  residual, layers or heads
     frozen: the final norm keeps the scale that it has on the final stream of each position
     top:    how many tokens are recorded for each part
@@ -86,7 +89,8 @@ class Lens:
         self, model: nn.Module, places: Places, parts: str, frozen: bool, top: int, edited: bool = False
     ) -> None:
         self.parts = parts
-        self._model, self._places, self._frozen, self._top, self._edited = model, places, frozen, top, edited
+        self.places = places
+        self._model, self._frozen, self._top, self._edited = model, frozen, top, edited
         self._unembed: Any = model.get_submodule(places.unembed)
         weight = self._unembed.weight
         assert isinstance(weight, Tensor)
@@ -112,10 +116,10 @@ class Lens:
             return
         score: Score = self._by_frozen(seen) if self._frozen else self._by_norm(seen)
         if structure is None:
-            for part in residual(self._model, self._places, seen):
+            for part in residual(self._model, self.places, seen):
                 yield self._read(part, score, asked, output)
         else:
-            for part in contributions(self._model, self._places, structure, seen):
+            for part in contributions(self._model, self.places, structure, seen):
                 yield self._read(part, score, asked)
 
     def read_output(self, output: Tensor, asked: ScoredPositions) -> PartRead:
@@ -130,7 +134,7 @@ class Lens:
         norm, constant = self._final_norm(seen)
         scores, factor = seen.scores, self._factor
         assert scores is not None
-        total = torch.zeros_like(wide(seen.inputs[self._places.final_norm]))
+        total = torch.zeros_like(wide(seen.inputs[self.places.final_norm]))
 
         def linear(rows: Tensor, at: slice) -> Tensor:
             return rows @ wide(self._weight).T.to(rows.dtype) * factor
@@ -139,7 +143,7 @@ class Lens:
             logits = _at(output, asked, at) if self._cap is None else _at(scores, asked, at) * factor
             return logits - linear(rows, at) - constant * factor
 
-        for part in contributions(self._model, self._places, structure, seen):
+        for part in contributions(self._model, self.places, structure, seen):
             rows = norm(part.rows)
             total += rows
             yield self._read(replace(part, rows=rows), linear, asked)
@@ -156,7 +160,7 @@ class Lens:
 
         And [V]: the contribution of the biases of the norm and of the unembedding to the logits.
         """
-        path = self._places.final_norm
+        path = self.places.final_norm
         module: Any = self._model.get_submodule(path)
         norm = frozen(path, module, seen.inputs[path], module.forward(seen.inputs[path]))
         weight, bias = wide(self._weight), getattr(self._unembed, "bias", None)
@@ -165,8 +169,8 @@ class Lens:
 
     def _by_norm(self, seen: ObservedForward) -> Score:
         """Logits of whole streams by the model's own norm and unembedding, without their hooks."""
-        norm: Any = self._model.get_submodule(self._places.final_norm)
-        dtype = seen.outputs[self._places.blocks[-1]].dtype
+        norm: Any = self._model.get_submodule(self.places.final_norm)
+        dtype = seen.outputs[self.places.blocks[-1]].dtype
         return lambda rows, at: self._finished(self._unembed.forward(norm.forward(rows.to(dtype))))
 
     def _by_frozen(self, seen: ObservedForward) -> Score:
@@ -216,9 +220,8 @@ class Lens:
         top, probabilities, answers, wrongs, right, kl = (
             torch.cat(each).cpu() for each in zip(*blocks, strict=True)
         )
-        about = part.name, part.layer, part.head
-        compared = kl if output is not None else None
-        return PartRead(*about, top, probabilities, answers, wrongs, right, compared)
+        key, compared = (part.name, part.layer, part.head), kl if output is not None else None
+        return PartRead(key, top, probabilities, answers, wrongs, right, compared)
 
     def _check_scores(self, seen: ObservedForward, output: Tensor, asked: ScoredPositions) -> None:
         """Check at the first positions that the lens computes the model's logits from the unembedding's output."""
@@ -226,7 +229,7 @@ class Lens:
             if self._frozen and self.parts != "residual" and self._cap is not None:
                 raise HookrunError(
                     "a hook changes the model's output after the soft cap on the logits, but contributions add up "
-                    f"only before the cap; hook {self._places.unembed} instead, or use task.parts=residual"
+                    f"only before the cap; hook {self.places.unembed} instead, or use task.parts=residual"
                 )
             return
         assert seen.scores is not None
@@ -235,7 +238,7 @@ class Lens:
         expected = _at(output, asked, at) if output.shape == seen.scores.shape else None
         if expected is None or bool(((made - expected).abs() > rounding(output.dtype, expected)).any()):
             raise HookrunError(
-                f"the model changes the output of {self._places.unembed} before it returns it, in a way that the lens "
+                f"the model changes the output of {self.places.unembed} before it returns it, in a way that the lens "
                 "does not know: name the module that computes the model's output with task.unembed"
             )
 

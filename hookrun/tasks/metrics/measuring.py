@@ -16,7 +16,7 @@ from hookrun.plan.texts import FoundTokenizer, texts_of
 from hookrun.run_values import RunReferences
 from hookrun.run_values.sources import CaptureRows
 from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, on_cpu, parameters_of
-from hookrun.runtime.tokens.choice import Rule
+from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.runtime.tokens.passes import Pass
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
@@ -24,7 +24,7 @@ from hookrun.tasks.base import metric_tokens_of
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.losses import NEXT_TOKEN_LOSSES
 from hookrun.tasks.metrics.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE
-from hookrun.tasks.metrics.rows import BatchRows, class_scores, of_samples, of_tokens, precise, token_scores
+from hookrun.tasks.metrics.rows import BatchRows, of_samples, of_tokens, precise, token_scores
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.prepare import Prepared
 
@@ -55,6 +55,30 @@ _UNUSED = torch.Generator()
 """An argument of `CaptureRows.of` that is not used, since no samples are drawn."""
 
 LABELS = "labels"
+
+
+def choose_tokens(rule: Rule, call: CallTokens, batch: Batch, *, decodes: bool = False) -> Chosen:
+    """The tokens of a batch that a rule chooses, as if the batch were one call of the model. HookrunError.
+
+    decodes: they are the tokens of the decoder of an encoder-decoder
+    """
+    real = torch.ones(call.rows, call.columns, dtype=torch.bool) if call.mask is None else call.mask
+    of = Pass(
+        call,
+        real=real,
+        ids=call.ids,
+        prompt=call.columns,
+        new_from=0,
+        number=0,
+        session=None,
+        spans=batch.spans if any(True for each in rule.tokens.filters for _ in each.spans) else {},
+        by_hand=True,
+        decodes=decodes,
+    )
+    try:
+        return rule.choose(of, (call.columns,), batch.ids)
+    except ValueError as error:
+        raise HookrunError(f"task.{error}") from error
 
 
 class Measuring:
@@ -141,7 +165,10 @@ class Measuring:
             ids = None if ids is None else on_cpu(ids)
         chosen = target != IGNORED
         if self._rule is not None:
-            chosen = self._chosen(real, ids, batch, decodes=decodes).to(target.device)
+            call = CallTokens(real.shape[0], real.shape[1], ids, real)
+            places = choose_tokens(self._rule, call, batch, decodes=decodes).on(target.device)
+            chosen = torch.zeros_like(target, dtype=torch.bool)
+            chosen[places] = True
         rows = of_tokens(output, target, chosen, real.cumsum(1) - 1)
         if rows is None:
             raise HookrunError(f"{WHERE}: the model's output has no score for each token at each position")
@@ -158,35 +185,6 @@ class Measuring:
         answers, wrong = (each.to(rows.targets.device)[rows.samples] for each in (answers, batch.wrong))
         return replace(rows, answers=answers, wrong=wrong)
 
-    def _chosen(self, real: Tensor, ids: Tensor | None, batch: Batch, *, decodes: bool) -> Tensor:
-        """[B, T] bool: the tokens that `task.tokens` selects.
-
-        real:    [B, T] bool on the CPU: True for tokens, False for padding
-        ids:     [B, T] int64 on the CPU; None: not known
-        decodes: they are the tokens of the decoder of an encoder-decoder
-        """
-        assert self._rule is not None
-        length = real.shape[1]
-        of = Pass(
-            CallTokens(len(real), length, ids, real),
-            real=real,
-            ids=ids,
-            prompt=length,
-            new_from=0,
-            number=0,
-            session=None,
-            spans=batch.spans if any(True for each in self._rule.tokens.filters for _ in each.spans) else {},
-            by_hand=True,
-            decodes=decodes,
-        )
-        try:
-            places = self._rule.choose(of, (length,), batch.ids).on(torch.device("cpu"))
-        except ValueError as error:
-            raise HookrunError(f"task.{error}") from error
-        chosen = torch.zeros_like(real)
-        chosen[places] = True
-        return chosen
-
     # ---- comparison with other predictions -------------------------------------------------------------------------
 
     def _compared(self, rows: BatchRows, batch: Batch, others: Any) -> BatchRows:
@@ -198,8 +196,8 @@ class Measuring:
                 self._predicted_rows[batch.split] = predicted_rows(self._predicted, batch.split)
             scores: Tensor | None = self._predicted_rows[batch.split].of(batch.ids, _UNUSED)
         else:
-            scores = token_scores(others) if batch.data.of_tokens else class_scores(others)
-        if scores is None:
+            scores = token_scores(others) if batch.data.of_tokens else of_samples(others, batch.target).scores
+        if scores is None or scores.dim() < 2:
             raise HookrunError(f"{WHERE}: 'kl': the model without its hooks returns no scores")
         there, shape = scores.flatten(0, -2), list(rows.scores.shape)
         if list(there.shape) != shape:

@@ -180,14 +180,6 @@ def token_scores(output: Any) -> Tensor | None:
     return found.detach() if isinstance(found, Tensor) else None
 
 
-def class_scores(output: Any) -> Tensor | None:
-    """A model's scores [batch, classes], detached; None if its output does not have this form."""
-    if next(tensors(output), None) is None:
-        return None
-    scores = main_tensor(output).detach()
-    return scores if scores.dim() == 2 and scores.is_floating_point() else None
-
-
 def of_samples(output: Any, target: Tensor) -> BatchRows:
     """A row for each sample: its part of the model's main tensor, if that has one for each sample, and its target."""
     is_tensor = isinstance(output, Tensor)

@@ -11,21 +11,19 @@ import numpy as np
 import torch
 
 
-def generator_states() -> dict[str, Any]:
-    """The states of the generators of torch, NumPy and Python, and of accelerators that are in use."""
-    name, keys, position, has_gauss, gauss = np.random.get_state()
-    version, words, gauss_next = random.getstate()
-    states: dict[str, Any] = {
-        "python": (version, torch.from_numpy(np.array(words, dtype=np.int64)), gauss_next),
-        "numpy": (
-            str(name),
-            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
-            int(position),
-            int(has_gauss),
-            gauss,
-        ),
-        "torch": torch.get_rng_state(),
-    }
+def generator_states(*, python: bool = True) -> dict[str, Any]:
+    """The states of the generators of torch, NumPy and Python, and of accelerators that are in use.
+
+    python: with NumPy's and Python's, which take 0.3 ms in this form
+    """
+    states: dict[str, Any] = {"torch": torch.get_rng_state()}
+    if python:
+        name, keys, position, has_gauss, gauss = np.random.get_state()
+        version, words, gauss_next = random.getstate()
+        python_words = torch.from_numpy(np.array(words, dtype=np.int64))
+        numpy_keys = torch.from_numpy(np.asarray(keys, dtype=np.int64))
+        states["python"] = (version, python_words, gauss_next)
+        states["numpy"] = (str(name), numpy_keys, int(position), int(has_gauss), gauss)
     if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state_all()
     if torch.backends.mps.is_available():
@@ -35,10 +33,11 @@ def generator_states() -> dict[str, Any]:
 
 def set_generators(states: Mapping[str, Any]) -> None:
     """Set the states of the generators. States of accelerators that this machine does not have are ignored."""
-    name, keys, position, has_gauss, gauss = states["numpy"]
-    version, words, gauss_next = states["python"]
-    random.setstate((version, tuple(words.tolist()), gauss_next))
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    if "python" in states:
+        version, words, gauss_next = states["python"]
+        random.setstate((version, tuple(words.tolist()), gauss_next))
+        name, keys, position, has_gauss, gauss = states["numpy"]
+        np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
     torch.set_rng_state(states["torch"])
     if "cuda" in states and torch.cuda.device_count() == len(states["cuda"]):
         torch.cuda.set_rng_state_all(states["cuda"])

@@ -59,7 +59,7 @@ class FiniteSteps:
         self._optimizer = optimizer
         self._group: Sequence[Batch] = ()
         self._in_epoch = 0
-        self._before = BeforeStep(context.model, context.hooks, prepared.device, own_code=own_code)
+        self._before = BeforeStep(context.model, context.hooks, own_code=own_code)
         optimizer.register_step_pre_hook(self._before_step)  # torch runs it after the hooks of the experiment
 
     def state_dict(self) -> dict[str, int]:

@@ -65,10 +65,7 @@ class BeforeStep:
     own_code: the step runs the user's own Python, which may use Python's and NumPy's generators
     """
 
-    def __init__(
-        self, model: nn.Module, hooks: Installation, device: torch.device, *, own_code: bool
-    ) -> None:
-        self._device = torch.get_device_module(device) if device.type != "cpu" else None
+    def __init__(self, model: nn.Module, hooks: Installation, *, own_code: bool) -> None:
         self._own_code = own_code
         modules = model.named_modules()
         self._buffers = [_Buffer(path, module, name) for path, module in modules for name in module._buffers]
@@ -77,9 +74,8 @@ class BeforeStep:
 
     def take(self) -> None:
         """Record the state. Only buffers that were written since the last call are copied."""
-        self._torch_state = torch.default_generator.get_state()
-        self._device_state = self._device.get_rng_state() if self._device is not None else None
-        self._python_states = (random.getstate(), np.random.get_state()) if self._own_code else None
+        self._generators = generator_states(python=False)
+        self._python = (random.getstate(), np.random.get_state()) if self._own_code else None
         self._draws = {(site.hook_name, site.path): site.draws_place for site in self._drawing}
         written = list[_Buffer]()
         for buffer in self._buffers:
@@ -87,9 +83,8 @@ class BeforeStep:
             if now is None:
                 buffer.tensor = buffer.copy = None
                 continue
-            uncounted = (
-                isinstance(buffer.module, _NormBase) or now.is_inference()
-            )  # torch counts no versions there
+            # torch counts no versions of these
+            uncounted = isinstance(buffer.module, _NormBase) or now.is_inference()
             version = None if uncounted else now._version
             if now is buffer.tensor and version is not None and version == buffer.version:
                 continue
@@ -108,12 +103,10 @@ class BeforeStep:
     @torch.no_grad()
     def restore(self, copy: nn.Module, hooks: Installation) -> None:
         """Set the random generators, and the buffers and hooks' draws of a copy of the model, to the recorded state."""
-        torch.set_rng_state(self._torch_state)
-        if self._device is not None:
-            self._device.set_rng_state(self._device_state)
-        if self._python_states is not None:
-            random.setstate(self._python_states[0])
-            np.random.set_state(self._python_states[1])
+        set_generators(self._generators)
+        if self._python is not None:
+            random.setstate(self._python[0])
+            np.random.set_state(self._python[1])
         modules = dict(copy.named_modules())
         for buffer in self._buffers:
             if buffer.copy is not None:

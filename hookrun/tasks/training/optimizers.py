@@ -122,16 +122,16 @@ def _class_of(name: str, where: str, registry: Mapping[str, type]) -> type:
             text = f"'{own.__qualname__}' needs a closure in step, which the loop does not pass"
             raise SpecError([Problem(f"{where}.name", text, "give its step(closure=None) a default")])
         return own
-    by_plain_name = {_plain(key): item for key, item in registry.items()}
-    if _plain(name) not in by_plain_name:
+    cls = _of_torch(name, registry)
+    if cls is None:
         what = f"found {name!r}, which torch does not have"
         raise SpecError([Problem(f"{where}.name", what, nearest(name, registry))])
-    return by_plain_name[_plain(name)]
+    return cls
 
 
-def _plain(name: str) -> str:
-    """The name without capitals and underscores, which make no difference."""
-    return name.lower().replace("_", "")
+def _of_torch(name: str, registry: Mapping[str, type]) -> type | None:
+    """The class of torch with this name, in which capitals and underscores make no difference; None: there is none."""
+    return {key.lower(): item for key, item in registry.items()}.get(name.lower().replace("_", ""))
 
 
 def _check_parts(named: Schedule, cls: type, where: str) -> Iterator[Problem]:
@@ -147,11 +147,11 @@ def _check_parts(named: Schedule, cls: type, where: str) -> Iterator[Problem]:
         yield Problem(key, f"is missing: '{cls.__name__}' needs a list of schedules", hint)
         return
     for number, part in enumerate(parts):
-        if _plain(part.name) == _plain(ReduceLROnPlateau.__name__):
+        inner = _of_torch(part.name, SCHEDULERS)
+        if inner is ReduceLROnPlateau:
             text = f"ReduceLROnPlateau watches the validation loss, which a {cls.__name__} does not pass on"
             yield Problem(f"{key}.{number}.name", text, "use it alone, or another schedule here")
-        inner = next((each for each in _COMPOSED if _plain(part.name) == _plain(each.__name__)), None)
-        if inner is not None and cls is SequentialLR:
+        elif inner is not None and inner in _COMPOSED and cls is SequentialLR:
             text = f"torch's SequentialLR cannot hold a {inner.__name__}"
             hint = "list plain schedules here, with a milestone between neighbours"
             yield Problem(f"{key}.{number}.name", text, hint)
@@ -228,7 +228,7 @@ def schedule_notes(named: Schedule, where: str) -> Iterator[str]:
     for number, part in enumerate(named.schedulers or ()):
         place = f"{where}.schedulers.{number}"
         yield from schedule_notes(part, place)
-        if _plain(part.name) == _plain(OneCycleLR.__name__):
+        if _of_torch(part.name, SCHEDULERS) is OneCycleLR:
             yield (
                 f"{place}: torch's OneCycleLR sets the learning rate that all schedules of the composition start from "
                 "to max_lr / div_factor"

@@ -95,7 +95,7 @@ def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[P
     if train.parameters is not None:
         selected = members(train.parameters, PARAMETERS, set(trained))
         if not problems:
-            left_out = frozenset(every).difference(*selected)
+            left_out = frozenset(every) - selected
             trained = [name for name in trained if name not in left_out]
     if not trained and not problems:
         text = "nothing to train: no parameter of the model requires a gradient"
@@ -104,7 +104,7 @@ def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[P
     for number, group in enumerate(train.optimizer.groups):
         where = f"{GROUPS}.{number}"
         selected = members(group.select, f"{where}.select", set(trained))
-        own = [name for name in trained if any(name in of_member for of_member in selected)]
+        own = [name for name in trained if name in selected]
         shared: dict[tuple[int, Choice], list[str]] = {}
         for name in own:
             if name in owner:
@@ -134,15 +134,15 @@ def _members(
     names: ModelNames,
     adding: Mapping[str, HookSpec],
     problems: list[Problem],
-) -> list[list[str]]:
-    """For each member of the choice, the names of the parameters that it selects.
+) -> set[str]:
+    """The names of the parameters that the choice selects.
 
     where:    the key path of the choice
     trained:  the parameters that require a gradient; a member without any of them is a mistake
     adding:   the hooks that add parameters, by name
     problems: receives the mistakes
     """
-    members = list[list[str]]()
+    names_of_all = set[str]()
     for place, member in choice.placed(where):
         if isinstance(member, AddedBy):
             selected, mistakes = _added(member, place, names, adding)
@@ -153,8 +153,8 @@ def _members(
             hint = "leave it out, or do not freeze them by hooks, the model or `train.parameters`"
             mistakes.append(Problem(place, text, hint))
         problems += mistakes
-        members.append(selected)
-    return members
+        names_of_all.update(selected)
+    return names_of_all
 
 
 def _selected(selector: Selector, where: str, names: ModelNames) -> tuple[list[str], list[Problem]]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
-from hookrun.tasks.generate import GenerateTask
 from hookrun.tasks.generation.continuing import (
+    GenerationKeys,
     cannot_generate,
     continue_prompts,
     generates,
@@ -42,7 +42,7 @@ class Plain(nn.Module):
 
 def continued(model: nn.Module, prompts: list[list[int]]) -> list[list[int]]:
     choosing = NextTokens(None, [0] * len(prompts), stop=(9,), most=4)
-    continue_prompts(model, prompts, choosing, GenerateTask(), CPU, stop=(9,), pad=0)
+    continue_prompts(model, prompts, choosing, GenerationKeys(), CPU, stop=(9,), pad=0)
     return choosing.tokens
 
 

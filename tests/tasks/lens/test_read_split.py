@@ -25,7 +25,7 @@ def part(name: str = "a", *, head: int | None = None, kl: bool = True, factor: f
     numbers = torch.tensor([1.0, 2.0, 3.0, 4.0]) * factor
     right = torch.tensor([True, True, False, False])
     top = torch.arange(8).reshape(4, 2)
-    read = PartRead(name, 0, head, top, top / 10, numbers, numbers / 2, right)
+    read = PartRead((name, 0, head), top, top / 10, numbers, numbers / 2, right)
     read.kl = numbers / 10 if kl else None
     return read
 

@@ -27,7 +27,7 @@ def read(
     lens = Lens(model, places, parts, frozen, top, edited="whole" in hooks)
     with torch.no_grad():
         found = list(lens.read(seen, output, ASKED, structure))
-    return {(part.name, part.head): part for part in found}, output[ROWS]
+    return {(part.key[0], part.key[2]): part for part in found}, output[ROWS]
 
 
 @pytest.mark.parametrize("frozen", [False, True])

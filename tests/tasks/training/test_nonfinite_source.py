@@ -25,7 +25,6 @@ from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.training.nonfinite_source import BeforeStep, NonFiniteTracer, source_of
 
 NAN, INF = float("nan"), float("inf")
-CPU = torch.device("cpu")
 
 
 class Normed(nn.Module):
@@ -59,7 +58,7 @@ def asked(
     with hookrun.hooked(model, hooks) as installed, torch.no_grad():
         installed.clock.step, installed.clock.epoch = 3, 2
         spoil(model)
-        before = BeforeStep(model, installed, CPU, own_code=True)
+        before = BeforeStep(model, installed, own_code=True)
         before.take()
         context: Any = SimpleNamespace(
             model=model, hooks=installed, scaler=torch.amp.GradScaler("cpu", enabled=False), autocast=nullcontext,
@@ -367,7 +366,7 @@ class Buffers(nn.Module):
 
 def test_only_modules_whose_buffers_became_nan_are_restored() -> None:
     model = Buffers()
-    before = BeforeStep(model, following(NonFiniteTracer(model), {}), CPU, own_code=False)
+    before = BeforeStep(model, following(NonFiniteTracer(model), {}), own_code=False)
     model(torch.ones(2, 2))
     before.take()
     mean, variance = model.norm.running_mean.clone(), model.norm.running_var.clone()

@@ -106,23 +106,6 @@ def test_captures_in_training_have_sample_epoch_and_step(run, hook) -> None:
     assert len(capture.sample_ids[:128].unique()) == 128
 
 
-def test_a_reused_module_gives_a_row_for_each_of_its_calls(run, own_model, hook) -> None:
-    body = """
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(64, 64)
-
-        def forward(self, x):
-            return self.fc(self.fc(x.flatten(1)))[:, :10]
-    """
-    see = hook(select="fc", hook="forward", action="capture", when="{mode: train}")
-    found = run(*own_model(body), "train.steps=2", see).captures["h"]["fc"]
-    assert found.shape == (2 * 2 * 64, 64)
-    assert found.calls.tolist() == ([0] * 64 + [1] * 64) * 2
-    assert found.steps.tolist() == [0] * 128 + [1] * 128
-    assert torch.equal(found.sample_ids[:64], found.sample_ids[64:128])
-
-
 @pytest.mark.parametrize("last", [1, 63])
 def test_an_incomplete_last_batch_is_weighted_by_its_samples(run, tmp_path: Path, last: int) -> None:
     """Micro-batches of 32, 32 and a rest are one batch of all: each sample weighs the same."""
