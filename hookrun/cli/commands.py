@@ -47,7 +47,7 @@ def execute(arguments: Sequence[str]) -> int:
         trust = typed | of_environment()
         resume, overrides = take_resume(overrides)
         fail_fast, overrides = take("fail_fast", overrides, is_flag=True)
-        stored = _stored_sweep(args, resume, overrides)
+        stored = None if resume is None else _stored_sweep(args, resume, overrides)
         main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)
         folders = [] if args.config_dir is None else [existing_folder("--config-dir", args.config_dir)]
         if args.shell_completion and not folders:
@@ -96,12 +96,8 @@ def _one_run() -> SpecError:
     return SpecError([Problem("fail_fast", "is for a sweep, and this is one run", "put -m first")])
 
 
-def _stored_sweep(
-    args: argparse.Namespace, resume: Resume | None, overrides: Sequence[str]
-) -> StoredSweep | None:
-    """The sweep to resume; None where no sweep is resumed. It is read if only overrides of `hydra` were typed."""
-    if resume is None:
-        return None
+def _stored_sweep(args: argparse.Namespace, resume: Resume, overrides: Sequence[str]) -> StoredSweep | None:
+    """The sweep to resume; None if it is a run. It is read if only overrides of `hydra` were typed."""
     from hookrun.sweeps.stored_sweep import StoredSweep, is_sweep, sweep_folder
 
     if not args.multirun and not is_sweep(resume.name):

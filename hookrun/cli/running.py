@@ -164,7 +164,7 @@ def _is_done(folder: Path) -> bool:
     if not (folder / CONFIG).exists():
         what = f"{folder} has no {CONFIG}: it was recorded in a user's own loop, and only that loop can resume it"
         raise SpecError([Problem(RESUME, what)])
-    is_done = read_record(folder / STATUS, Status)["status"] == DONE_STATE
+    is_done = bool(read_record(folder / STATUS, Status)["status"] == DONE_STATE)
     if is_done and is_main():
         print(f"{folder} is done: there is nothing to resume")
     return is_done

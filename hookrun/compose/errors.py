@@ -298,7 +298,7 @@ def _near(key: str, cfg: DictConfig) -> str:
 
 def key_paths(cfg: DictConfig) -> list[str]:
     """Every key path of the configuration."""
-    paths, pending = list[str](), [("", OmegaConf.to_container(cfg))]
+    paths, pending = list[str](), list[tuple[str, Any]]([("", OmegaConf.to_container(cfg))])
     while pending:
         prefix, node = pending.pop(0)
         if isinstance(node, dict):

@@ -22,11 +22,13 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the flags and the overrides. Raises SpecError, and SystemExit after ``--version``."""
     parser = argument_parser()
     known = {flag: action for action in parser._actions for flag in action.option_strings}
-    if unknown := [position for position in _flags(arguments) if _is_unknown(arguments[position], known)]:
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    flags = [place for place, word in enumerate(arguments[:end]) if word[:1] == "-" and word != "-"]
+    if unknown := [place for place in flags if _is_unknown(arguments[place], known)]:
         with opened(conf_dir()) as app:
-            raise SpecError([_not_a_flag(arguments[position:], known, app) for position in unknown])
+            raise SpecError([_not_a_flag(arguments[place:], known, app) for place in unknown])
     try:
-        return parser.parse_intermixed_args(list(arguments))
+        args, others = parser.parse_known_intermixed_args(list(arguments))
     except argparse.ArgumentError as error:
         flag = (error.argument_name or "").partition("/")[0]
         joined = next((word for word in arguments if word.startswith(f"{flag}=")), "")
@@ -36,12 +38,9 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
         elif flag in known and known[flag].nargs == 0 and joined:
             hint = f"put a space there: {joined.replace('=', ' ', 1)}"
         raise SpecError([Problem(flag, error.message, hint)]) from None
-
-
-def _flags(arguments: Sequence[str]) -> list[int]:
-    """The positions of the words that begin with a dash, up to the word ``--``."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    return [position for position, word in enumerate(arguments[:end]) if word[:1] == "-" and word != "-"]
+    if others:
+        raise SpecError([Problem(text, "is not a flag", _WRITTEN) for text in others])
+    return args
 
 
 def _is_unknown(word: str, known: Mapping[str, argparse.Action]) -> bool:

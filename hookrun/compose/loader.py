@@ -208,10 +208,11 @@ class Loader(ConfigLoaderImpl):
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         path = str(default.config_path)
         source = _source(repo, path)
-        if _of_hydra(path) and (problem := self._wrong_place(default, source, repo)) is not None:
+        is_hydras = posixpath.normpath(path).lstrip("/").startswith("hydra/")
+        if is_hydras and (problem := self._wrong_place(default, source, repo)) is not None:
             raise SpecError([problem])
         loaded = super()._load_single_config(default, repo)
-        if source is None or (_is_ours(source) and (_of_hydra(path) or default.primary)):
+        if source is None or (_is_ours(source) and (is_hydras or default.primary)):
             return loaded
         plain: Any = OmegaConf.to_container(loaded.config, resolve=False)
         if isinstance(plain, dict) and "hydra" in plain:
@@ -282,10 +283,6 @@ _HYDRAS_CHOICES = {
     "hydra/output": {"default"},
 }
 """The choices that Hydra's and hookrun's own files make."""
-
-
-def _of_hydra(path: str) -> bool:
-    return posixpath.normpath(path).lstrip("/").startswith("hydra/")
 
 
 def _file(source: ConfigSource, config_path: str) -> str:

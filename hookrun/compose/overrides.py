@@ -42,7 +42,7 @@ def take_trust(overrides: Iterable[str]) -> tuple[frozenset[str], list[str]]:
         if not all(isinstance(name, str) and _PACKAGE.fullmatch(name) for name in names):
             what = f"{text.partition('=')[2]!r} is not a list of package names"
             raise SpecError([Problem("trust", what, "write +trust=[mypkg,other]")])
-        trusted |= set(names)
+        trusted.update(map(str, names))
     return frozenset(trusted), others
 
 

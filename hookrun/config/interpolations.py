@@ -83,7 +83,7 @@ def guarded() -> Iterator[None]:
     # They stay there, and outside a guarded block do what OmegaConf's own do.
     Container.resolve_parse_tree = _counted  # type: ignore[method-assign]
     Container._resolve_node_interpolation = _weighed  # type: ignore[method-assign]
-    Container._evaluate_custom_resolver = _allowed  # type: ignore[method-assign]
+    Container._evaluate_custom_resolver = _allowed  # type: ignore[assignment, method-assign]
     token = _budget.set(_Budget())
     try:
         yield

@@ -76,7 +76,7 @@ def _check_events(text: str, loader: type) -> None:
     anchors = dict[str | None, tuple[int, int] | None]()  # values and height; None: it is being read
     total = 0
     for event in yaml.parse(text, Loader=loader):
-        line = event.start_mark.line + 1
+        line = 1 if event.start_mark is None else event.start_mark.line + 1
         if isinstance(event, yaml.CollectionStartEvent):
             anchors[event.anchor] = None
             parents.append(_Collection(event.anchor, isinstance(event, yaml.MappingStartEvent), total))

@@ -52,7 +52,10 @@ def wait_is_over() -> None:
 def waiting(arguments: list[str]) -> Iterator[None]:
     """In the block, `waiting_for` shows a line; anything written to stdout or stderr clears the line."""
     err, out = sys.stderr, sys.stdout
-    if not _is_watched(err) or any(flag in arguments for flag in _QUIET):
+    is_watched = False
+    with suppress(ValueError):  # stderr is closed
+        is_watched = err is not None and err.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    if not is_watched or any(flag in arguments for flag in _QUIET):
         yield
         return
     is_shown = False
@@ -82,10 +85,3 @@ def waiting(arguments: list[str]) -> Iterator[None]:
 
 
 _QUIET = ("--shell-completion", "-sc")  # run by the shell while the user types
-
-
-def _is_watched(stream: TextIO | None) -> bool:
-    try:
-        return stream is not None and stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-    except ValueError:  # it is closed
-        return False
