@@ -49,7 +49,12 @@ class PredictTask(TaskWithBackward):
         clock = context.hooks.clock
 
         def store(batch: Batch, output: Any) -> None:
-            place = {"epoch": clock.epoch, "step": clock.step, "call": 0, "split": batch.split}
+            place: dict[str, Any] = {
+                "epoch": clock.epoch,
+                "step": clock.step,
+                "call": 0,
+                "split": batch.split,
+            }
             context.run_dir.predictions.add(*PREDICTED, output, sample_ids=batch.ids, **place)
 
         values = context.evaluate(
