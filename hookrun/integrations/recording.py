@@ -141,7 +141,9 @@ class Recording(Installation):
 
         HookrunError for anything else, naming the key.
         """
-        self._require_open("log")
+        if not self._is_open:
+            what = f"log: the run in {self.path} has not begun or has ended"
+            raise HookrunError(f"{what}: call it inside the `with` block")
         at = {
             "split": ("train" if self.clock.mode == "train" else "val")
             if split is None
@@ -258,12 +260,6 @@ class Recording(Installation):
 
     def _write_hooks(self) -> None:
         self._run_dir.write(HOOKS, hook_facts(self))
-
-    def _require_open(self, what: str) -> None:
-        if not self._is_open:
-            raise HookrunError(
-                f"{what}: the run in {self.path} has not begun or has ended: call it inside the `with` block"
-            )
 
 
 class CallWatcher(RegisteredHook):

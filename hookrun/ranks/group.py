@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -65,7 +65,7 @@ class RankGroup(Ranks):
         tensor = torch.tensor(list(values), dtype=dtype, device="cpu")
         distributed.all_reduce(tensor, operation)
         _released(tensor)
-        return cast(list[Any], tensor.tolist())
+        return tensor.tolist()
 
     def gathered(self, plain: Any) -> list[Any]:
         """The values of all ranks, in the order of the ranks, with tensors on the CPU; see `Ranks`."""

@@ -139,6 +139,7 @@ def test_the_hash_of_the_plan_follows_the_source(tmp_path: Path) -> None:
     used = [["train.loss=ownpkg:mine"], ["train.optimizer.name=ownpkg:Mine"]]
     before = [plan_hash(*each) for each in used]
     assert [plan_hash(*each) for each in used] == before and plan_hash() not in before
+    assert plan_hash("task=evaluate", *used[1]) == plan_hash("task=evaluate"), "which has no optimizer"
     (tmp_path / "ownpkg.py").write_text(SOURCE + "\n# changed\n")
     after = [plan_hash(*each) for each in used]
     assert all(one != other for one, other in zip(before, after, strict=True))

@@ -59,13 +59,6 @@ def test_plan_and_modules_write_no_files(task: str, tmp_path: Path, capsys) -> N
     assert "fc" in capsys.readouterr().out
 
 
-def test_modules_shows_the_tree_and_what_a_selector_matches(capsys) -> None:
-    assert main(["task=modules", "task.select='conv?.weight'"]) == 0
-    printed = capsys.readouterr().out
-    assert "conv2 Conv2d 36,992 [2, 128, 4, 4]" in " ".join(printed.split())
-    assert "'conv?.weight' matches 2: conv1.weight, conv2.weight" in printed
-
-
 def test_a_selector_that_matches_nothing_is_refused(refused) -> None:
     assert "did you mean 'conv1'" in refused("task=modules", "task.select=conv11")
     assert "task.select" in refused("task=modules", "task.select=1.5")

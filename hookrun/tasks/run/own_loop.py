@@ -16,11 +16,11 @@ from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest
 from hookrun.lookup import NoSuchKey
-from hookrun.spec import Experiment, Settings, Spec
+from hookrun.spec import Experiment, Settings
 from hookrun.spec.experiment import RunWeights
 from hookrun.tasks.base import task_of
 from hookrun.tasks.run.batches import Batches
-from hookrun.tasks.run.prepare import prepare_alone
+from hookrun.tasks.run.prepare import build
 from hookrun.tasks.under_hooks import TaskUnderHooks
 from hookrun.trust.packages import read_once
 
@@ -80,7 +80,8 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
     task = task_of(experiment)
     split = task.splits[0] if isinstance(task, TaskUnderHooks) else "train"
     with read_once(trust):
-        built = prepare_alone(experiment, Spec(()), split, trust, tries=False)
+        built = build(experiment, split, trust)
+    built.refuse()
     if built.leftover:
         names = listed(sorted(built.leftover), 8)
         text = f"the file holds {len(built.leftover)} tensors that the model does not have: {names}"
@@ -92,4 +93,7 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
         warnings.warn(
             f"model.weights: {text}: installed again, they change it again", HookrunWarning, stacklevel=3
         )
-    return built.model.to(built.device), ExperimentData(built.settings, built.data, built.device)
+    assert (
+        built.model is not None and built.data is not None and built.device is not None
+    )  # or it was refused
+    return built.model.to(built.device), ExperimentData(built.experiment.settings, built.data, built.device)

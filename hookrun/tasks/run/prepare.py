@@ -142,12 +142,8 @@ class Parts(Mistakes):
         return Prepared(**built, plan=plan, notes=tuple(notes), **more)
 
 
-def prepare_alone(
-    experiment: Experiment, hooks: Spec, split: Split, trust: frozenset[str], *, tries: bool = True
-) -> Prepared:
-    """The experiment with these hooks instead of its own, and without the checks of its task.
-
-    tries: check the hooks by a trial run in training mode
+def prepare_alone(experiment: Experiment, hooks: Spec, split: Split, trust: frozenset[str]) -> Prepared:
+    """The experiment with these hooks instead of its own, tried in training mode, without the checks of its task.
 
     Raises SpecError or CompileError with every mistake.
     """
@@ -156,7 +152,7 @@ def prepare_alone(
     info, model, experiment = parts.data, parts.model, parts.experiment
     assert info is not None and model is not None  # else there is a mistake
     runs = RunReferences.of(experiment, split, info)
-    example = as_call(info.example(EXAMPLE_BATCH), model) if tries else None
+    example = as_call(info.example(EXAMPLE_BATCH), model)
     plan = compile_plan(hooks, model, runs=runs, example=example, training=True)
     return parts.prepared(plan, experiment.notes)
 

@@ -1,4 +1,4 @@
-"""Where a run's captures and records go: with their samples, within their budget, once over all ranks."""
+"""Where a run's captures and records go: with their samples, once over all ranks; the text of each token once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-import pytest
 import torch
 from torch import nn
 
@@ -15,7 +14,6 @@ import hookrun
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loggers import Loggers
 from hookrun.tasks.run.sink import RunSink
 
 SEEN = {"select": "fc", "hook": "forward", "action": "capture"}
@@ -57,26 +55,12 @@ class Directory:
             self.tokens += [(record["token"], record["text"]) for record in records]
 
 
-class Noted(Loggers):
-    """Notes what is shown live."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values, self.records = list[str](), list[Any]()
-
-    def value(self, site: Any, value: Any) -> None:
-        self.values.append(site.hook_name)
-
-    def record(self, record: dict[str, Any]) -> None:
-        self.records.append(record)
-
-
 class Run:
     """A model whose ReLU writes over what `fc` returned, under hooks."""
 
     def __init__(self, ranks: Ranks = ALONE, of_rows: tuple[str, ...] = ()) -> None:
-        self.directory, self.said, self.noted = Directory(ranks), list[str](), Noted()
-        self.sink = RunSink(cast(RunDir, self.directory), self.said.append, self.noted)
+        self.directory, self.said = Directory(ranks), list[str]()
+        self.sink = RunSink(cast(RunDir, self.directory), self.said.append)
         self.sink.of_rows = of_rows
         self.model = nn.Sequential(OrderedDict(fc=nn.Linear(2, 2, bias=False), relu=nn.ReLU(inplace=True)))
         self.model.fc.weight.data = torch.eye(2)
@@ -127,29 +111,6 @@ def test_captures_and_records_are_written_once_over_all_ranks() -> None:
     assert found[1] == (["seen"], [("rows", 1)], {"rows": 8})
 
 
-@pytest.mark.parametrize(("rank", "most"), [(0, 21), (1, 20)])
-def test_each_rank_has_a_share_of_a_budget_for_its_rows(rank: int, most: int) -> None:
-    run = Run(Of(rank), of_rows=("few",))
-    with run.under(few={**SEEN, "max_bytes": 41}, weight={**WEIGHT, "max_bytes": 16}) as hooks:
-        hooks.samples = torch.tensor([4])
-        for number in range(4):
-            run.batch(hooks, [[-1.0, float(number)]])
-    few = [(rows, ids, step) for hook, rows, ids, _, step in run.directory.rows if hook == "few"]
-    assert few == [([[-1.0, float(number)]], [4], number) for number in range(2)], "8 bytes each"
-    assert [row[0] for row in run.directory.rows].count("weight") == (1 if rank == 0 else 0)
-    assert any(text.startswith("few") and f"16 of {most} bytes" in text for text in run.said)
-
-
-def test_live_loggers_get_every_record_and_the_captures_of_logged_steps() -> None:
-    run = Run()
-    with run.under(seen=SEEN, sums=STATS) as hooks:
-        for counting in (True, False):
-            hooks.clock.counting = counting
-            run.batch(hooks, [[1.0, 2.0]])
-    assert run.noted.values == ["seen"] and run.noted.records == run.directory.lines
-    assert [line["sum"] for line in run.directory.lines] == [3, 3] and run.sink.bytes == {"sums": 16}
-
-
 def test_the_text_of_each_token_is_asked_for_and_written_once() -> None:
     run, asked = Run(), list[int]()
 
@@ -166,19 +127,3 @@ def test_the_text_of_each_token_is_asked_for_and_written_once() -> None:
         (5, "<5>")
     ]
     assert asked == [2, 4, 9, 5, 5]
-
-
-def test_a_state_has_what_was_counted_and_leaves_nothing_pending() -> None:
-    run, again = Run(), Run()
-    with run.under(sums=STATS) as hooks:
-        run.sink.split = "train"
-        run.batch(hooks, [[1.0, 2.0]])
-        state = run.sink.state_dict()
-        assert len(run.directory.lines) == 1, "pending records are written before"
-        run.batch(hooks, [[1.0, 2.0]])
-    again.sink.load_state_dict(state)
-    assert (again.sink.bytes, again.sink.split) == ({"sums": 8}, "train")
-    again.sink.bytes["sums"] += 1
-    assert state["bytes"] == {"sums": 8}
-    with pytest.raises(KeyError):
-        again.sink.load_state_dict({})
