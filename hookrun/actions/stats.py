@@ -72,19 +72,19 @@ class Measured(Mapping[str, Any]):
     Until then the runtime may compute them for several tensors at once.
     """
 
-    __slots__ = ("_found", "_measure", "of", "x")
+    __slots__ = ("_measure", "_values", "of", "x")
 
     def __init__(self, x: Tensor, of: tuple[str, ...], measure: Callable[[Tensor], dict[str, Any]]) -> None:
         self.x = x
         self.of = of
         self._measure = measure
-        self._found: dict[str, Any] | None = None
+        self._values: dict[str, Any] | None = None
 
     def now(self) -> dict[str, Any]:
         """All of them."""
-        if self._found is None:
-            self._found = self._measure(self.x)
-        return self._found
+        if self._values is None:
+            self._values = self._measure(self.x)
+        return self._values
 
     def __getitem__(self, name: str) -> Any:
         return self.now()[name]
@@ -96,26 +96,26 @@ class Measured(Mapping[str, Any]):
         return len(self.of)
 
 
-Found = dict[str, Any]
-Step = Callable[["Tensor", int, Found], Any]
+Known = dict[str, Any]
+Step = Callable[["Tensor", int, Known], Any]
 
-# Every statistic from the tensor, its number of elements, and what was found before.
+# Every statistic from the tensor, its number of elements, and those computed before.
 _STEPS: Mapping[str, Step] = {
-    "flat": lambda x, n, found: x.reshape(-1),
-    "sum": lambda x, n, found: x.sum(),
-    "mean": lambda x, n, found: x.mean(),
+    "flat": lambda x, n, known: x.reshape(-1),
+    "sum": lambda x, n, known: x.sum(),
+    "mean": lambda x, n, known: x.mean(),
     # Around the mean, not as E[x²] - E[x]², which loses all digits if the mean is much larger than the deviation.
-    "var": lambda x, n, found: _squares_around(found["flat"], n, found["mean"]) / (n - 1),
-    "std": lambda x, n, found: found["var"].sqrt(),
-    "norm": lambda x, n, found: _sum_of_squares(found["flat"], n).sqrt(),
-    "extremes": lambda x, n, found: x.aminmax(),
-    "min": lambda x, n, found: found["extremes"].min,
-    "max": lambda x, n, found: found["extremes"].max,
-    "abs_max": lambda x, n, found: found["extremes"].max.maximum(-found["extremes"].min),
-    "abs_mean": lambda x, n, found: x.abs().mean(),
-    "zeros": lambda x, n, found: (n - x.count_nonzero()) / n,
-    "nans": lambda x, n, found: x.isnan().count_nonzero(),
-    "infs": lambda x, n, found: x.isinf().count_nonzero(),
+    "var": lambda x, n, known: _squares_around(known["flat"], n, known["mean"]) / (n - 1),
+    "std": lambda x, n, known: known["var"].sqrt(),
+    "norm": lambda x, n, known: _sum_of_squares(known["flat"], n).sqrt(),
+    "extremes": lambda x, n, known: x.aminmax(),
+    "min": lambda x, n, known: known["extremes"].min,
+    "max": lambda x, n, known: known["extremes"].max,
+    "abs_max": lambda x, n, known: known["extremes"].max.maximum(-known["extremes"].min),
+    "abs_mean": lambda x, n, known: x.abs().mean(),
+    "zeros": lambda x, n, known: (n - x.count_nonzero()) / n,
+    "nans": lambda x, n, known: x.isnan().count_nonzero(),
+    "infs": lambda x, n, known: x.isinf().count_nonzero(),
 }
 _NEEDS: Mapping[str, Sequence[str]] = {
     "var": ("flat", "mean"),
@@ -140,18 +140,18 @@ def measuring(of: Sequence[str]) -> Callable[[Tensor], dict[str, Any]]:
         n = x.numel()
         if not n:
             return dict(empty)
-        found: Found = {"numel": n, "bytes": n * x.element_size()}
+        known: Known = {"numel": n, "bytes": n * x.element_size()}
         if steps:
             require_whole(x)
             x = x.detach()
             if x.dtype not in exact:
                 x = x.abs() if x.is_complex() else x.float()
             if n > 4 * CPU_BLOCK and x.device.type == "cpu" and holds_data(x):
-                found |= in_blocks(x.reshape(-1), wanted, CPU_BLOCK)
+                known |= in_blocks(x.reshape(-1), wanted, CPU_BLOCK)
             for name, step in steps:
-                if name not in found:
-                    found[name] = step(x, n, found)
-        return {name: found[name] for name in names}
+                if name not in known:
+                    known[name] = step(x, n, known)
+        return {name: known[name] for name in names}
 
     return measure
 
@@ -209,15 +209,15 @@ def in_blocks(flat: Tensor, wanted: Collection[str], size: int) -> dict[str, Any
             difference = torch.sub(part, mean, out=around[: len(part)])
             spreads += (mean, difference.sum(), difference.dot(difference))
     total = torch.stack(sums).double().sum()
-    found: dict[str, Any] = {"sum": total, "mean": total / flat.numel()}
+    known: dict[str, Any] = {"sum": total, "mean": total / flat.numel()}
     if norms:
-        found["norm"] = torch.stack(norms).double().sum().sqrt()
+        known["norm"] = torch.stack(norms).double().sum().sqrt()
     if spreads:
-        found["var"] = _together(torch.stack(spreads).double().view(-1, 3), [len(part) for part in parts])
-    found = {name: value.to(flat.dtype) for name, value in found.items()}
+        known["var"] = _together(torch.stack(spreads).double().view(-1, 3), [len(part) for part in parts])
+    known = {name: value.to(flat.dtype) for name, value in known.items()}
     if lows:
-        found["extremes"] = torch.return_types.aminmax((torch.stack(lows).amin(), torch.stack(highs).amax()))
-    return found
+        known["extremes"] = torch.return_types.aminmax((torch.stack(lows).amin(), torch.stack(highs).amax()))
+    return known
 
 
 def _together(spreads: Tensor, lengths: Collection[int]) -> Tensor:

@@ -143,13 +143,13 @@ def add_points(model: nn.Module) -> None:
 
     Raises ValueError, with the reason, if the model has no attention that hookrun's function can replace.
     """
-    found = list(_attentions(model))
-    if not found:
+    attentions = list(_attentions(model))
+    if not attentions:
         raise ValueError(
             f"{type(model).__name__} has no attention module whose attention function transformers can replace"
         )
-    upcasts = {type(module): _upcast(module) for _, module in found}
-    for _, module in found:
+    upcasts = {type(module): _upcast(module) for _, module in attentions}
+    for _, module in attentions:
         for name in POINTS:
             if name not in module._modules and not hasattr(module, name):
                 point = Pattern(upcasts[type(module)]) if name == "pattern" else Point()
@@ -164,7 +164,7 @@ def add_results(model: nn.Module) -> None:
     Raises ValueError if an attention module has no output projection of its own.
     """
     for path, module in list(_attentions(model)):
-        name = next((each for each in _PROJECTIONS if each in module._modules), None)
+        name = next((projection for projection in _PROJECTIONS if projection in module._modules), None)
         if name is None:
             raise ValueError(f"{type(module).__name__} ({path}) has no output projection of its own")
         config: Any = module.config
@@ -225,5 +225,5 @@ def _equal(
     plain.add_module("pattern", Pattern(upcast))
     with torch.no_grad():
         expected, weights = eager(module, query, key, value, mask, **more)
-        found, pattern = attention(plain, query, key, value, mask, **more)
-    return torch.equal(expected, found) and torch.equal(weights, pattern)
+        actual, pattern = attention(plain, query, key, value, mask, **more)
+    return torch.equal(expected, actual) and torch.equal(weights, pattern)

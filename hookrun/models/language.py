@@ -216,7 +216,7 @@ def _dangerous(given: Mapping[str, Any], where: str, depth: int = 0) -> list[Pro
             problems += _dangerous(value, at, depth + 1)
         most = _MOST_LAYERS if _COUNTS.search(str(key)) else _MOST
         numbers = value if isinstance(value, list) else [value]
-        large = [each for each in numbers if type(each) is int and abs(each) > most]
+        large = [number for number in numbers if type(number) is int and abs(number) > most]
         if large:
             problems.append(Problem(at, f"found {str(large[0])[:80]}, expected at most {most}"))
     return problems
@@ -231,7 +231,7 @@ def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
     if type(config) in mapping:
         return auto
     kinds = [
-        name for name, each in CLASSES.items() if type(config) in getattr(transformers, each)._model_mapping
+        name for name, cls in CLASSES.items() if type(config) in getattr(transformers, cls)._model_mapping
     ]
     what = f"transformers has no {args.class_!r} model of the type {config.model_type}, but {listed(kinds, _SHOWN)}"
     raise SpecError([Problem("model.args.class", what, "use one of these")])
@@ -254,7 +254,7 @@ def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mod
         config = AutoConfig.from_pretrained(place, **options)
         auto = _auto_class(args, config, PATH)
         dtype = getattr(torch, args.dtype) if args.dtype else "auto"
-        model, found = auto.from_pretrained(
+        model, report = auto.from_pretrained(
             place,
             config=config,
             attn_implementation=attention,
@@ -267,7 +267,7 @@ def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mod
         raise
     except Exception as error:  # no network, no such model, a damaged file, a model with code of its own
         raise _failure(args, error, _unread(place, local, _message(error))) from error
-    _check_loaded(model, found, place)
+    _check_loaded(model, report, place)
     made: nn.Module = model
     return made
 
@@ -300,11 +300,11 @@ def _failure(args: TransformersArgs, error: Exception, problem: Problem) -> Spec
     return SpecError([problem])
 
 
-def _check_loaded(model: nn.Module, found: Mapping[str, Any], place: str) -> None:
+def _check_loaded(model: nn.Module, report: Mapping[str, Any], place: str) -> None:
     """Warn of tensors that the folder does not have, which are then random. Raises SpecError if it has none."""
     import warnings
 
-    missing = sorted(found.get("missing_keys", ()))
+    missing = sorted(report.get("missing_keys", ()))
     if not missing:
         return
     total = len(model.state_dict())

@@ -93,12 +93,12 @@ def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
     if problems := misplaced(config, published=False):
         raise SpecError(problems)
     path = _absolute(config.own_weights)
-    found = _state_dict(path)
+    state = _state_dict(path)
     own = model.state_dict(keep_vars=True)
-    if problems := [*_missing(own, found, path), *_mismatched(own, found, path)]:
+    if problems := [*_missing(own, state, path), *_mismatched(own, state, path)]:
         raise SpecError(problems)
-    model.load_state_dict({name: found[name] for name in own if name in found}, strict=False)
-    return {name: tensor for name, tensor in found.items() if name not in own}
+    model.load_state_dict({name: state[name] for name in own if name in state}, strict=False)
+    return {name: tensor for name, tensor in state.items() if name not in own}
 
 
 def applied_hooks(config: Model) -> frozenset[str]:
@@ -108,9 +108,9 @@ def applied_hooks(config: Model) -> frozenset[str]:
     from safetensors import safe_open
 
     with safe_open(_absolute(config.own_weights), framework="pt") as file:
-        said = (file.metadata() or {}).get("applied", "[]")
+        applied = (file.metadata() or {}).get("applied", "[]")
     try:
-        names = json.loads(said)
+        names = json.loads(applied)
     except ValueError:
         return frozenset()  # another program's key of that name
     return (
@@ -129,9 +129,9 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
 
     try:
         if path.suffix == ".safetensors":
-            found: Any = load_file(path, device="cpu")
+            state: Any = load_file(path, device="cpu")
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except (
         Exception
     ) as error:  # a damaged file may raise anything; a refused object raises an UnpicklingError
@@ -139,26 +139,26 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
         hint = "save model.state_dict() again, best as .safetensors; a file that holds other objects is never unpickled"
         raise SpecError([Problem(_WHERE, what, hint)]) from error
     for key in _WRAPPERS:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping):
-        what = f"{path} holds {type(found).__qualname__}, not a state dict"
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping):
+        what = f"{path} holds {type(state).__qualname__}, not a state dict"
         raise SpecError([Problem(_WHERE, what, "save model.state_dict()")])
-    if others := [str(name) for name, value in found.items() if not isinstance(value, torch.Tensor)]:
-        count = _count(others, len(found), "entry", "entries")
+    if others := [str(name) for name, value in state.items() if not isinstance(value, torch.Tensor)]:
+        count = _count(others, len(state), "entry", "entries")
         what = f"{path} holds {count} that are not tensors: {listed(others, _SHOWN)}"
         raise SpecError([Problem(_WHERE, what, "save model.state_dict()")])
-    strip = bool(found) and all(name.startswith(_PREFIX) for name in found)
-    return {name.removeprefix(_PREFIX) if strip else name: tensor for name, tensor in found.items()}
+    strip = bool(state) and all(name.startswith(_PREFIX) for name in state)
+    return {name.removeprefix(_PREFIX) if strip else name: tensor for name, tensor in state.items()}
 
 
-def _missing(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> list[Problem]:
+def _missing(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> list[Problem]:
     """Problems of the model's tensors that are not in the file; of a tied tensor only one name is needed."""
-    there = {id(own[name]) for name in own if name in found}
-    lacking = [name for name in own if name not in found and id(own[name]) not in there]
+    there = {id(own[name]) for name in own if name in state}
+    lacking = [name for name in own if name not in state and id(own[name]) not in there]
     if not lacking:
         return []
-    unused = [name for name in found if name not in own]
+    unused = [name for name in state if name not in own]
     shown = [f"'{name}'{_close(name, unused)}" for name in lacking[:_SHOWN]] + lacking[_SHOWN:]
     what = (
         f"{path} lacks {_count(lacking, len(own), 'tensor', 'tensors')} of the model: {listed(shown, _SHOWN)}"
@@ -169,14 +169,14 @@ def _missing(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path)
     return [Problem(_WHERE, what, hint)]
 
 
-def _mismatched(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> list[Problem]:
+def _mismatched(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> list[Problem]:
     """Problems of tensors whose shape differs; a lazy module's tensor takes the shape in the file."""
     from torch.nn.parameter import is_lazy
 
     wrong = [
-        f"'{name}' is {list(found[name].shape)} in the file and {list(tensor.shape)} in the model"
+        f"'{name}' is {list(state[name].shape)} in the file and {list(tensor.shape)} in the model"
         for name, tensor in own.items()
-        if name in found and not is_lazy(tensor) and found[name].shape != tensor.shape
+        if name in state and not is_lazy(tensor) and state[name].shape != tensor.shape
     ]
     if not wrong:
         return []
@@ -191,5 +191,5 @@ def _close(name: str, options: Iterable[str]) -> str:
     return f" (is it '{match[0]}'?)" if match else ""
 
 
-def _count(found: Sequence[str], total: int, one: str, many: str) -> str:
-    return f"{len(found)} of {total} {one if total == 1 else many}"
+def _count(named: Sequence[str], total: int, one: str, many: str) -> str:
+    return f"{len(named)} of {total} {one if total == 1 else many}"

@@ -101,11 +101,11 @@ def _resolve_hook(
     problems += [*unknown, *unknown_spans(spec.keys.tokens, spec.where, runs.data)]
     tokenizer, texts = None, dict[str, tuple[int, ...]]()
     if spec.keys.tokens is not None:
-        found = tokenizer_of(names.model, runs.tokenizer)
+        lookup = tokenizer_of(names.model, runs.tokenizer)
         # Data that could not be described may have a tokenizer.
-        if found.tokenizer is not None or runs.settings is None or runs.data is not None:
-            tokenizer = found.tokenizer
-            texts, unreadable = texts_of(spec.keys.tokens, spec.where, found)
+        if lookup.tokenizer is not None or runs.settings is None or runs.data is not None:
+            tokenizer = lookup.tokenizer
+            texts, unreadable = texts_of(spec.keys.tokens, spec.where, lookup)
             problems += unreadable
     if not problems:
         names.plan_effects(spec, matches)
@@ -116,18 +116,18 @@ def _heads(
     spec: HookSpec, matches: Iterable[Match], names: ModelNames
 ) -> tuple[dict[str, HeadCount], list[Problem]]:
     """How many heads each match has, and problems of matches where that is unknown or a head does not exist."""
-    heads, found, problems = spec.keys.heads, dict[str, HeadCount](), list[Problem]()
+    heads, counts, problems = spec.keys.heads, dict[str, HeadCount](), list[Problem]()
     if heads is None or spec.on_parameters:
-        return found, problems
+        return counts, problems
     unknown = list[str]()
     for match in matches:
         counted = head_count(names.model, match.path, heads)
         if counted is None:
             unknown.append(match.path or "(root)")
             continue
-        found[match.path] = counted
+        counts[match.path] = counted
         wrong = [heads.misfit(count) for count in counted.counts]
-        if all(each is not None for each in wrong):
+        if all(reason is not None for reason in wrong):
             problems.append(Problem(f"{spec.where}.heads", f"on {match.path or '(root)'}: {wrong[0]}"))
     if unknown:
         text = (
@@ -135,7 +135,7 @@ def _heads(
         )
         hint = f"add the count: heads: {{count: 12, pick: {list(heads.pick)}}}"
         problems.append(Problem(f"{spec.where}.heads", text, hint))
-    return found, problems
+    return counts, problems
 
 
 def select(hook: HookSpec, names: ModelNames) -> tuple[list[str], list[Problem]]:
@@ -167,7 +167,7 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
     action, kind = spec.action, spec.hook_type
     if kind not in action.hook_types:
         text = f"action {action.action_name!r} does not go with hook type {kind.name!r}"
-        carriers = ", ".join(sorted(each.name for each in action.hook_types))
+        carriers = ", ".join(sorted(carrier.name for carrier in action.hook_types))
         yield Problem(f"{spec.where}.action", text, f"it goes with {carriers}")
     elif (reason := action.carried_by(kind)) is not None:
         yield Problem(f"{spec.where}.action", reason)

@@ -209,22 +209,22 @@ def differences(spec: Spec, settings: Settings, runs: RunReferences) -> tuple[st
 
 
 def _differences(run: Run, settings: Settings) -> list[str]:
-    found = list[str]()
+    notes = list[str]()
     for section, keys in _MAY_DIFFER.items():
         theirs, ours = _section(run, section), getattr(settings, section).model_dump(mode="json")
         if isinstance(theirs.get("weights"), dict):  # the weights of a run, given by its file
             theirs = {**theirs, "weights": run.model.get("weights")}
-        found += [
+        notes += [
             f"{section}.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
             for key in keys
             if theirs and theirs.get(key) != ours[key]
         ]
     seed = run.config.get("seed", settings.seed)
     if seed != settings.seed and settings.model.weights is None:
-        found.append(
+        notes.append(
             f"seed is {_shown(seed)} there and {settings.seed} here, from which the weights are drawn"
         )
-    return found
+    return notes
 
 
 def _shown(value: Any) -> str:
@@ -267,6 +267,6 @@ def _origin(name: str, runs: RunReferences) -> str:
     if run is None:
         return ""
     model = f"of a {plan.get('model')}, hash {str(plan.get('hash'))[:12]}" if plan else "unknown"
-    matches = [match for each in plan.get("hooks", []) for match in each.get("targets", [])]
+    matches = [match for hook in plan.get("hooks", []) for match in hook.get("targets", [])]
     shapes = ", ".join(f"{match['path']} {match.get('shape')}" for match in matches[:6])
     return f"the run {name} has the plan {model}: {shapes}"

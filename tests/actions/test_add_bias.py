@@ -29,12 +29,6 @@ def test_a_list_adds_along_the_last_dimension(dtype: torch.dtype, build: Callabl
     assert torch.equal(build(AddBias(value=[1, -0.5]))(x), x + torch.tensor([1, -0.5], dtype=dtype))
 
 
-def test_one_value_for_each_channel(build: Callable[..., Any]) -> None:
-    x = torch.zeros(2, 3, 4, 4)
-    biased = build(AddBias(value=[[[1]], [[2]], [[3]]]))(x)
-    assert torch.equal(biased[1, :, 2, 3], torch.tensor([1.0, 2.0, 3.0]))
-
-
 @pytest.mark.parametrize("shape", [(2,), (5, 1), ()])
 @pytest.mark.parametrize("trainable", [False, True])
 def test_a_bias_that_would_change_the_shape_is_refused(

@@ -120,14 +120,3 @@ def test_the_message_states_the_requirement(
 def test_a_check_without_a_requirement_is_refused() -> None:
     with pytest.raises(ValidationError, match="nothing is left to check"):
         Check(finite=False)
-
-
-def test_min_above_max_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"min 2\.0 is greater than max 1\.0"):
-        Check(min=2, max=1)
-
-
-@pytest.mark.parametrize("params", [{"policy": "raise"}, {"finite": "yes"}, {"max": "1"}, {"max": math.nan}])
-def test_mistakes_name_their_key(params: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(params))):
-        Check(**params)

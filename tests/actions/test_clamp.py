@@ -78,8 +78,3 @@ def test_min_above_max_is_refused() -> None:
 def test_at_least_one_bound_is_required() -> None:
     with pytest.raises(ValidationError, match="give min, max or both"):
         Clamp()
-
-
-def test_nan_as_a_bound_is_refused() -> None:
-    with pytest.raises(ValidationError, match="found nan"):
-        Clamp(min=math.nan)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from hookrun.actions.fill import Fill
@@ -90,9 +89,3 @@ def test_a_lazy_module_has_nothing_to_fill_yet() -> None:
     module = nn.LazyLinear(2)
     reason = Fill(value=0).incompatibility(APPLY, module, names(module))
     assert reason == "parameter 'weight': it has no shape yet: a lazy module gets it at its first call"
-
-
-@pytest.mark.parametrize("parameters", [[], 3, ["child.weight"]])
-def test_names_are_names_of_own_parameters(parameters: Any) -> None:
-    with pytest.raises(ValidationError, match="parameters"):
-        Fill(value=0, parameters=parameters)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from hookrun.actions.linear import Linear
@@ -52,8 +51,3 @@ def test_a_module_that_lacks_one_does_not_fit() -> None:
     assert reason == "the module has no parameter 'wieght' (weight): did you mean 'weight'?"
     reason = Linear().incompatibility(FORWARD, nn.Linear(3, 2, bias=False), ["weight"])
     assert reason == "the module has no parameter 'bias' (bias): there are: weight; `bias: null` does without"
-
-
-def test_a_parameter_of_a_child_is_refused() -> None:
-    with pytest.raises(ValidationError, match="its name has no dot"):
-        Linear(weight="child.weight")

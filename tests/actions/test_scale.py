@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from hookrun.actions.scale import Scale
 
@@ -56,13 +55,3 @@ def test_the_gradient_is_scaled_too(factor: Any, build: Callable[..., Any]) -> N
     x = torch.randn(3, 2, requires_grad=True)
     build(Scale(factor=factor))(x).sum().backward()
     assert torch.equal(x.grad, torch.tensor(factor).expand(3, 2))
-
-
-def test_a_factor_is_required() -> None:
-    with pytest.raises(ValidationError, match="Field required"):
-        Scale()
-
-
-def test_a_text_as_factor_is_refused() -> None:
-    with pytest.raises(ValidationError, match="expected a number, a list of numbers"):
-        Scale(factor="0.5")

@@ -138,10 +138,6 @@ def test_the_default_is_recorded_in_order_as_tensors_of_no_dimensions(site_of: C
     assert all(isinstance(value, Tensor) and value.dim() == 0 for value in data.values())
 
 
-def test_a_single_name_is_accepted() -> None:
-    assert Stats(of="bytes").of == ("bytes",)
-
-
 @pytest.mark.parametrize(
     ("of", "message"), [("maen", "'mean', 'std'"), (["mean", "q"], "'mean', 'std'"), ([], "empty")]
 )

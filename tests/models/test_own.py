@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from torch import nn
 
 from hookrun.models import build, names, own_names
@@ -73,14 +71,6 @@ def test_a_file_in_conf_holds_a_model_section_and_begins_with_a_comment(file: Pa
     text = file.read_text(encoding="utf-8")
     assert text.startswith("# ")
     assert Model(**yaml.safe_load(text)).name in names()
-
-
-@each_file
-def test_a_file_in_conf_is_chosen_by_its_path_in_the_group(file: Path) -> None:
-    name = file.relative_to(CONF).with_suffix("").as_posix()
-    with initialize_config_dir(str(CONF.parent), version_base="1.3"):
-        composed = OmegaConf.to_container(compose(overrides=[f"+model={name}"]))
-    assert composed == {"model": yaml.safe_load(file.read_text(encoding="utf-8"))}
 
 
 @each_file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -158,11 +157,6 @@ def test_arguments_from_the_data_are_positive_and_missing_ones_have_a_reason(sam
         assert all(each > 0 for each in (value if isinstance(value, tuple) else [value]))
 
 
-@examples(st.lists(st.integers(1, 64), max_size=4).map(tuple))
-def test_in_features_counts_the_numbers_of_a_sample(shape: tuple[int, ...]) -> None:
-    assert DataDefaults(shape, None).values()["in_features"] == math.prod(shape)
-
-
 def test_channels_and_size_are_those_of_images_only() -> None:
     assert DataDefaults((3, 4, 5), 7).values() == {
         "num_classes": 7,
@@ -200,11 +194,6 @@ def test_a_constructor_s_error_is_shown_with_its_arguments() -> None:
     assert "in_channels=3" in problem.what
     assert "ValueError: in_channels must be divisible by groups" in problem.what
     assert isinstance(caught.value.__cause__, ValueError)
-
-
-def test_a_call_must_return_a_module() -> None:
-    with pytest.raises(SpecError, match=r"'net' returned list, not a torch\.nn\.Module"):
-        construct(ModelCall(list, {}), "net")
 
 
 class Net(nn.Module):
