@@ -217,19 +217,23 @@ class Wiring:
                 on_steps.append(site)
             else:
                 on_gradients[match.path, hook.spec.hook_type].append(site)
-        gradients = self._gradients_of_ranks() if self._reduced is None else None
+        gradients: ReducedGradients | GradientsOfWrapped | None = self._reduced
         if self._reduced is not None:
             self.hooked.on_move.append(self._reduced.move)
+        elif (
+            distributed.is_available()
+            and distributed.is_initialized()
+            and (self.hooked.places or self.plan.added())
+        ):
+            gradients = self._gradients_of_ranks()
         if self.hooked.places:
             self.closing.callback(follow(before=self.hooked.follow))
         for (path, hook_type), sites in on_gradients.items():
             if not parameters[path].requires_grad:
                 raise HookrunError(f"{sites[0].where}: the parameter does not require a gradient")
             registered = self._register(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
-            if self._reduced is not None:
-                self._reduced.add(parameters[path], registered)
-                continue
-            if not is_sharded(parameters[path]):  # torch never calls tensor hooks of a sharded parameter
+            if self._reduced is None and not is_sharded(parameters[path]):
+                # torch never calls tensor hooks of a sharded parameter
                 self._handles.append(registered.register(parameters[path]))
             if gradients is not None:
                 gradients.add(parameters[path], registered)
@@ -240,14 +244,9 @@ class Wiring:
                 follow(partial(steps.run, OPTIMIZER_STEP_PRE), partial(steps.run, OPTIMIZER_STEP_POST))
             )
 
-    def _gradients_of_ranks(self) -> GradientsOfWrapped | None:
-        """For a user's own loop that may wrap the model in DDP or fully_shard; None without a process group."""
-        added = self.plan.added()
-        if not (distributed.is_available() and distributed.is_initialized()):
-            return None
-        if not (self.hooked.places or added):
-            return None
-        gradients = GradientsOfWrapped(self._model, self.hooked, added)
+    def _gradients_of_ranks(self) -> GradientsOfWrapped:
+        """For a user's own loop that may wrap the model in DDP or fully_shard."""
+        gradients = GradientsOfWrapped(self._model, self.hooked, self.plan.added())
         self.closing.callback(gradients.clear)
         self._listen(self._model.register_forward_pre_hook, gradients.forward_begins, prepend=True)
         self._listen(self._model.register_forward_hook, gradients.forward_ended)
