@@ -84,6 +84,8 @@ class HookSite:
 
     fired:     how often the hook fired here (its schedule let it through)
     idle:      firings in which the hook found nothing to act on
+    fired_in_graphs: the same inside compiled graphs, a 0-dimensional tensor that they add to
+    open_in_graphs:  whether the schedule holds at this step and epoch, which they read; None if it always does
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
@@ -110,6 +112,8 @@ class HookSite:
         self.sink = sink
         self.calls = calls
         self.fired = 0
+        self.fired_in_graphs: Tensor | None = None
+        self.open_in_graphs: Tensor | None = None
         self.idle = 0
         self._idle_at = 0
         self.changed: Tensor | int = 0
@@ -144,6 +148,16 @@ class HookSite:
             return of_call
         return 0 if self.calls is None else self.calls.now.number
 
+    @property
+    def firings(self) -> int:
+        """How often the hook fired here, also inside compiled graphs."""
+        return self.fired if self.fired_in_graphs is None else self.fired + int(self.fired_in_graphs)
+
+    def reschedule(self) -> None:
+        """Tell compiled graphs whether the schedule holds at the present step and epoch."""
+        if self.open_in_graphs is not None:
+            self.open_in_graphs.fill_(self.spec.keys.when.holds_at(self.clock.step, self.clock.epoch))
+
     def state_dict(self) -> dict[str, Any]:
         """The counts, the positions of the random draws, and the `state_dict()` of the user's own objects."""
         return {
@@ -154,6 +168,7 @@ class HookSite:
             "draws": self._draws.state_dict(),
             "calls": None if self.calls is None else self.calls.state_dict(),
             "held": [self._of_object(own, "state_dict") for own in self._held],
+            "in_graphs": self.firings - self.fired,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -163,6 +178,10 @@ class HookSite:
         self._draws.load_state_dict(state["draws"])
         if self.calls is not None and state["calls"] is not None:
             self.calls.load_state_dict(state["calls"])
+        if self.fired_in_graphs is None:  # it cannot be in a graph now
+            self.fired += state["in_graphs"]
+        else:
+            self.fired_in_graphs.fill_(state["in_graphs"])
         # for another plan there may be more or fewer states than objects
         for own, held in zip(self._held, state["held"], strict=False):
             self._of_object(own, "load_state_dict", held)
@@ -471,7 +490,7 @@ class HookSite:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Firings inside the block are not counted."""
+        """Firings inside the block are not counted, except in compiled graphs."""
         counts = self.fired, self.idle, self.changed, self.total
         try:
             yield

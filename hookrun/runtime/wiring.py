@@ -15,11 +15,12 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.actions.own_code import may_draw
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
+from hookrun.plan.graph_support import uncompilable
 from hookrun.plan.model_tree import unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
-from hookrun.runtime.compiled import Tracing
+from hookrun.runtime.compiled import in_graph_of, refusal
 from hookrun.runtime.fast.direct_calls import call_directly
 from hookrun.runtime.hooked_parameters import HookedParameters
 from hookrun.runtime.hooks import registered_hooks
@@ -39,7 +40,6 @@ class Wiring:
     """The registered hooks of one plan on one model.
 
     sites:     one for each hook and module or parameter, in the order of installation
-    tracing:   what the sites do inside compiled graphs
     hooked:    the hooked parameters
     closing:   the callbacks to run when the hooks are removed
     sequences: which tokens the calls of the model compute; None where no hook has `tokens`, or before installation
@@ -61,7 +61,8 @@ class Wiring:
         self.clock = clock
         self.sink = sink
         self.sites = list[HookSite]()
-        self.tracing = Tracing(plan)
+        problems = uncompilable(plan)
+        self._refused, self._compiles = refusal(problems), not problems
         self.sequences: Sequences | None = None
         self._model = model
         self._restored = restored
@@ -78,7 +79,7 @@ class Wiring:
         model = self._model
         modules = dict(model.named_modules(remove_duplicate=False))
         self._require_same_model(modules)
-        self.clock.on_change = self.tracing.reschedule
+        self.clock.on_change = self._reschedule
         self._run_at_installation(modules)
         if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
             self.sequences = self.clock.passes = Sequences(model)
@@ -91,6 +92,10 @@ class Wiring:
         if self.sequences is not None:
             self._listen(model.register_forward_hook, self.sequences.leave, always_call=True)
         move_inside_sharding(model, {handle.id for handle in self._handles})
+
+    def _reschedule(self) -> None:
+        for site in self.sites:
+            site.reschedule()
 
     def _listen(
         self, register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
@@ -155,7 +160,8 @@ class Wiring:
             return op if open_gate is None else partial(_scheduled, op, open_gate)
 
         op, op_of_new = compose(site, targeted=targeted)
-        traced = self.tracing.of(site, targeted=targeted)
+        inside = self._compiles and site.hook_type.graph.inside
+        traced = in_graph_of(site, targeted=targeted) if inside else self._refused
         return BoundHook(site, finished(op), traced, None if op_of_new is None else finished(op_of_new))
 
     # ---- modules -----------------------------------------------------------------------------------------------
@@ -284,7 +290,7 @@ class Wiring:
         self._registered.clear()
         self.hooked.clear()
         self.sequences = self.clock.passes = None
-        self.clock.on_change = None  # breaks a reference cycle: clock -> tracing -> sites -> clock, model
+        self.clock.on_change = None  # breaks a reference cycle: clock -> sites -> clock, model
         self.closing.close()
 
 

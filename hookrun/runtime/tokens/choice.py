@@ -197,7 +197,8 @@ class _Columns:
 
     def _of_set(self, clause: TokenSet, *, strict: bool) -> Tensor:
         found = torch.ones_like(self._real)
-        if self._of.packed and (clause.span is not None or _names_positions(clause)):
+        numbers = [] if clause.position is None else list(clause.position.numbers)  # `all` has none
+        if self._of.packed and (clause.span is not None or numbers):
             raise ValueError(
                 "tokens: the position_ids of the call start again within a row, so the row holds several sequences: "
                 "positions and spans need one; give each its own row, or select tokens by id or text"
@@ -234,7 +235,11 @@ class _Columns:
     def _require(self, place: Place, hit: Tensor) -> None:
         """Raise ValueError if a sample does not have a named position and a later pass cannot compute it either."""
         lengths = self._lengths.squeeze(1)
-        for number in (place,) if isinstance(place, int) else _named(place):
+        numbers = [place]
+        if isinstance(place, TokenRange):  # the first and the last position of a range
+            numbers = [] if place.start is None else [place.start]
+            numbers += [] if place.end is None else [place.end - 1]
+        for number in numbers:
             may_come = number >= 0 and self._of.goes_on and self._phase is None
             lacks = lengths < -number if number < 0 else lengths <= number
             if not may_come and lacks.any():
@@ -292,17 +297,6 @@ class _Columns:
             self._raise_missing(lacks, f"span {name!r}")
         counted = self._of.positions
         return (counted >= first) & (counted < end) & (first >= 0) & self._in_prompt
-
-
-def _names_positions(clause: TokenSet) -> bool:
-    """Whether the clause has positions given by number; `all` has none."""
-    return clause.position is not None and any(True for _ in clause.position.numbers)
-
-
-def _named(place: TokenRange) -> list[int]:
-    """The positions that each sample must have: the first and the last of a range."""
-    bounds = [] if place.start is None else [place.start]
-    return bounds if place.end is None else [*bounds, place.end - 1]
 
 
 def _placeholder_columns(clause: TokenFilter, of: Pass) -> Tensor:
