@@ -19,7 +19,7 @@ from hookrun.errors import HookError, reason
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.check_result import CheckedTensor, LastPassed
 from hookrun.runtime.fast.copies import held_bytes
-from hookrun.runtime.fast.kept_in_memory import KeptInMemory
+from hookrun.runtime.fast.memory import KeptInMemory
 from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.snapshot import copied, held, in_reach, snapshot
@@ -111,18 +111,19 @@ class RecordSink(Sink):
         """
         if self.muted:
             return
-        record: dict[str, Any] | Waiting | None = None
-        if type(data) is Measured and not show:
-            record = self._statistics.add(data.x, data.of, start)
-        if (
-            record is None
-            and (record := _readable({**dict(zip(RECORD_KEYS, start, strict=True)), **data})) is None
-        ):
-            return
-        if show and isinstance(record, dict):
-            record = read(record)
-            self.show(line(record))
-        self._pending.append(record)
+        waiting = (
+            self._statistics.add(data.x, data.of, start) if type(data) is Measured and not show else None
+        )
+        if waiting is not None:
+            self._pending.append(waiting)
+        else:
+            record = _readable({**dict(zip(RECORD_KEYS, start, strict=True)), **data})
+            if record is None:
+                return
+            if show:
+                record = read(record)
+                self.show(line(record))
+            self._pending.append(record)
         if len(self._pending) > MOST_PENDING:
             self.settle()
 

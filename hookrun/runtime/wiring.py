@@ -22,12 +22,12 @@ from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import in_graph_of, refusal
 from hookrun.runtime.fast.direct_calls import call_directly
-from hookrun.runtime.hooked_parameters import HookedParameters
 from hookrun.runtime.hooks import registered_hooks
 from hookrun.runtime.hooks.base import BoundHook, Listener, ModuleHook, ParameterHook, RegisteredHook, Shared
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow
+from hookrun.runtime.parameters import HookedParameters
 from hookrun.runtime.reduced import GradientsOfWrapped, ReducedGradients
 from hookrun.runtime.sharded import is_sharded, move_inside_sharding, sharded_too_early
 from hookrun.runtime.site import HookSite, Sink

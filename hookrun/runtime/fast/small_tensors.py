@@ -114,12 +114,11 @@ def _is_plain(x: Tensor) -> bool:
     if (kind is not Tensor and kind is not Parameter) or forward_ad._current_level >= 0 or not computes():
         return False
     keys = _dispatch_keys(x).raw_repr()
-    if keys in _known_keys:
-        return x.dtype in _MEASURED_IN
-    plain = x.is_cpu and x.layout is torch.strided and not x.is_nested and holds_data(x)
-    if plain:
+    if keys not in _known_keys:
+        if not (x.is_cpu and x.layout is torch.strided and not x.is_nested and holds_data(x)):
+            return False
         _known_keys.add(keys)
-    return plain and x.dtype in _MEASURED_IN
+    return x.dtype in _MEASURED_IN
 
 
 class _Buffer:

@@ -235,11 +235,12 @@ class _Columns:
     def _require(self, place: Place, hit: Tensor) -> None:
         """Raise ValueError if a sample does not have a named position and a later pass cannot compute it either."""
         lengths = self._lengths.squeeze(1)
-        numbers = [place]
-        if isinstance(place, TokenRange):  # the first and the last position of a range
-            numbers = [] if place.start is None else [place.start]
-            numbers += [] if place.end is None else [place.end - 1]
-        for number in numbers:
+        first, last = place if isinstance(place, int) else place.start, None
+        if isinstance(place, TokenRange) and place.end is not None:
+            last = place.end - 1
+        for number in (first, last):
+            if number is None:
+                continue
             may_come = number >= 0 and self._of.goes_on and self._phase is None
             lacks = lengths < -number if number < 0 else lengths <= number
             if not may_come and lacks.any():
