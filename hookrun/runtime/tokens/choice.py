@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from hookrun.actions.site import TokenRows
 from hookrun.errors import nearest
 from hookrun.runtime.tokens.passes import Pass
-from hookrun.spec.tokens import Place, TokenFilter, TokenRange, Tokens, TokenSet
+from hookrun.spec.tokens import Place, TokenFilter, Tokens, TokenSet
 
 Texts = Mapping[str, tuple[int, ...]]
 """Text -> its token ids."""
@@ -235,9 +235,8 @@ class _Columns:
     def _require(self, place: Place, hit: Tensor) -> None:
         """Raise ValueError if a sample does not have a named position and a later pass cannot compute it either."""
         lengths = self._lengths.squeeze(1)
-        first, last = place if isinstance(place, int) else place.start, None
-        if isinstance(place, TokenRange) and place.end is not None:
-            last = place.end - 1
+        first = place if isinstance(place, int) else place.start
+        last = None if isinstance(place, int) or place.end is None else place.end - 1
         for number in (first, last):
             if number is None:
                 continue
