@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -180,9 +180,9 @@ class Installation:
             require_same_plan(state, self.plan.hash, ((site.hook_name, site.path) for site in self.sites))
         self.clock.load_state_dict(state["clock"])
         for site in self.sites:
-            found = state["sites"].get(site.hook_name, {}).get(site.path)
-            if found is not None:
-                site.load_state_dict(found)
+            of_site = state["sites"].get(site.hook_name, {}).get(site.path)
+            if of_site is not None:
+                site.load_state_dict(of_site)
         self.sink.load_state_dict(state["sink"])
 
     @property
@@ -227,11 +227,9 @@ class Installation:
                 for fired, earlier in zip(in_graphs, before, strict=True):
                     fired.copy_(earlier)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """No hook runs in forward passes inside the block; changes by `apply` hooks stay in the model."""
-        with self._wiring.paused():
-            yield
+        return self._wiring.paused()
 
     def follow_parameters(self) -> None:
         """Move hooks to the shards that fully_shard has put in the place of the parameters."""

@@ -190,8 +190,8 @@ class HookSite:
         try:
             return getattr(own, method)(*args)
         except Exception as error:
-            what = f"{type(own).__name__}.{method} failed: {reason(error)}"
-            raise HookError(f"{self.where}: {what}") from error
+            message = f"{type(own).__name__}.{method} failed: {reason(error)}"
+            raise HookError(f"{self.where}: {message}") from error
 
     # ---- values ------------------------------------------------------------------------------------------------
 
@@ -324,13 +324,13 @@ class HookSite:
 
         def computed(like: Tensor) -> Tensor:
             with torch.no_grad():
-                found = call(like.detach())
-            if not isinstance(found, Tensor | int | float):
+                result = call(like.detach())
+            if not isinstance(result, Tensor | int | float):
                 raise HookError(
-                    f"{self.where}: '{function}' returned an object of type {type(found).__name__}, "
+                    f"{self.where}: '{function}' returned an object of type {type(result).__name__}, "
                     "expected a tensor or a number"
                 )
-            return torch.as_tensor(found).detach().to(device=like.device, dtype=like.dtype)
+            return torch.as_tensor(result).detach().to(device=like.device, dtype=like.dtype)
 
         return computed
 
@@ -395,8 +395,8 @@ class HookSite:
 
     def traced(self, value: Any) -> bool:
         """Whether a tensor of the value is a placeholder, because the model is being exported or traced."""
-        found = (tensor for tensor in containers.tensors(value) if not tensor.is_meta)
-        return self.sink.has_values and any(readable(tensor) is None for tensor in found)
+        tensors = (tensor for tensor in containers.tensors(value) if not tensor.is_meta)
+        return self.sink.has_values and any(readable(tensor) is None for tensor in tensors)
 
     def generator(self, like: Tensor) -> Generator:
         """A generator on the tensor's device, with a seed for this draw, so that a draw depends on its number only."""

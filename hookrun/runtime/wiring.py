@@ -117,8 +117,10 @@ class Wiring:
             owner = match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
             module = modules.get(owner)
             if module is None or type(module).__name__ != match.type:
-                found = "nothing" if module is None else f"a {type(module).__name__}"
-                text = f"the plan is for a {match.type} at {owner or '(root)'}, this model has {found} there"
+                present = "nothing" if module is None else f"a {type(module).__name__}"
+                text = (
+                    f"the plan is for a {match.type} at {owner or '(root)'}, this model has {present} there"
+                )
                 problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
             elif hook.spec.on_parameters and match.path not in there:
                 text = f"the plan is for the parameter {match.path}, which this model does not have"

@@ -161,12 +161,14 @@ class _Buffer:
         records, self._waiting = self._waiting, []
         if not records:
             return
-        found: dict[str, Any] = dict(self._known)
+        statistics: dict[str, Any] = dict(self._known)
         rows, n = self._rows[: len(records)], self._known["numel"]
         for name, step in self._steps:
-            found[name] = step(rows, n, found)
+            statistics[name] = step(rows, n, statistics)
         columns = [
-            found[name].tolist() if isinstance(found[name], Tensor) else repeat(found[name], len(records))
+            statistics[name].tolist()
+            if isinstance(statistics[name], Tensor)
+            else repeat(statistics[name], len(records))
             for name in self._of
         ]
         for record, values in zip(records, zip(*columns, strict=True), strict=True):

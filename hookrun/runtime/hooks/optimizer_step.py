@@ -33,7 +33,7 @@ class OptimizerSteps(RegisteredHook):
 
     def move(self, moves: Moves) -> None:
         """Replace parameters by the shards that have taken their place."""
-        self.parameters = tuple(moves.get(id(each), each) for each in self.parameters)
+        self.parameters = tuple(moves.get(id(parameter), parameter) for parameter in self.parameters)
 
     @torch.no_grad()
     def run(self, kind: HookType, optimizer: Optimizer) -> None:
