@@ -228,11 +228,7 @@ class Wiring:
         gradients: ReducedGradients | GradientsOfWrapped | None = self._reduced
         if self._reduced is not None:
             self.hooked.on_move.append(self._reduced.move)
-        elif (
-            distributed.is_available()
-            and distributed.is_initialized()
-            and (self.hooked.places or self.plan.added())
-        ):
+        elif distributed.is_available() and distributed.is_initialized():
             gradients = self._gradients_of_ranks()
         if self.hooked.places:
             self.closing.callback(follow(before=self.hooked.follow))
@@ -252,9 +248,12 @@ class Wiring:
                 follow(partial(steps.run, OPTIMIZER_STEP_PRE), partial(steps.run, OPTIMIZER_STEP_POST))
             )
 
-    def _gradients_of_ranks(self) -> GradientsOfWrapped:
-        """For a user's own loop that may wrap the model in DDP or fully_shard."""
-        gradients = GradientsOfWrapped(self._model, self.hooked, self.plan.added())
+    def _gradients_of_ranks(self) -> GradientsOfWrapped | None:
+        """For a user's own loop that may wrap the model in DDP or fully_shard; None if no parameter is concerned."""
+        added = tuple(self.plan.added())
+        if not (self.hooked.places or added):
+            return None
+        gradients = GradientsOfWrapped(self._model, self.hooked, added)
         self.closing.callback(gradients.clear)
         self._listen(self._model.register_forward_pre_hook, gradients.forward_begins, prepend=True)
         self._listen(self._model.register_forward_hook, gradients.forward_ended)
