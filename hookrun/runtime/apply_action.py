@@ -72,8 +72,8 @@ def _require_same_form(old: Tensor, new: Any) -> None:
 
 
 def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
-    clock, takes = site.clock, _taken_by(site.spec.action)
     together = site.spec.action.scope == "together"
+    clock, takes = site.clock, _taken_by(site.spec.action)
     checked = False  # shape and dtype of the first result; with `computes_anew` each result is checked
 
     def edit(value: Any) -> Any:
