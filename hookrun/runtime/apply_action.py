@@ -14,7 +14,7 @@ from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import PASSED_ON
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.copies import OF_GRADIENT
-from hookrun.runtime.fast.kept_in_memory import KeptInMemory
+from hookrun.runtime.fast.memory import KeptInMemory
 from hookrun.runtime.part import TensorPart
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.snapshot import copied
@@ -40,7 +40,7 @@ def compose(site: HookSite, *, targeted: bool = True) -> tuple[Op, Op | None]:
     function = function_of(site)
     path = keys.target.keys if keys.target is not None and targeted else None
     if not action.observes:
-        return (_editor_of_all if action.scope == "together" else _editor)(site, function, path), None
+        return _editor(site, function, path), None
     if not isinstance(function, KeptInMemory) or path is not None or site.hook_type.in_tuple:
         return _observer(site, function, path), None
     keep_any = _observer(site, function.keep, None)
@@ -73,6 +73,7 @@ def _require_same_form(old: Tensor, new: Any) -> None:
 
 
 def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
+    together = site.spec.action.scope == "together"
     clock, takes = site.clock, _taken_by(site.spec.action)
     checked = False  # shape and dtype of the first result
 
@@ -85,6 +86,9 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
                 if clock.counting and new is not None:
                     count(site, value, new)
                 return value if new is None else new
+            member = value if path is None else containers.get(value, path)
+            olds = list(filter(acts_on, containers.tensors(member))) if together else []
+            news = iter(function(olds) if olds else ())
             acted = False
 
             def edit_leaf(leaf: Any) -> Any:
@@ -92,46 +96,21 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
                 if not takes(leaf):
                     return leaf
                 acted = True
-                new = function(leaf)
+                new = next(news) if together else function(leaf)
                 if new is None:
                     return leaf
                 if not checked:
                     _require_same_form(leaf, new)
-                    checked = True
+                    checked = not together
                 if clock.counting:
                     count(site, leaf, new)
                 return new
 
-            member = value if path is None else containers.get(value, path)
             changed = containers.rebuild(member, edit_leaf)
             site.idle += not acted
             if changed is member or path is None:
                 return value if changed is member else changed
             return containers.put(value, path, changed)
-        except PASSED_ON:
-            raise
-        except Exception as error:
-            raise _named(site, error) from error
-
-    return edit
-
-
-def _editor_of_all(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
-    def edit(value: Any) -> Any:
-        site.fired += 1
-        try:
-            member = value if path is None else containers.get(value, path)
-            olds = list(filter(acts_on, containers.tensors(member)))
-            if not olds:
-                site.idle += 1
-                return value
-            news = function(olds)
-            if site.clock.counting:
-                for old, new in zip(olds, news, strict=True):
-                    count(site, old, new)
-            left = iter(news)
-            changed = containers.rebuild(member, lambda leaf: next(left) if acts_on(leaf) else leaf)
-            return changed if path is None else containers.put(value, path, changed)
         except PASSED_ON:
             raise
         except Exception as error:

@@ -68,13 +68,13 @@ def check_result(site: Any, ok: Tensor, message: str, policy: str, least: Tensor
     message: of the check, for the record
     least, largest: the smallest and largest element of the checked tensor
     """
-    found = readable(ok)
-    if found is None and site.sink.has_values and not ok.is_meta:  # the model is being traced
+    result = readable(ok)
+    if result is None and site.sink.has_values and not ok.is_meta:  # the model is being traced
         return
     # under `torch.vmap` there is one result for each mapped element
-    if found is not None and found is not ok:
+    if result is not None and result is not ok:
         with torch._C._DisableFuncTorch():
-            ok, least, largest = found.all(), plain(least).min(), plain(largest).max()
+            ok, least, largest = result.all(), plain(least).min(), plain(largest).max()
     clock, samples = site.clock, None
     if site.hook_type.of_rows and clock.rows is not None and clock.samples is not None:  # this rank's samples
         samples = clock.samples.tolist()

@@ -53,8 +53,8 @@ def regions() -> Regions:
     first = list[object]()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename == checkpoint.__file__ and (found := _region(frame)) is not None:
-            region, repeated = found
+        if frame.f_code.co_filename == checkpoint.__file__ and (around := _region(frame)) is not None:
+            region, repeated = around
             if repeated:
                 return Regions(tuple(first), region)
             first.append(region)

@@ -197,8 +197,8 @@ class Calls:
         """The execution of the module that encloses this line, or else the last one in this thread."""
         if self._module is not None:
             for frame in frames_of(self._module):
-                if (found := self._runs.get(id(frame))) is not None:
-                    return found
+                if (run := self._runs.get(id(frame))) is not None:
+                    return run
         return self._here.latest
 
     @property

@@ -5,8 +5,7 @@ The graph adds to a tensor that counts the firings, and reads a tensor that says
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NoReturn
@@ -14,9 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from hookrun.errors import CompileError
-from hookrun.plan.graph_support import uncompilable
-from hookrun.plan.plan import ResolvedPlan
+from hookrun.errors import CompileError, Problem
 from hookrun.runtime.apply_action import acts_on, function_of
 from hookrun.runtime.site import HookSite
 from hookrun.values import containers
@@ -31,22 +28,23 @@ class InGraph:
 
     fire:  value -> the value after the action, if the schedule holds
     watch: acts on the gradient of a tensor
-    fired: how often it fired, a 0-dimensional tensor; hooks on a gradient are counted when they are attached
-    open:  whether its schedule holds at this step and epoch, a 0-dimensional tensor; None if it always does
     """
 
     fire: Callable[[Any], Any]
     watch: Callable[[Tensor], None]
-    fired: Tensor
-    open: Tensor | None
 
 
-def _in_graph(site: HookSite, *, targeted: bool) -> InGraph:
-    """A site inside a graph; its action is a function of tensors. torch compiles a graph for each mode of the model."""
+def in_graph_of(site: HookSite, *, targeted: bool) -> InGraph:
+    """A site inside a graph; its action is a function of tensors. torch compiles a graph for each mode of the model.
+
+    It gives the site the tensors that count its firings there and that say whether its schedule holds.
+    """
     keys, clock, device = site.spec.keys, site.clock, _device(site)
-    fired = torch.zeros((), dtype=torch.int64, device=device)
-    scheduled = keys.when.step is not None or keys.when.epoch is not None
-    is_open = torch.tensor(_holds(site), device=device) if scheduled else None
+    fired = site.fired_in_graphs = torch.zeros((), dtype=torch.int64, device=device)
+    is_open: Tensor | None = None
+    if keys.when.step is not None or keys.when.epoch is not None:
+        is_open = site.open_in_graphs = torch.tensor(False, device=device)
+        site.reschedule()
     holds_in = {training: keys.when.holds_in(training) for training in (True, False)}
     path = keys.target.keys if keys.target is not None and targeted else None
     function = function_of(site)
@@ -89,69 +87,26 @@ def _in_graph(site: HookSite, *, targeted: bool) -> InGraph:
             tensor.register_hook(edited)
 
     always = path is None and not together and is_open is None and all(holds_in.values())
-    return InGraph(fire_always if always else fire, watch, fired, is_open)
+    return InGraph(fire_always if always else fire, watch)
 
 
-def _holds(site: HookSite) -> bool:
-    return site.spec.keys.when.holds_at(site.clock.step, site.clock.epoch)
+def refusal(problems: Sequence[Problem]) -> InGraph:
+    """For a site that cannot be part of a graph: it raises CompileError with the problems of the whole plan."""
 
+    def refuse() -> NoReturn:
+        # loaded already, since torch._dynamo is the caller
+        from torch._dynamo.exc import TorchRuntimeError
 
-class Tracing:
-    """The sites of one installation inside compiled graphs."""
+        class Uncompilable(CompileError, TorchRuntimeError):
+            """A TorchRuntimeError, so that torch passes it on unchanged to the caller of the compiled model."""
 
-    def __init__(self, plan: ResolvedPlan) -> None:
-        self._problems = problems = uncompilable(plan)
-        self._traced = dict[int, tuple[HookSite, InGraph]]()
+        raise Uncompilable(problems)
 
-        def refuse() -> NoReturn:
-            # loaded already, since torch._dynamo is the caller
-            from torch._dynamo.exc import TorchRuntimeError
+    def refused(value: Any) -> None:
+        refuse()
 
-            class Uncompilable(CompileError, TorchRuntimeError):
-                """A TorchRuntimeError, so that torch passes it on unchanged to the caller of the compiled model."""
-
-            raise Uncompilable(problems)  # not self._problems, which would form a reference cycle
-
-        def refused(value: Any) -> None:
-            refuse()
-
-        refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while tracing, not in the graph
-        self._refused = InGraph(refused, refused, torch.zeros(()), None)
-
-    def of(self, site: HookSite, *, targeted: bool) -> InGraph:
-        """What the site does inside a graph: it raises CompileError if the plan or the site cannot be part of one."""
-        if self._problems or not site.hook_type.graph.inside:
-            return self._refused
-        traced = _in_graph(site, targeted=targeted)
-        self._traced[id(site)] = site, traced
-        return traced
-
-    def reschedule(self) -> None:
-        """Update the schedule tensors after a change of step or epoch."""
-        for site, traced in self._traced.values():
-            if traced.open is not None:
-                traced.open.fill_(_holds(site))
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Firings inside the block are not counted."""
-        before = [(traced, traced.fired.clone()) for _, traced in self._traced.values()]
-        try:
-            yield
-        finally:
-            for traced, fired in before:
-                traced.fired.copy_(fired)
-
-    def fired(self, site: HookSite) -> int:
-        """How often the site fired inside graphs."""
-        return int(self._traced[id(site)][1].fired) if id(site) in self._traced else 0
-
-    def recount(self, site: HookSite, fired: int) -> None:
-        """Set how often the site fired inside graphs; added to `site.fired` if it cannot be in a graph now."""
-        if id(site) in self._traced:
-            self._traced[id(site)][1].fired.fill_(fired)
-        else:
-            site.fired += fired
+    refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while tracing, not in the graph
+    return InGraph(refused, refused)
 
 
 def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +103,7 @@ class Installation:
         if not self._standalone or kind is not None:
             return
         later = (site for site in self.sites if site.hook_type.phase != "installation")
-        if not (self._model_ran or any(self._fired(site) for site in later)):
+        if not (self._model_ran or any(site.firings for site in later)):
             return  # neither the model nor a hooked part of it has run
         lines = describe_inactive(self._inactive_to_report())
         if lines and self._strict:
@@ -131,10 +131,7 @@ class Installation:
     @property
     def fired(self) -> Counts:
         """(hook name, module path) -> how often the hook fired; any name of a shared module can be used."""
-        return Counts(self.plan, {(site.hook_name, site.path): self._fired(site) for site in self.sites})
-
-    def _fired(self, site: HookSite) -> int:
-        return site.fired + self._wiring.tracing.fired(site)
+        return Counts(self.plan, {(site.hook_name, site.path): site.firings for site in self.sites})
 
     @property
     def effects(self) -> dict[tuple[str, str], tuple[int, int]]:
@@ -146,7 +143,7 @@ class Installation:
     @property
     def inactive(self) -> list[tuple[str, str, str]]:
         """(hook, module path, why) of each hook that never fired there, or found no tensor for its action."""
-        never = [(site.hook_name, site.path, "never fired") for site in self.sites if not self._fired(site)]
+        never = [(site.hook_name, site.path, "never fired") for site in self.sites if not site.firings]
         idle = [site for site in self.sites if site.fired and site.idle >= site.fired]
         return never + [
             (site.hook_name, site.path, "fired and found no tensor for its action") for site in idle
@@ -166,8 +163,7 @@ class Installation:
         """
         sites = dict[str, dict[str, Any]]()
         for site in self.sites:
-            in_graphs = self._wiring.tracing.fired(site)
-            sites.setdefault(site.hook_name, {})[site.path] = {**site.state_dict(), "in_graphs": in_graphs}
+            sites.setdefault(site.hook_name, {})[site.path] = site.state_dict()
         return {
             "plan": self.plan.hash,
             "clock": self.clock.state_dict(),
@@ -184,10 +180,9 @@ class Installation:
             require_same_plan(state, self.plan.hash, ((site.hook_name, site.path) for site in self.sites))
         self.clock.load_state_dict(state["clock"])
         for site in self.sites:
-            found = state["sites"].get(site.hook_name, {}).get(site.path)
-            if found is not None:
-                site.load_state_dict(found)
-                self._wiring.tracing.recount(site, found["in_graphs"])
+            of_site = state["sites"].get(site.hook_name, {}).get(site.path)
+            if of_site is not None:
+                site.load_state_dict(of_site)
         self.sink.load_state_dict(state["sink"])
 
     @property
@@ -221,16 +216,20 @@ class Installation:
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Firings inside the block are not counted."""
-        with self._wiring.tracing.uncounted(), ExitStack() as counts:
+        in_graphs = [site.fired_in_graphs for site in self.sites if site.fired_in_graphs is not None]
+        before = [fired.clone() for fired in in_graphs]
+        with ExitStack() as counts:
             for site in self.sites:
                 counts.enter_context(site.uncounted())
-            yield
+            try:
+                yield
+            finally:
+                for fired, earlier in zip(in_graphs, before, strict=True):
+                    fired.copy_(earlier)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """No hook runs in forward passes inside the block; changes by `apply` hooks stay in the model."""
-        with self._wiring.paused():
-            yield
+        return self._wiring.paused()
 
     def follow_parameters(self) -> None:
         """Move hooks to the shards that fully_shard has put in the place of the parameters."""

@@ -116,26 +116,22 @@ class Part(TensorPart):
             items.append(...)
         place = items.index(...)
         items[place : place + 1] = [slice(None)] * (of - len(items) + 1)
-        from_start = [each for each in dims if each >= 0]
-        needed = [*range(max(from_start, default=0) + 1), *(of + each for each in dims if each < 0)]
-        return all(each < len(items) and items[each] in _WHOLE for each in needed)
+        from_start = [dim for dim in dims if dim >= 0]
+        needed = [*range(max(from_start, default=0) + 1), *(of + dim for dim in dims if dim < 0)]
+        return all(dim < len(items) and items[dim] in _WHOLE for dim in needed)
 
     def keeps_samples(self, dims: int) -> bool:
         """Whether the part of a tensor with `dims` dimensions has all rows of the first one, the samples."""
-        covered = dims - (len(self._items) - 1)
-        first = self._items[0]
-        if first is ... and covered < 1:
-            first = self._items[1] if len(self._items) > 1 else slice(None)
-        return first is ... or (isinstance(first, slice) and first in _WHOLE)
+        return not dims or self.leaves((0,), dims)
 
     def _positions(self, device: torch.device) -> Tensor:
         if torch.compiler.is_dynamo_compiling():  # a tensor made inside a graph must not be cached
             return torch.tensor(self._numbers, device=device)
-        if (found := self._on.get(device)) is None:
-            found = torch.tensor(self._numbers, device=device)
-            if holds_data(found):
-                self._on[device] = found
-        return found
+        if (positions := self._on.get(device)) is None:
+            positions = torch.tensor(self._numbers, device=device)
+            if holds_data(positions):
+                self._on[device] = positions
+        return positions
 
     def _require_fit(self, tensor: Tensor) -> None:
         """IndexError for positions outside the dimension; an accelerator would report them late or never."""
@@ -177,12 +173,12 @@ class HeadsPart(TensorPart):
         )
 
     def _part(self, dims: int, dim: int | None) -> Part:
-        if (found := self._parts.get((dims, dim))) is None:
+        if (part := self._parts.get((dims, dim))) is None:
             picked = self._heads.pick
             items: tuple[Item, ...]
             items = (..., picked, slice(None)) if dim is None else (*[slice(None)] * dim, picked)
-            found = self._parts[dims, dim] = Part(Index(f"heads {list(picked)}", items))
-        return found
+            part = self._parts[dims, dim] = Part(Index(f"heads {list(picked)}", items))
+        return part
 
     def _place(self, tensor: Tensor) -> tuple[int | None, int]:
         """The head dimension, or None if the last dimension holds heads × width; and the number of heads.
@@ -204,19 +200,19 @@ class HeadsPart(TensorPart):
         dims = len(shape)
         if dims < 4:
             return None
-        found = [
+        fitting = [
             dim for dim in range(1, dims - 1) if shape[dim] in self._counted.counts and dim != self._not_dim
         ]
-        if len(found) == 1:
-            self._seen[dims] = found[0]
-        elif found and self._seen.get(dims) in found:
+        if len(fitting) == 1:
+            self._seen[dims] = fitting[0]
+        elif fitting and self._seen.get(dims) in fitting:
             return self._seen[dims]
-        if len(found) > 1:
+        if len(fitting) > 1:
             raise ValueError(
-                f"heads: dimensions {found} of shape {list(shape)} could all be the head dimension: select one with "
-                f"heads: {{pick: {list(self._heads.pick)}, dim: {found[0]}}}"
+                f"heads: dimensions {fitting} of shape {list(shape)} could all be the head dimension: select one with "
+                f"heads: {{pick: {list(self._heads.pick)}, dim: {fitting[0]}}}"
             )
-        return found[0] if found else None
+        return fitting[0] if fitting else None
 
     def _in_last(self, shape: Sequence[int]) -> int:
         counted, size = self._counted, shape[-1] if shape else 0

@@ -20,7 +20,7 @@ from hookrun.errors import HookError, reason
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.check_result import CheckedTensor, LastPassed
 from hookrun.runtime.fast.copies import held_bytes
-from hookrun.runtime.fast.kept_in_memory import KeptInMemory
+from hookrun.runtime.fast.memory import KeptInMemory
 from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.snapshot import copied, held, in_reach, snapshot
@@ -112,18 +112,19 @@ class RecordSink(Sink):
         """
         if self.muted:
             return
-        record: dict[str, Any] | Waiting | None = None
-        if type(data) is Measured and not show:
-            record = self._statistics.add(data.x, data.of, start)
-        if (
-            record is None
-            and (record := _readable({**dict(zip(RECORD_KEYS, start, strict=True)), **data})) is None
-        ):
-            return
-        if show and isinstance(record, dict):
-            record = read(record)
-            self.show(line(record))
-        self._pending.append(record)
+        waiting = (
+            self._statistics.add(data.x, data.of, start) if type(data) is Measured and not show else None
+        )
+        if waiting is not None:
+            self._pending.append(waiting)
+        else:
+            record = _readable({**dict(zip(RECORD_KEYS, start, strict=True)), **data})
+            if record is None:
+                return
+            if show:
+                record = read(record)
+                self.show(line(record))
+            self._pending.append(record)
         if len(self._pending) > MOST_PENDING:
             self.settle()
 
@@ -169,7 +170,9 @@ class RecordSink(Sink):
     def state_dict(self) -> dict[str, Any]:
         """The stop message and the budgets. Pending records are read and stored first."""
         self.settle()
-        budgets = {hook: {"used": each.used, "spent": each.spent} for hook, each in self._budgets.items()}
+        budgets = {
+            hook: {"used": budget.used, "spent": budget.spent} for hook, budget in self._budgets.items()
+        }
         return {"stop": self.stop, "budgets": budgets}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -238,12 +241,12 @@ MOST_PENDING = 4096
 def _readable(record: dict[str, Any]) -> dict[str, Any] | None:
     """The record with its tensors unwrapped; None if the model is being traced. Raises HookError for a meta tensor."""
     for key, value in record.items():
-        if isinstance(value, Tensor) and (found := readable(value)) is not value:
-            if found is None and value.is_meta:
+        if isinstance(value, Tensor) and (plain := readable(value)) is not value:
+            if plain is None and value.is_meta:
                 raise HookError(f"{_place(record)}: a meta tensor has no values to record")
-            if found is None:
+            if plain is None:
                 return None
-            record = record | {key: found}
+            record = record | {key: plain}
     return record
 
 
@@ -299,30 +302,30 @@ class CapturedRows(list[Any]):
     @property
     def sample_ids(self) -> Tensor:
         """[rows] int64: the sample number of each row; without `hooks.samples` counted from 0 in the order of calls."""
-        return _joined([each.numbers for each in self._rows])
+        return _joined([rows.numbers for rows in self._rows])
 
     @property
     def positions(self) -> Tensor:
         """[rows] int64: the position, counted from the first real token; for attention patterns that of the query."""
-        return _joined([each.positions for each in self._rows])
+        return _joined([rows.positions for rows in self._rows])
 
     @property
     def keys(self) -> Tensor:
         """[rows] int64: the position of the key if `tokens` selects queries and keys; else -1."""
         return _joined(
-            [torch.full_like(each.samples, -1) if each.keys is None else each.keys for each in self._rows]
+            [torch.full_like(rows.samples, -1) if rows.keys is None else rows.keys for rows in self._rows]
         )
 
     @property
     def token_ids(self) -> Tensor:
         """[rows] int64: the token id at the position; -1 if it is not known."""
-        return _joined([each.token_ids for each in self._rows])
+        return _joined([rows.token_ids for rows in self._rows])
 
     @property
     def text(self) -> list[str]:
         """The text of each row's token; ``""`` if the model's tokenizer is not known."""
         decode = self._find_decoder()
-        return ["" if decode is None or each < 0 else decode(each) for each in self.token_ids.tolist()]
+        return ["" if decode is None or token < 0 else decode(token) for token in self.token_ids.tolist()]
 
 
 def _restored(values: list[Any], rows: list[TokenRows], texts: dict[int, str]) -> CapturedRows:

@@ -16,8 +16,8 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from hookrun.errors import HookError
-from hookrun.runtime.hooked_parameters import HookedParameters, Moves
 from hookrun.runtime.hooks.base import ParameterHook
+from hookrun.runtime.parameters import HookedParameters, Moves
 from hookrun.runtime.sharded import is_fully_sharded, is_sharded, reduces
 from hookrun.values.containers import tensors
 
@@ -203,7 +203,7 @@ class GradientsOfWrapped:
             return
         self._begun = True
         Variable._execution_engine.queue_callback(self._backward_ended)
-        first = {id(each) for each in self._reduced.of_each_part}
+        first = set(map(id, self._reduced.of_each_part))
         for parameter in filter(is_sharded, self._reduced.parameters):
             gradient = parameter.grad
             if id(parameter) in first:
@@ -223,7 +223,11 @@ class GradientsOfWrapped:
                 raise _not_whole("set_requires_gradient_sync(False)", "leave it out")
             return
         before = list(self._before.values())
-        reached = {id(each) for each in self._reduced.parameters if is_sharded(each) and self._changed(each)}
+        reached = {
+            id(parameter)
+            for parameter in self._reduced.parameters
+            if is_sharded(parameter) and self._changed(parameter)
+        }
         self._before, self._versions, self._begun = {}, {}, False
         self._reduced.run(before, reached)
 
@@ -245,8 +249,8 @@ class GradientsOfWrapped:
 
 def _version(gradient: Any) -> int:
     """The version of this rank's part, to which fully_shard adds in place."""
-    found: int = gradient.to_local()._version
-    return found
+    version: int = gradient.to_local()._version
+    return version
 
 
 def _not_whole(under: str, hint: str) -> HookError:

@@ -38,10 +38,10 @@ class Draws:
     def generator(self, device: torch.device) -> Generator:
         """A generator with the seed of the next draw; each thread has its own."""
         key = get_ident(), device
-        if (found := self._generators.get(key)) is None:
-            found = self._generators[key] = Generator(device)
-        found.manual_seed(derived_seed(self.seed, *self._next()))
-        return found
+        if (generator := self._generators.get(key)) is None:
+            generator = self._generators[key] = Generator(device)
+        generator.manual_seed(derived_seed(self.seed, *self._next()))
+        return generator
 
     def chance(self, seed: int) -> float:
         """A number in [0, 1) for the firing that begins; the same when its call is recomputed."""

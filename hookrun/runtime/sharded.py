@@ -27,14 +27,14 @@ def is_sharded(tensor: Any) -> bool:
 @torch.no_grad()
 def whole(tensor: Any) -> Tensor:
     """The whole tensor, gathered from all ranks; a tensor that is not sharded is returned unchanged."""
-    found: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
-    return found
+    whole_tensor: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return whole_tensor
 
 
 def own_part(tensor: Any) -> Tensor:
     """This rank's part, detached, on the same memory; a tensor that is not sharded is returned unchanged."""
-    found: Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor
-    return found
+    part: Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor
+    return part
 
 
 @torch.no_grad()
@@ -118,22 +118,23 @@ def move_inside_sharding(model: nn.Module, ours: Collection[int]) -> None:
     ours: the ids of the hooks' handles
     """
     for module in sharded_modules(model):
-        for number in [each for each in reversed(module._forward_hooks) if each in ours]:
-            module._forward_hooks.move_to_end(number, last=False)
+        for number in list(reversed(module._forward_hooks)):
+            if number in ours:
+                module._forward_hooks.move_to_end(number, last=False)
 
 
 def sharded_too_early(plan: ResolvedPlan, model: nn.Module) -> list[Problem]:
     """A problem for each hook that cannot be installed because the parameters are sharded already."""
-    parts = [name for name, each in model.named_parameters() if is_sharded(each)]
+    parts = [name for name, parameter in model.named_parameters() if is_sharded(parameter)]
     problems = list[Problem]()
     for hook in plan.hooks if parts else ():
         spec = hook.spec
         if spec.hook_type.phase == "installation" or spec.action.adds(spec.name) is not None:
-            what = (
+            message = (
                 f"{spec.action.action_name} changes the model's parameters, and {parts[0]} is sharded already"
             )
-            problems.append(Problem(f"{spec.where}.action", what, "install the hooks before fully_shard"))
+            problems.append(Problem(f"{spec.where}.action", message, "install the hooks before fully_shard"))
         elif spec.hook_type.on_parameters and not is_fully_sharded(model):
-            what = f"{parts[0]} is a DTensor not made by fully_shard: it is not known when its gradient is summed"
-            problems.append(Problem(spec.where, what, "leave the hook out"))
+            message = f"{parts[0]} is a DTensor not made by fully_shard: it is not known when its gradient is summed"
+            problems.append(Problem(spec.where, message, "leave the hook out"))
     return problems

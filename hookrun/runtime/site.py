@@ -85,6 +85,8 @@ class HookSite:
 
     fired:     how often the hook fired here (its schedule let it through)
     idle:      firings in which the hook found nothing to act on
+    fired_in_graphs: the same inside compiled graphs, a 0-dimensional tensor that they add to
+    open_in_graphs:  whether the schedule holds at this step and epoch, which they read; None if it always does
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
@@ -111,6 +113,8 @@ class HookSite:
         self.sink = sink
         self.calls = calls
         self.fired = 0
+        self.fired_in_graphs: Tensor | None = None
+        self.open_in_graphs: Tensor | None = None
         self.idle = 0
         self._idle_at = 0
         self.changed: Tensor | int = 0
@@ -145,6 +149,16 @@ class HookSite:
             return of_call
         return 0 if self.calls is None else self.calls.now.number
 
+    @property
+    def firings(self) -> int:
+        """How often the hook fired here, also inside compiled graphs."""
+        return self.fired if self.fired_in_graphs is None else self.fired + int(self.fired_in_graphs)
+
+    def reschedule(self) -> None:
+        """Tell compiled graphs whether the schedule holds at the present step and epoch."""
+        if self.open_in_graphs is not None:
+            self.open_in_graphs.fill_(self.spec.keys.when.holds_at(self.clock.step, self.clock.epoch))
+
     def state_dict(self) -> dict[str, Any]:
         """The counts, the positions of the random draws, and the `state_dict()` of the user's own objects."""
         return {
@@ -155,6 +169,7 @@ class HookSite:
             "draws": self._draws.state_dict(),
             "calls": None if self.calls is None else self.calls.state_dict(),
             "held": [self._of_object(own, "state_dict") for own in self._held],
+            "in_graphs": self.firings - self.fired,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -164,6 +179,10 @@ class HookSite:
         self._draws.load_state_dict(state["draws"])
         if self.calls is not None and state["calls"] is not None:
             self.calls.load_state_dict(state["calls"])
+        if self.fired_in_graphs is None:  # it cannot be in a graph now
+            self.fired += state["in_graphs"]
+        else:
+            self.fired_in_graphs.fill_(state["in_graphs"])
         # for another plan there may be more or fewer states than objects
         for own, held in zip(self._held, state["held"], strict=False):
             self._of_object(own, "load_state_dict", held)
@@ -172,8 +191,8 @@ class HookSite:
         try:
             return getattr(own, method)(*args)
         except Exception as error:
-            what = f"{type(own).__name__}.{method} failed: {reason(error)}"
-            raise HookError(f"{self.where}: {what}") from error
+            message = f"{type(own).__name__}.{method} failed: {reason(error)}"
+            raise HookError(f"{self.where}: {message}") from error
 
     # ---- values ------------------------------------------------------------------------------------------------
 
@@ -306,13 +325,13 @@ class HookSite:
 
         def computed(like: Tensor) -> Tensor:
             with torch.no_grad():
-                found = call(like.detach())
-            if not isinstance(found, Tensor | int | float):
+                result = call(like.detach())
+            if not isinstance(result, Tensor | int | float):
                 raise HookError(
-                    f"{self.where}: '{function}' returned an object of type {type(found).__name__}, "
+                    f"{self.where}: '{function}' returned an object of type {type(result).__name__}, "
                     "expected a tensor or a number"
                 )
-            return torch.as_tensor(found).detach().to(device=like.device, dtype=like.dtype)
+            return torch.as_tensor(result).detach().to(device=like.device, dtype=like.dtype)
 
         return computed
 
@@ -377,8 +396,8 @@ class HookSite:
 
     def traced(self, value: Any) -> bool:
         """Whether a tensor of the value is a placeholder, because the model is being exported or traced."""
-        found = (tensor for tensor in containers.tensors(value) if not tensor.is_meta)
-        return self.sink.has_values and any(readable(tensor) is None for tensor in found)
+        tensors = (tensor for tensor in containers.tensors(value) if not tensor.is_meta)
+        return self.sink.has_values and any(readable(tensor) is None for tensor in tensors)
 
     def generator(self, like: Tensor) -> Generator:
         """A generator on the tensor's device, with a seed for this draw, so that a draw depends on its number only."""
@@ -472,7 +491,7 @@ class HookSite:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Firings inside the block are not counted."""
+        """Firings inside the block are not counted, except in compiled graphs."""
         counts = self.fired, self.idle, self.changed, self.total
         try:
             yield

@@ -81,9 +81,9 @@ def opened(value: Any) -> Any:
 
 def held(value: Any) -> list[Tensor]:
     """Every tensor of a value, including those in transformers caches. Raises Uncopyable."""
-    found = list[Tensor]()
-    _walk(value, found.append, lambda container, members: None, (), value)
-    return found
+    tensors = list[Tensor]()
+    _walk(value, tensors.append, lambda container, members: None, (), value)
+    return tensors
 
 
 def _walk(
@@ -113,11 +113,11 @@ def in_reach(value: Any) -> Any:
     """
     others = dict[int, Tensor]()
     for tensor in held(value):
-        found = tensor if tensor.is_meta else readable(tensor)
-        if found is None:
+        plain = tensor if tensor.is_meta else readable(tensor)
+        if plain is None:
             return None
-        if found is not tensor:
-            others[id(tensor)] = found
+        if plain is not tensor:
+            others[id(tensor)] = plain
     return copied(value, lambda tensor: others.get(id(tensor), tensor)) if others else value
 
 
@@ -137,8 +137,11 @@ def _members(value: Any) -> Members | None:
     if isinstance(value, set | frozenset | deque):
         return list(enumerate(value))
     if _is_cache(value):  # other attributes, such as its configuration or a stream, are not copied
-        found = attributes(value)
-        return [(key, each) for key, each in found if isinstance(each, Tensor) or _members(each) is not None]
+        return [
+            (name, member)
+            for name, member in attributes(value)
+            if isinstance(member, Tensor) or _members(member) is not None
+        ]
     if is_dataclass(value):
         return [*attributes(value)]
     if (node := pytree.SUPPORTED_NODES.get(type(value))) is not None:

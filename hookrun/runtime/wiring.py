@@ -15,18 +15,19 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.actions.user_code import may_draw
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
+from hookrun.plan.graph_support import uncompilable
 from hookrun.plan.model_tree import unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
-from hookrun.runtime.compiled import Tracing
+from hookrun.runtime.compiled import in_graph_of, refusal
 from hookrun.runtime.fast.direct_calls import call_directly
-from hookrun.runtime.hooked_parameters import HookedParameters
 from hookrun.runtime.hooks import registered_hooks
 from hookrun.runtime.hooks.base import BoundHook, Listener, ModuleHook, ParameterHook, RegisteredHook, Shared
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow
+from hookrun.runtime.parameters import HookedParameters
 from hookrun.runtime.reduced import GradientsOfWrapped, ReducedGradients
 from hookrun.runtime.sharded import is_sharded, move_inside_sharding, sharded_too_early
 from hookrun.runtime.site import HookSite, Sink
@@ -39,7 +40,6 @@ class Wiring:
     """The registered hooks of one plan on one model.
 
     sites:     one for each hook and module or parameter, in the order of installation
-    tracing:   what the sites do inside compiled graphs
     hooked:    the hooked parameters
     closing:   the callbacks to run when the hooks are removed
     sequences: which tokens the calls of the model compute; None where no hook has `tokens`, or before installation
@@ -61,7 +61,8 @@ class Wiring:
         self.clock = clock
         self.sink = sink
         self.sites = list[HookSite]()
-        self.tracing = Tracing(plan)
+        problems = uncompilable(plan)
+        self._refused, self._compiles = refusal(problems), not problems
         self.sequences: Sequences | None = None
         self._model = model
         self._restored = restored
@@ -78,7 +79,7 @@ class Wiring:
         model = self._model
         modules = dict(model.named_modules(remove_duplicate=False))
         self._require_same_model(modules)
-        self.clock.on_change = self.tracing.reschedule
+        self.clock.on_change = self._reschedule
         self._run_at_installation(modules)
         if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
             self.sequences = self.clock.passes = Sequences(model)
@@ -91,6 +92,10 @@ class Wiring:
         if self.sequences is not None:
             self._listen(model.register_forward_hook, self.sequences.leave, always_call=True)
         move_inside_sharding(model, {handle.id for handle in self._handles})
+
+    def _reschedule(self) -> None:
+        for site in self.sites:
+            site.reschedule()
 
     def _listen(
         self, register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
@@ -112,8 +117,10 @@ class Wiring:
             owner = match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
             module = modules.get(owner)
             if module is None or type(module).__name__ != match.type:
-                found = "nothing" if module is None else f"a {type(module).__name__}"
-                text = f"the plan is for a {match.type} at {owner or '(root)'}, this model has {found} there"
+                present = "nothing" if module is None else f"a {type(module).__name__}"
+                text = (
+                    f"the plan is for a {match.type} at {owner or '(root)'}, this model has {present} there"
+                )
                 problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
             elif hook.spec.on_parameters and match.path not in there:
                 text = f"the plan is for the parameter {match.path}, which this model does not have"
@@ -155,7 +162,8 @@ class Wiring:
             return op if open_gate is None else partial(_scheduled, op, open_gate)
 
         op, op_of_new = compose(site, targeted=targeted)
-        traced = self.tracing.of(site, targeted=targeted)
+        inside = self._compiles and site.hook_type.graph.inside
+        traced = in_graph_of(site, targeted=targeted) if inside else self._refused
         return BoundHook(site, finished(op), traced, None if op_of_new is None else finished(op_of_new))
 
     # ---- modules -----------------------------------------------------------------------------------------------
@@ -217,19 +225,19 @@ class Wiring:
                 on_steps.append(site)
             else:
                 on_gradients[match.path, hook.spec.hook_type].append(site)
-        gradients = self._gradients_of_ranks() if self._reduced is None else None
+        gradients: ReducedGradients | GradientsOfWrapped | None = self._reduced
         if self._reduced is not None:
             self.hooked.on_move.append(self._reduced.move)
+        elif distributed.is_available() and distributed.is_initialized():
+            gradients = self._gradients_of_ranks()
         if self.hooked.places:
             self.closing.callback(follow(before=self.hooked.follow))
         for (path, hook_type), sites in on_gradients.items():
             if not parameters[path].requires_grad:
                 raise HookrunError(f"{sites[0].where}: the parameter does not require a gradient")
             registered = self._register(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
-            if self._reduced is not None:
-                self._reduced.add(parameters[path], registered)
-                continue
-            if not is_sharded(parameters[path]):  # torch never calls tensor hooks of a sharded parameter
+            if self._reduced is None and not is_sharded(parameters[path]):
+                # torch never calls tensor hooks of a sharded parameter
                 self._handles.append(registered.register(parameters[path]))
             if gradients is not None:
                 gradients.add(parameters[path], registered)
@@ -241,10 +249,8 @@ class Wiring:
             )
 
     def _gradients_of_ranks(self) -> GradientsOfWrapped | None:
-        """For a user's own loop that may wrap the model in DDP or fully_shard; None without a process group."""
-        added = self.plan.added()
-        if not (distributed.is_available() and distributed.is_initialized()):
-            return None
+        """For a user's own loop that may wrap the model in DDP or fully_shard; None if no parameter is concerned."""
+        added = tuple(self.plan.added())
         if not (self.hooked.places or added):
             return None
         gradients = GradientsOfWrapped(self._model, self.hooked, added)
@@ -285,7 +291,7 @@ class Wiring:
         self._registered.clear()
         self.hooked.clear()
         self.sequences = self.clock.passes = None
-        self.clock.on_change = None  # breaks a reference cycle: clock -> tracing -> sites -> clock, model
+        self.clock.on_change = None  # breaks a reference cycle: clock -> sites -> clock, model
         self.closing.close()
 
 

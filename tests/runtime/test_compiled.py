@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import hookrun
 from hookrun.runtime import Installation
-from hookrun.runtime.compiled import InGraph, Tracing, _in_graph
+from hookrun.runtime.compiled import InGraph, in_graph_of
 
 INPUT = normal(2, 4)
 CLIPPED = {"hook": "forward", "action": "clip_norm", "max_norm": 0.1}
@@ -46,7 +46,7 @@ def hooked(**keys: Any) -> Installation:
 
 def traced(hooks: Installation, *, targeted: bool = True) -> InGraph:
     (site,) = hooks.sites
-    return _in_graph(site, targeted=targeted)
+    return in_graph_of(site, targeted=targeted)
 
 
 @pytest.mark.parametrize(
@@ -70,27 +70,25 @@ def test_a_value_is_changed_as_outside_a_graph_and_its_containers_stay(keys: dic
     torch.testing.assert_close(found[0], first)
     torch.testing.assert_close(found[1]["more"], others["more"])
     assert found[1]["number"] is bare[1]["number"] and found[1]["none"] is None
-    assert int(inside.fired) == 1 and torch.equal(bare[0], INPUT + 1)
+    assert hooks.sites[0].firings == 2 and torch.equal(bare[0], INPUT + 1)
 
 
 def test_a_schedule_is_a_tensor_that_is_written_at_each_step() -> None:
     with hooked(**SCALED, when={"step": [1], "epoch": {"start": 1}}) as hooks:
-        tracing, value = Tracing(hooks.plan), (INPUT, {})
-        inside = tracing.of(hooks.sites[0], targeted=True)
-        switch = inside.open
+        inside, value, (site,) = traced(hooks), (INPUT, {}), hooks.sites
+        switch = site.open_in_graphs
         for epoch, step, factor in ((0, 1, 1), (1, 0, 1), (1, 1, 3), (1, 2, 1)):
             hooks.clock.epoch, hooks.clock.step = epoch, step
-            tracing.reschedule()
             assert torch.equal(inside.fire(value)[0], INPUT * factor), (epoch, step)
-        assert inside.open is switch and int(inside.fired) == 1
+        assert site.open_in_graphs is switch and site.firings == 1
 
 
 def test_a_mode_that_does_not_fit_changes_and_counts_nothing() -> None:
     with hooked(**SCALED, when={"mode": "eval"}) as hooks:
         inside = traced(hooks)
-        assert inside.fire(INPUT) is INPUT and int(inside.fired) == 0
+        assert inside.fire(INPUT) is INPUT and hooks.sites[0].firings == 0
         hooks.clock.model.eval()
-        assert torch.equal(inside.fire(INPUT), INPUT * 3) and int(inside.fired) == 1
+        assert torch.equal(inside.fire(INPUT), INPUT * 3) and hooks.sites[0].firings == 1
 
 
 def test_the_gradient_of_a_watched_tensor_is_changed() -> None:
@@ -99,24 +97,23 @@ def test_the_gradient_of_a_watched_tensor_is_changed() -> None:
         y = x * 1
         inside.watch(y)
         y.sum().backward()
-    assert x.grad is not None and (x.grad == 3).all() and int(inside.fired) == 1
+    assert x.grad is not None and (x.grad == 3).all() and hooks.sites[0].firings == 1
 
 
 def test_counts_can_be_set_and_are_put_back_after_a_block_that_fails() -> None:
     with hooked(**SCALED) as hooks:
-        tracing, (site,) = Tracing(hooks.plan), hooks.sites
-        assert tracing.fired(site) == 0
-        tracing.recount(site, 5)
-        assert (tracing.fired(site), site.fired) == (0, 5), "it was in no graph"
-        inside = tracing.of(site, targeted=True)
+        (site,), inside = hooks.sites, traced(hooks)
         inside.fire(INPUT)
-        with pytest.raises(ZeroDivisionError), tracing.uncounted():
+        with pytest.raises(ZeroDivisionError), hooks.uncounted():
             inside.fire(INPUT)
             raise ZeroDivisionError
-        assert tracing.fired(site) == 1
-        tracing.recount(site, 7)
+        assert (site.firings, site.fired) == (1, 0)
+        site.load_state_dict({**site.state_dict(), "fired": 5, "in_graphs": 7})
         inside.fire(INPUT)
-        assert (tracing.fired(site), site.fired) == (8, 5)
+        assert (site.firings, site.fired) == (13, 5)
+        site.fired_in_graphs = None
+        site.load_state_dict({**site.state_dict(), "in_graphs": 7})
+        assert site.firings == 12, "it cannot be in a graph now"
 
 
 def test_the_functions_of_a_graph_do_not_keep_a_site_alive() -> None:

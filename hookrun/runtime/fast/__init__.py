@@ -29,7 +29,7 @@ if "HOOKRUN_KERNELS" in os.environ:
 def private(*names: str) -> list[Any]:
     """The objects of torch at these paths; if one is missing, or if the user has turned them off, each is None."""
     try:
-        found = [attrgetter(name)(torch) for name in names]
+        objects = [attrgetter(name)(torch) for name in names]
     except AttributeError:
-        found = []
-    return found if found and IS_ON else [None] * len(names)
+        objects = []
+    return objects if objects and IS_ON else [None] * len(names)

@@ -114,12 +114,11 @@ def _is_plain(x: Tensor) -> bool:
     if (kind is not Tensor and kind is not Parameter) or forward_ad._current_level >= 0 or not computes():
         return False
     keys = _dispatch_keys(x).raw_repr()
-    if keys in _known_keys:
-        return x.dtype in _MEASURED_IN
-    plain = x.is_cpu and x.layout is torch.strided and not x.is_nested and holds_data(x)
-    if plain:
+    if keys not in _known_keys:
+        if not (x.is_cpu and x.layout is torch.strided and not x.is_nested and holds_data(x)):
+            return False
         _known_keys.add(keys)
-    return plain and x.dtype in _MEASURED_IN
+    return x.dtype in _MEASURED_IN
 
 
 class _Buffer:
@@ -162,12 +161,14 @@ class _Buffer:
         records, self._waiting = self._waiting, []
         if not records:
             return
-        found: dict[str, Any] = dict(self._known)
+        statistics: dict[str, Any] = dict(self._known)
         rows, n = self._rows[: len(records)], self._known["numel"]
         for name, step in self._steps:
-            found[name] = step(rows, n, found)
+            statistics[name] = step(rows, n, statistics)
         columns = [
-            found[name].tolist() if isinstance(found[name], Tensor) else repeat(found[name], len(records))
+            statistics[name].tolist()
+            if isinstance(statistics[name], Tensor)
+            else repeat(statistics[name], len(records))
             for name in self._of
         ]
         for record, values in zip(records, zip(*columns, strict=True), strict=True):

@@ -15,7 +15,7 @@ from hookrun.runtime.hooks.base import RegisteredHook
 @cache
 def registered_hooks() -> Mapping[HookType, type[RegisteredHook]]:
     """Hook type -> the class that registers it, from all classes of this package that have `hook_types`."""
-    found = dict[HookType, type[RegisteredHook]]()
+    registered = dict[HookType, type[RegisteredHook]]()
     for item in own_subclasses(sys.modules[__name__], RegisteredHook):
-        found |= dict.fromkeys(vars(item).get("hook_types", ()), item)
-    return MappingProxyType(found)
+        registered |= dict.fromkeys(vars(item).get("hook_types", ()), item)
+    return MappingProxyType(registered)

@@ -48,7 +48,7 @@ class _Aliases(torch.autograd.Function):
         ctx.through = through
         ctx.set_materialize_grads(False)
         # on the same memory, with the same version; a view if torch forbids in-place writes of the tensor
-        return tuple(each.detach() if takes_nodes(each) else each.view_as(each) for each in tensors)
+        return tuple(tensor.detach() if takes_nodes(tensor) else tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -96,8 +96,8 @@ class BackwardCall:
 
     def begin(self, grads: Grads) -> Grads:
         """Run `backward_pre` hooks on the gradients of the outputs; returns the gradients to continue with."""
-        for each in self.handed_on:
-            each.require_one_use(grads)
+        for output in self.handed_on:
+            output.require_one_use(grads)
         value = _filled(self.outputs, grads)
         new = self._run(BACKWARD_PRE, value)
         self.grad_output, self.begun = new, True
@@ -117,8 +117,8 @@ class BackwardCall:
             value = _filled(self.inputs, grads)
             new = self._run(BACKWARD, value, grad_output)
             grads = grads if new is value else _in_order(self.inputs, new)
-        for each in self.handed_on:
-            each.returned = grads[each.number] if each.number < len(grads) else None
+        for output in self.handed_on:
+            output.returned = grads[output.number] if output.number < len(grads) else None
         return grads
 
     def _run(self, hook_type: HookType, value: Any, grad_output: Any = None) -> Any:
@@ -161,7 +161,7 @@ class HandedOn:
 
     def require_one_use(self, grads: Grads) -> None:
         """Raise HookError if the memory was written, unless this output alone is used and the write was to it."""
-        used = sum(grads[each] is not None for each in self.outputs)
+        used = sum(grads[number] is not None for number in self.outputs)
         if used and (used > 1 or self._followed != self._counter._version):
             self._require_unwritten()
 
@@ -197,17 +197,17 @@ def _numbered(value: Any, *, distinct: bool = False) -> tuple[list[Tensor], Any]
 
     distinct: a tensor that occurs several times is numbered at its first place only
     """
-    found = list[Tensor]()
+    numbered = list[Tensor]()
 
     def number(leaf: Any) -> int | None:
         if not isinstance(leaf, Tensor) or not leaf.requires_grad:
             return None
-        if distinct and any(leaf is other for other in found):
+        if distinct and any(leaf is other for other in numbered):
             return None
-        found.append(leaf)
-        return len(found) - 1
+        numbered.append(leaf)
+        return len(numbered) - 1
 
-    return found, rebuild(value, number)
+    return numbered, rebuild(value, number)
 
 
 def _filled(numbers: Any, grads: Grads) -> Any:
@@ -324,12 +324,16 @@ class Backward(ModuleHook):
         """id(output) -> the tensor that the caller gets instead, for the outputs that must be replaced."""
         inside = {id(tensor): alias for tensor, alias in entered if not _written(alias)}
         aliases = _Aliases.apply(call.begin, *(inside.get(id(tensor), tensor) for tensor in outputs))
-        stores, news, handed_on = [storage(each) for each in outputs], dict[int, Tensor](), list[HandedOn]()
+        stores, news, handed_on = (
+            [storage(tensor) for tensor in outputs],
+            dict[int, Tensor](),
+            list[HandedOn](),
+        )
         of_inputs = [storage(tensor) for tensor, _ in entered]
         for number, (tensor, alias) in enumerate(zip(outputs, aliases, strict=True)):
             mine = stores[number]
-            same = [each for each, store in enumerate(stores) if store == mine and mine is not None]
-            inputs = [each for each, store in enumerate(of_inputs) if store == mine and mine is not None]
+            same = [place for place, store in enumerate(stores) if store == mine and mine is not None]
+            inputs = [place for place, store in enumerate(of_inputs) if store == mine and mine is not None]
             itself = any(tensor is argument for argument, _ in entered)
             made = not inputs or (itself and id(tensor) not in inside)
             if made and len(same) == 1 and takes_nodes(tensor) and not tensor.retains_grad:
@@ -338,12 +342,12 @@ class Backward(ModuleHook):
             news[id(tensor)] = alias
             if not takes_nodes(tensor):
                 continue  # torch refuses in-place operations on it
-            each = HandedOn(self.firings[0].site.where, alias, inputs[0] if inputs else len(entered), same)
-            handed_on.append(each)
+            shared = HandedOn(self.firings[0].site.where, alias, inputs[0] if inputs else len(entered), same)
+            handed_on.append(shared)
             if self._end is not None:
-                self._end.views(module).append(partial(each.follow, alias, alias.grad_fn, alias._version))
+                self._end.views(module).append(partial(shared.follow, alias, alias.grad_fn, alias._version))
             for number_of_input in inputs:
-                each.watch(entered[number_of_input][0])
+                shared.watch(entered[number_of_input][0])
         call.handed_on = handed_on
         return news
 

@@ -85,11 +85,8 @@ class RegisteredHook:
         self.firings = tuple(firings)
         self.ops = tuple(firing.op for firing in firings)
 
-    def __deepcopy__(self, memo: object) -> RegisteredHook:
-        return type(self)()
-
     def __reduce__(self) -> tuple[type[RegisteredHook], tuple[()]]:
-        return type(self), ()
+        return type(self), ()  # for copies too
 
     def clear(self) -> None:
         """Drop all firings: the object does nothing from now on."""

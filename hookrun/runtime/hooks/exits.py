@@ -226,5 +226,5 @@ def aliased(tensor: Tensor, versions: dict[int, int], arguments: Any, others: It
         return False
     mine = storage(tensor)
     if mine is None:
-        return any(each is tensor for each in tensors(arguments))
-    return mine in {storage(each) for each in tensors(arguments)} | {storage(each) for each in others}
+        return any(other is tensor for other in tensors(arguments))
+    return mine in {storage(other) for other in tensors(arguments)} | {storage(other) for other in others}

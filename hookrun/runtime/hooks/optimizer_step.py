@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.runtime.apply_action import run_unscaled
-from hookrun.runtime.hooked_parameters import Moves
 from hookrun.runtime.hooks.base import BoundHook, RegisteredHook, Shared, write
+from hookrun.runtime.parameters import Moves
 from hookrun.runtime.sharded import due, is_sharded, shard_of, whole
 
 
@@ -33,7 +33,7 @@ class OptimizerSteps(RegisteredHook):
 
     def move(self, moves: Moves) -> None:
         """Replace parameters by the shards that have taken their place."""
-        self.parameters = tuple(moves.get(id(each), each) for each in self.parameters)
+        self.parameters = tuple(moves.get(id(parameter), parameter) for parameter in self.parameters)
 
     @torch.no_grad()
     def run(self, kind: HookType, optimizer: Optimizer) -> None:

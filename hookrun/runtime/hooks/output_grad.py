@@ -88,17 +88,17 @@ class OutputGrad(ModuleHook):
         if self._alone is not None and not kwargs and _is_new(output, module, args):
             output.register_hook(Watched(self._alone.site.where, [_Gradient(self, self._alone, "")]).run)
             return None
-        found = dict[int, tuple[Tensor, list[_Gradient]]]()
+        hooked = dict[int, tuple[Tensor, list[_Gradient]]]()
         for firing in self.firings:
             for path, tensor in _carrying(firing, output):
-                _, hooks = found.setdefault(id(tensor), (tensor, []))
+                _, hooks = hooked.setdefault(id(tensor), (tensor, []))
                 hooks.append(_Gradient(self, firing, path))
-        if not found:
+        if not hooked:
             return None
         versions = self._entered.pop(id(call_frame()), {})
         distinct = {id(each): each for each in tensors(output)}
         news, views = dict[int, Tensor](), self._end_of_forward().views
-        for key, (tensor, hooks) in found.items():
+        for key, (tensor, hooks) in hooked.items():
             others = (each for other, each in distinct.items() if other != key)
             # An in-place write would bypass the hooks that an inner module has on a view.
             shared = aliased(tensor, versions, (args, kwargs), others) or (
@@ -106,7 +106,7 @@ class OutputGrad(ModuleHook):
             )
             watched = Watched(hooks[0].firing.site.where, hooks)
             news[key] = watched.attach(tensor, views(module) if shared else None)
-        return exchange(output, {key: new for key, new in news.items() if new is not found[key][0]})
+        return exchange(output, {key: new for key, new in news.items() if new is not hooked[key][0]})
 
     def _traced(self, arguments: Any, output: Any) -> Any:
         output = _view_if_input(arguments, output)
@@ -140,7 +140,7 @@ def _is_new(output: Any, module: nn.Module, args: tuple[Any, ...]) -> bool:
         and not _global_forward_hooks
         and not output._backward_hooks
         and not output.retains_grad
-        and all(each is not output for each in args)
+        and all(argument is not output for argument in args)
         and owned(output)
     )
 
@@ -149,8 +149,8 @@ def _carrying(firing: BoundHook, output: Any) -> list[tuple[str, Tensor]]:
     """(path, tensor) for each tensor of the output that the hook selects and that requires a gradient, each once."""
     site = firing.site
     target = site.spec.keys.target
-    found = ((str(target), get(output, target.keys)),) if target is not None else leaves(output)
-    watched = [(path, leaf) for path, leaf in found if isinstance(leaf, Tensor) and leaf.requires_grad]
+    members = ((str(target), get(output, target.keys)),) if target is not None else leaves(output)
+    watched = [(path, leaf) for path, leaf in members if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not watched:
         site.fail(no_gradient(output))
     once: list[tuple[str, Tensor]] = []  # plain Python: torch.compile traces this function too

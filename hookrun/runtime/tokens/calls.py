@@ -78,8 +78,10 @@ class CallReader:
         ids = given.get(IDS)
         if not isinstance(ids, Tensor) and not self.by_name:
             others = [value for name, value in kwargs.items() if name not in (MASK, POSITIONS)]
-            integers = [each for each in tensors((args, others)) if each.dtype in (torch.int64, torch.int32)]
-            ids = next((each for each in integers if each.dim() == 2), None)
+            integers = [
+                tensor for tensor in tensors((args, others)) if tensor.dtype in (torch.int64, torch.int32)
+            ]
+            ids = next((tensor for tensor in integers if tensor.dim() == 2), None)
         embeds = given.get(EMBEDS)
         if isinstance(ids, Tensor) and ids.dim() == 2:
             rows, columns = ids.shape
@@ -87,7 +89,7 @@ class CallReader:
             ids, (rows, columns) = None, embeds.shape[:2]
         else:
             return None
-        if not all(holds_data(each) for each in (ids, embeds) if isinstance(each, Tensor)):
+        if not all(holds_data(tensor) for tensor in (ids, embeds) if isinstance(tensor, Tensor)):
             return CallTokens(rows, columns, has_data=False)
         past = _past(given)
         raw = given.get(MASK)
@@ -103,7 +105,7 @@ class CallReader:
 def made_from_labels(model: nn.Module) -> nn.Module | None:
     """The outermost module that makes its decoder's tokens from labels; None: there is none."""
     needed = {LABELS, DECODER_IDS, DECODER_MASK}
-    return next((each for each in model.modules() if needed <= parameters_of(each).keys()), None)
+    return next((module for module in model.modules() if needed <= parameters_of(module).keys()), None)
 
 
 def labelled(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -163,8 +165,8 @@ def _past(given: Mapping[str, Any]) -> int | None:
         return None
     if callable(length := getattr(cache, "get_seq_length", None)):
         return int(length())
-    found = next(tensors(cache), None)  # keys [B, H, S, width]
-    return None if found is None or found.dim() < 2 else int(found.shape[-2])
+    keys = next(tensors(cache), None)  # keys [B, H, S, width]
+    return None if keys is None or keys.dim() < 2 else int(keys.shape[-2])
 
 
 # ---- the signature ---------------------------------------------------------------------------------------------
@@ -181,7 +183,7 @@ def parameters_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 def positional(module: nn.Module) -> tuple[str, ...]:
     """The names of the positional arguments of the module's forward, in order."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(name for name, each in parameters_of(module).items() if each.kind in kinds)
+    return tuple(name for name, parameter in parameters_of(module).items() if parameter.kind in kinds)
 
 
 def sources(model: nn.Module) -> list[nn.Module]:
@@ -190,7 +192,7 @@ def sources(model: nn.Module) -> list[nn.Module]:
     These are the outermost modules whose forward takes `input_ids`, but encoder and decoder instead of an
     encoder-decoder; the model itself if there is no such module.
     """
-    found, seen, ahead = list[nn.Module](), set[int](), [model]
+    outermost, seen, ahead = list[nn.Module](), set[int](), [model]
     while ahead:
         module = ahead.pop()
         if id(module) in seen:
@@ -198,19 +200,19 @@ def sources(model: nn.Module) -> list[nn.Module]:
         seen.add(id(module))
         names = parameters_of(module)
         if IDS in names:
-            found.extend((_encoder_and_decoder(module) if DECODER_IDS in names else []) or [module])
+            outermost.extend((_encoder_and_decoder(module) if DECODER_IDS in names else []) or [module])
         else:
             ahead += reversed(list(module.children()))  # in the order of the model
-    return found or [model]
+    return outermost or [model]
 
 
 def _encoder_and_decoder(module: nn.Module) -> list[nn.Module]:
     parts = []
     for part in ("encoder", "decoder"):
         getter = getattr(module, f"get_{part}", None)
-        each = getter() if callable(getter) else getattr(module, part, None)
-        if isinstance(each, nn.Module) and each is not module:
-            parts.append(each)
+        submodule = getter() if callable(getter) else getattr(module, part, None)
+        if isinstance(submodule, nn.Module) and submodule is not module:
+            parts.append(submodule)
     return parts if len(parts) == 2 else []
 
 
@@ -237,7 +239,8 @@ def session(model: nn.Module) -> Session | None:
     while frame is not None:
         owner = frame.f_locals.get("self") if frame.f_code.co_name == _GENERATES else None
         if isinstance(owner, nn.Module) and (  # the model, a part of it or a wrapper of it
-            any(each is owner for each in model.modules()) or any(each is model for each in owner.modules())
+            any(module is owner for module in model.modules())
+            or any(module is model for module in owner.modules())
         ):
             known = frame.f_locals.get(_SESSION)
             if not isinstance(known, Session):
@@ -258,6 +261,6 @@ def _new_session(local: Mapping[str, Any]) -> Session:
     samples = local.get("batch_size")
     return Session(
         prompt,
-        tuple(each for each in numbers if isinstance(each, int)),
+        tuple(number for number in numbers if isinstance(number, int)),
         samples if isinstance(samples, int) else None,
     )

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from hookrun.actions.site import TokenRows
 from hookrun.errors import nearest
 from hookrun.runtime.tokens.passes import Pass
-from hookrun.spec.tokens import Place, TokenFilter, TokenRange, Tokens, TokenSet
+from hookrun.spec.tokens import Place, TokenFilter, Tokens, TokenSet
 
 Texts = Mapping[str, tuple[int, ...]]
 """Text -> its token ids."""
@@ -48,9 +48,9 @@ class Chosen:
         """The indices along the first dimension and the position dimensions, on a device."""
         if device.type == "cpu":
             return self._indices
-        if (found := self._on.get(device)) is None:
-            found = self._on[device] = tuple(each.to(device, non_blocking=True) for each in self._indices)
-        return found
+        if (indices := self._on.get(device)) is None:
+            indices = self._on[device] = tuple(index.to(device, non_blocking=True) for index in self._indices)
+        return indices
 
 
 class Rule(NamedTuple):
@@ -74,10 +74,10 @@ class Rule(NamedTuple):
         """
         # `Chosen` holds the rule: as long as the key is there, no other object gets the ids of these two
         key = (id(self.tokens), id(self.texts), self.once, sizes)
-        if (found := of.chosen.get(key)) is None:
+        if (chosen := of.chosen.get(key)) is None:
             with unset_fake_temporarily():  # trial runs index fake tensors with real index tensors
-                found = of.chosen[key] = _choose(self, of, sizes, samples)
-        return found
+                chosen = of.chosen[key] = _choose(self, of, sizes, samples)
+        return chosen
 
 
 def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None) -> Chosen:
@@ -135,12 +135,12 @@ def _columns(rule: Rule, clause: TokenFilter, of: Pass, start: int, size: int) -
             "position, id or text, or hook the encoder or the keys and values of the cross-attention"
         )
     if not of.has_data:
-        found = _placeholder_columns(clause, of)
+        columns = _placeholder_columns(clause, of)
     elif _is_phase(clause):
         return _of_phase(rule, clause.phase, of, start, size)
     else:
-        found = _Columns(rule, of, clause.phase).of_filter(clause)
-    return found[:, start : start + size]
+        columns = _Columns(rule, of, clause.phase).of_filter(clause)
+    return columns[:, start : start + size]
 
 
 def _is_phase(clause: TokenFilter) -> bool:
@@ -156,18 +156,18 @@ def _is_phase(clause: TokenFilter) -> bool:
 
 def _of_phase(rule: Rule, phase: str | None, of: Pass, start: int, size: int) -> Tensor:
     """[B, size] bool: all tokens of the phase. A fast path: steering uses it for each generated token."""
-    found = of.real[:, start : start + size]
+    columns = of.real[:, start : start + size]
     if rule.tokens.padding:
-        found = torch.ones_like(found)
+        columns = torch.ones_like(columns)
     end_of_prompt = min(max(of.prompt - start, 0), size)
     if phase is None or end_of_prompt == (0 if phase == "generation" else size):
-        return found
-    found = found.clone()
+        return columns
+    columns = columns.clone()
     if phase == "generation":
-        found[:, :end_of_prompt] = False
+        columns[:, :end_of_prompt] = False
     else:
-        found[:, end_of_prompt:] = False
-    return found
+        columns[:, end_of_prompt:] = False
+    return columns
 
 
 class _Columns:
@@ -192,12 +192,13 @@ class _Columns:
         base = self._real
         if self._phase is not None:
             base = base & (self._in_prompt if self._phase == "prompt" else ~self._in_prompt)
-        found = base & self._of_set(clause, strict=not self._skips)
-        return found if clause.exclude is None else found & ~self._of_set(clause.exclude, strict=False)
+        columns = base & self._of_set(clause, strict=not self._skips)
+        return columns if clause.exclude is None else columns & ~self._of_set(clause.exclude, strict=False)
 
     def _of_set(self, clause: TokenSet, *, strict: bool) -> Tensor:
-        found = torch.ones_like(self._real)
-        if self._of.packed and (clause.span is not None or _names_positions(clause)):
+        columns = torch.ones_like(self._real)
+        numbers = [] if clause.position is None else list(clause.position.numbers)  # `all` has none
+        if self._of.packed and (clause.span is not None or numbers):
             raise ValueError(
                 "tokens: the position_ids of the call start again within a row, so the row holds several sequences: "
                 "positions and spans need one; give each its own row, or select tokens by id or text"
@@ -207,12 +208,12 @@ class _Columns:
             if strict and self._of.first and self._phase != "generation":
                 for place, hit in zip(clause.position.places, hits, strict=True):
                     self._require(place, hit)
-            found = found & torch.stack(hits).any(0)
+            columns = columns & torch.stack(hits).any(0)
         if clause.id is not None:
-            found = found & torch.isin(self._ids(), torch.tensor(clause.id))
+            columns = columns & torch.isin(self._ids(), torch.tensor(clause.id))
         if clause.text is not None:
-            found = found & torch.stack([self._of_text(self._texts[text]) for text in clause.text]).any(0)
-        return found if clause.span is None else found & self._of_span(clause.span, strict)
+            columns = columns & torch.stack([self._of_text(self._texts[text]) for text in clause.text]).any(0)
+        return columns if clause.span is None else columns & self._of_span(clause.span, strict)
 
     def _of_place(self, place: Place) -> Tensor:
         if isinstance(place, int):
@@ -234,7 +235,11 @@ class _Columns:
     def _require(self, place: Place, hit: Tensor) -> None:
         """Raise ValueError if a sample does not have a named position and a later pass cannot compute it either."""
         lengths = self._lengths.squeeze(1)
-        for number in (place,) if isinstance(place, int) else _named(place):
+        first = place if isinstance(place, int) else place.start
+        last = None if isinstance(place, int) or place.end is None else place.end - 1
+        for number in (first, last):
+            if number is None:
+                continue
             may_come = number >= 0 and self._of.goes_on and self._phase is None
             lacks = lengths < -number if number < 0 else lengths <= number
             if not may_come and lacks.any():
@@ -264,9 +269,9 @@ class _Columns:
         In generated text only the last token of an occurrence: when the others are computed, the rest is not known.
         """
         ids, width = self._ids(), len(text)
-        found = torch.zeros_like(self._real)
+        hits = torch.zeros_like(self._real)
         if width > ids.shape[1]:
-            return found
+            return hits
         starts = torch.ones_like(self._real[:, : ids.shape[1] - width + 1])
         for place, token in enumerate(text):
             starts = starts & (ids[:, place : ids.shape[1] - width + 1 + place] == token)
@@ -274,8 +279,8 @@ class _Columns:
         for place in range(width):
             column = torch.arange(starts.shape[1]) + place
             known = (last < self._of.prompt) | (column == last)
-            found[:, place : place + starts.shape[1]] |= starts & known
-        return found
+            hits[:, place : place + starts.shape[1]] |= starts & known
+        return hits
 
     def _of_span(self, name: str, strict: bool) -> Tensor:
         if name not in self._of.spans:
@@ -294,27 +299,16 @@ class _Columns:
         return (counted >= first) & (counted < end) & (first >= 0) & self._in_prompt
 
 
-def _names_positions(clause: TokenSet) -> bool:
-    """Whether the clause has positions given by number; `all` has none."""
-    return clause.position is not None and any(True for _ in clause.position.numbers)
-
-
-def _named(place: TokenRange) -> list[int]:
-    """The positions that each sample must have: the first and the last of a range."""
-    bounds = [] if place.start is None else [place.start]
-    return bounds if place.end is None else [*bounds, place.end - 1]
-
-
 def _placeholder_columns(clause: TokenFilter, of: Pass) -> Tensor:
     """[B, total] bool for a trial run: the largest number of columns that the clause may select, at any places."""
-    found = torch.zeros(of.total, dtype=torch.bool)
+    columns = torch.zeros(of.total, dtype=torch.bool)
     if clause.position is None or clause.phase == "generation" or clause.span is not None:
-        found[:] = True
-        return found.expand(of.rows, -1)
+        columns[:] = True
+        return columns.expand(of.rows, -1)
     for place in clause.position.places:
         if isinstance(place, int):
-            found[min(max(place, -of.total), of.total - 1)] = True
+            columns[min(max(place, -of.total), of.total - 1)] = True
         else:
-            found[place.start : place.end : place.every] = True
-    found[0] |= not found.any()
-    return found.expand(of.rows, -1)
+            columns[place.start : place.end : place.every] = True
+    columns[0] |= not columns.any()
+    return columns.expand(of.rows, -1)

@@ -92,10 +92,10 @@ class Pass:
     def seen_by(self, decoder: Pass) -> Pass:
         """This encoder pass for cross-attention modules of a decoder pass: a row for each row of the decoder."""
         seen = copy(self)
-        each = decoder.rows // self.rows if decoder.rows % self.rows == 0 else 1
-        seen.rows = self.rows * each
-        seen.real, seen._positions = self.real.repeat_interleave(each, 0), None
-        seen.ids = None if self.ids is None else self.ids.repeat_interleave(each, 0)
+        times = decoder.rows // self.rows if decoder.rows % self.rows == 0 else 1
+        seen.rows = self.rows * times
+        seen.real, seen._positions = self.real.repeat_interleave(times, 0), None
+        seen.ids = None if self.ids is None else self.ids.repeat_interleave(times, 0)
         seen.new_from = self.total if decoder.new_from else self.new_from
         seen.chosen = {}
         return seen

@@ -98,11 +98,11 @@ class Sequences:
         if number and tokens is not None and tokens.mask is None and labels is not None:
             tokens = replace(tokens, mask=labels) if labels.shape == (tokens.rows, tokens.columns) else tokens
         running = session(self._model)
-        here.current = found = self._find_pass(number, tokens, running)
-        if found is not None:
-            here.latest[number] = found
+        here.current = new = self._find_pass(number, tokens, running)
+        if new is not None:
+            here.latest[number] = new
             encoder = here.latest.get(0) if number else None
-            found.encoder = None if encoder is None else encoder.seen_by(found)
+            new.encoder = None if encoder is None else encoder.seen_by(new)
 
     def label(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Read which decoder tokens have a label in the call that begins."""
@@ -121,7 +121,7 @@ class Sequences:
             if source is module:
                 tokens = self._readers[number].read(args, kwargs)
                 return tokens is not None and self._continued_pass(number, tokens, running) is not None
-        return running is not None and any(each.session is running for each in latest.values())
+        return running is not None and any(earlier.session is running for earlier in latest.values())
 
     # ---- from one pass to the next -----------------------------------------------------------------------------
 

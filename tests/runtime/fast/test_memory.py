@@ -11,7 +11,7 @@ import torch
 import hookrun
 from hookrun.runtime import fast
 from hookrun.runtime.fast.copies import OF_GRADIENT, UNSHARED
-from hookrun.runtime.fast.kept_in_memory import KeptInMemory
+from hookrun.runtime.fast.memory import KeptInMemory
 
 
 class Site:
