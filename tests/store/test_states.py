@@ -19,7 +19,7 @@ from hookrun.store.format import decode, encode
 from hookrun.store.states import checkpoint
 from hookrun.store.states.files import newest_state, remove_states, write_state
 from hookrun.store.states.tree import NotPlain, flatten, unflatten
-from hookrun.tasks.training.optimizers import optimizers, schedulers
+from hookrun.tasks.training.optimizers import OPTIMIZERS, SCHEDULERS
 
 
 class Tied(nn.Module):
@@ -170,7 +170,7 @@ def test_the_state_of_every_optimizer_and_schedule_of_torch_is_read_back() -> No
     }
     more |= {"OneCycleLR": {"max_lr": 1.0, "total_steps": 9}, "CyclicLR": {"base_lr": 0.1, "max_lr": 1.0}}
     more |= {"CosineAnnealingLR": {"T_max": 5}, "CosineAnnealingWarmRestarts": {"T_0": 5}}
-    for name, cls in optimizers().items():
+    for name, cls in OPTIMIZERS.items():
         weight = nn.Parameter(torch.ones(2, 2))
         weight.grad = torch.ones(2, 2).to_sparse() if name == "SparseAdam" else torch.ones(2, 2)
         made = cls([weight], lr=0.1)  # type: ignore[call-arg]
@@ -178,11 +178,11 @@ def test_the_state_of_every_optimizer_and_schedule_of_torch_is_read_back() -> No
         loaded = cls([weight], lr=0.2)  # type: ignore[call-arg]
         loaded.load_state_dict(through_json(made.state_dict()))
         assert str(loaded.state_dict()) == str(made.state_dict()), name
-    for name, scheduler in schedulers().items():
+    for name in sorted(set(SCHEDULERS) - {"ChainedScheduler", "SequentialLR"}):
         if name == "SWALR":
             more[name] = {"swa_lr": 0.1}
         optimizer = optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
-        step = scheduler(optimizer, **more.get(name, {}))
+        step = SCHEDULERS[name](optimizer, **more.get(name, {}))
         assert through_json(step.state_dict()) == step.state_dict(), name
 
 
