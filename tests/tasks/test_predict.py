@@ -51,6 +51,11 @@ def test_data_without_targets_can_be_predicted_and_not_evaluated(run, refused, t
     assert "train.loss" in refused("task=evaluate", *own, "model.args.num_classes=3")
 
 
+def test_evaluate_gives_the_mean_over_all_samples_for_any_batch_size(run) -> None:
+    losses = [run("task=evaluate", f"data.batch_size={size}").metrics[-1]["loss"] for size in (64, 359, 7)]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+
+
 @pytest.mark.parametrize("task", ["plan", "modules"])
 def test_plan_and_modules_write_no_files(task: str, tmp_path: Path, capsys) -> None:
     assert main(["experiment=clip_fc", f"task={task}"]) == 0
