@@ -79,7 +79,7 @@ def test_too_many_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "the file has more than 4" in refusal("prompts", file=prompts(tmp_path, {"prompt": "abcde"}))
 
 
-def test_samples_are_as_long_as_the_longest_unless_padding_to_it_costs_too_much(tmp_path: Path) -> None:
+def test_the_longest_sets_the_length_unless_it_is_too_long(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     for length in (3, LONGEST + 1):
         path.write_text("a\n" + "b" * length)

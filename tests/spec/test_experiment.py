@@ -39,22 +39,22 @@ def test_a_valid_one_has_settings_and_hooks() -> None:
     assert experiment.hooks.seed == 3
 
 
-def test_an_experiment_without_its_package_line_is_an_error_that_says_so() -> None:
-    assert "# @package _global_" in problems(experiment={"hooks": {}})["experiment"]
-
-
-def test_trust_never_comes_from_a_file() -> None:
-    assert "HOOKRUN_TRUST" in problems(trust=["mypkg"])["trust"]
+@pytest.mark.parametrize(
+    ("section", "where", "said"),
+    [
+        ({"experiment": {"hooks": {}}}, "experiment", "# @package _global_"),
+        ({"trust": ["mypkg"]}, "trust", "HOOKRUN_TRUST"),
+        ({"model": {"name": "cnn", "factory": "a:b"}}, "model", "factory"),
+    ],
+)
+def test_keys_that_a_file_may_not_set_are_explained(section: Any, where: str, said: str) -> None:
+    assert said in problems(**section)[where]
 
 
 def test_hooks_may_be_given_alone_or_under_their_key() -> None:
     assert parse_spec({"h": CLAMP}) == parse_spec({"hooks": {"h": CLAMP}})
     assert parse_spec({}).hooks == ()
     assert parse_spec({"hooks": None}).hooks == ()
-
-
-def test_a_factory_is_allowed_with_name_python_only() -> None:
-    assert "factory" in problems(model={"name": "cnn", "factory": "a:b"})["model"]
 
 
 def test_the_report_is_the_text_of_the_error() -> None:
@@ -74,9 +74,6 @@ def test_each_run_has_the_key_path_that_names_it() -> None:
         "model.weights.run": "trained",
         "task.metrics.1.against.run": "base",
     }
-
-
-def test_weights_by_path_and_metrics_by_name_are_not_runs() -> None:
     assert named(model={"name": "cnn", "weights": "w.pt"}, task={"name": "predict", "metrics": "loss"}) == {}
     assert named(model={"name": "cnn"}, task={"name": "modules"}) == {}
 
@@ -110,9 +107,6 @@ def test_a_need_is_shown_as_its_command() -> None:
 def test_a_wrong_name_and_too_many_are_refused(raw: Any) -> None:
     with pytest.raises(ValidationError):
         NEEDS.validate_python(raw)
-
-
-def test_the_reserved_name_is_explained() -> None:
     with pytest.raises(ValidationError, match="previous is the run before"):
         NEEDS.validate_python({"previous": GOOD})
 
