@@ -21,7 +21,7 @@ from hookrun.compose.overrides import LATEST, RESUME, Resume
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.ranks.alone import ALONE, Ranks, is_main, started
 from hookrun.spec import Experiment
-from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, State, differences
+from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, differences
 from hookrun.store.outputs import outputs_folder
 from hookrun.store.records import Status, read_record
 from hookrun.store.stored_config import read_yaml
@@ -32,7 +32,6 @@ from hookrun.sweeps.needs import NeededRuns, previous_run
 from hookrun.sweeps.waiting import wait_is_over, waiting_for
 from hookrun.tasks import Ready, refuse_ranks, task_of
 
-DONE_STATE: State = "done"
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
 _FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
 """Keys that may differ when a run is resumed."""
@@ -164,7 +163,7 @@ def _is_done(folder: Path) -> bool:
     if not (folder / CONFIG).exists():
         what = f"{folder} has no {CONFIG}: it was recorded in a user's own loop, and only that loop can resume it"
         raise SpecError([Problem(RESUME, what)])
-    is_done = bool(read_record(folder / STATUS, Status)["status"] == DONE_STATE)
+    is_done = bool(read_record(folder / STATUS, Status)["status"] == "done")
     if is_done and is_main():
         print(f"{folder} is done: there is nothing to resume")
     return is_done

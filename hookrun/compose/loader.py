@@ -102,6 +102,9 @@ class FileConfigSource(file_config_source.FileConfigSource):
     def is_config(self, config_path: str) -> bool:
         return _is_inside(config_path) and super().is_config(config_path)
 
+    def is_group(self, config_path: str) -> bool:
+        return _is_inside(config_path) and super().is_group(config_path)
+
     def available(self) -> bool:
         """True. Raises SpecError if the folder does not exist: Hydra would only warn and skip it."""
         if not super().available():
@@ -122,6 +125,9 @@ class ImportlibResourcesConfigSource(importlib_resources_config_source.Importlib
 
     def is_config(self, config_path: str) -> bool:
         return _is_inside(config_path) and super().is_config(config_path)
+
+    def is_group(self, config_path: str) -> bool:
+        return _is_inside(config_path) and super().is_group(config_path)
 
 
 SOURCES: tuple[type[ConfigSource], ...] = (FileConfigSource, ImportlibResourcesConfigSource)
