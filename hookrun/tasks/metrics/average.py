@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, Metric
+from hookrun.errors import HookrunError
+from hookrun.tasks.metrics.metrics import DEFAULT, LOSS, WHERE, Metric
 from hookrun.tasks.metrics.rows import BatchRows, precise, precise_dtype
 
 Line = dict[str, Any]
@@ -97,7 +98,8 @@ class Average:
                 if column:
                     found[metric.name] = source, torch.cat(column) if len(column) > 1 else column[0]
                 elif self._metrics is not DEFAULT:
-                    raise metric.misfit(rows.targets)
+                    there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
+                    raise HookrunError(f"{WHERE}: {metric.name!r} needs {metric.needs}; {there}")
         return found
 
     @torch.no_grad()

@@ -60,11 +60,6 @@ class Metric:
     by: By | None = None
     against: str | None = None
 
-    def misfit(self, target: Tensor) -> HookrunError:
-        """The error for targets, or an output, for which it cannot be computed."""
-        there = f"the targets have shape {list(target.shape)}, {target.dtype}"
-        return HookrunError(f"{WHERE}: {self.name!r} needs {self.needs}; {there}")
-
 
 # ---- functions of rows ---------------------------------------------------------------------------------------------
 

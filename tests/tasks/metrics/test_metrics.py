@@ -1,4 +1,4 @@
-"""Metrics of each token and each sample: the numbers of plain PyTorch, for any padding and any batches."""
+"""Metrics of each token and each sample: the numbers of plain PyTorch, for any padding and any batches; mistakes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import torch
 from torch.nn import functional as F
 
 import hookrun
+from hookrun.data import DataInfo, describe
 from hookrun.data.samples import IGNORED
 from hookrun.errors import SpecError
 from hookrun.store.reader import Run
+from hookrun.tasks import parse_experiment, task_of
 from hookrun.tasks.metrics import rows as rows_of
 from hookrun.tasks.metrics.metrics import DEFAULT, METRICS, kl, load_metrics, probability, rank
+from hookrun.tasks.metrics.problems import metric_problems
 from hookrun.tasks.metrics.rows import RowPart, of_samples, of_tokens, token_scores
 
 
@@ -272,3 +275,46 @@ def test_one_sample_is_a_batch_of_one_in_float32_and_what_belongs_to_no_sample_s
     assert target.tolist() == [6] and found["ids"].tolist() == [8] and found["ids"].dtype == torch.int64
     assert found["logits"].dtype == torch.float32 and torch.equal(found["logits"], hidden[1:].float())
     assert found["shared"] is shared and found["loss"].dim() == 0 and found["none"] is None
+
+
+def said(data: str, metrics: list[Any], loss: str = "cross_entropy", **task: Any) -> list[str]:
+    experiment = parse_experiment(
+        {
+            "model": {"name": "cnn"},
+            "data": {"name": data},
+            "train": {"loss": loss},
+            "task": {"name": "evaluate", "metrics": metrics, **task},
+        }
+    )
+    info: DataInfo = describe(experiment.settings.data, "val")
+    return [str(each) for each in metric_problems(task_of(experiment), experiment.settings, info)]
+
+
+def by(name: str, way: str) -> dict[str, str]:
+    return {"name": name, "by": way}
+
+
+CE = "cross_entropy"
+
+
+@pytest.mark.parametrize("data, metrics, loss, task, where", [
+    ("digits", [by("accuracy", "position")], CE, {}, "task.metrics.0.by: the samples of"),
+    ("digits", ["loss", "logit_difference"], CE, {}, "task.metrics.1: 'logit_difference' needs"),
+    ("digits", ["loss"], CE, {"tokens": -1}, "task.tokens: the samples of the data 'digits'"),
+    ("digits", [by("loss", "sample")], "output", {}, "task.metrics.0.by: with train.loss=output"),
+    ("repeated_tokens", [by("mean_squared_error", "position")], CE, {}, "for a whole batch"),
+    ("repeated_tokens", [by("loss", "position")], "mse", {}, "train.loss=mse is not computed token by token"),
+    ("repeated_tokens", ["loss"], CE, {"tokens": {"phase": "generation"}}, "phase"),
+    ("names", ["loss"], CE, {"tokens": {"span": "subjekt"}}, "subjekt"),
+])  # fmt: skip
+def test_each_mistake_is_reported_at_its_key(
+    data: str, metrics: list[Any], loss: str, task: dict[str, Any], where: str
+) -> None:
+    found = said(data, metrics, loss, **task)
+    assert len(found) == 1 and where in found[0], found
+
+
+def test_valid_settings_have_no_problems() -> None:
+    assert not said("digits", ["loss", by("accuracy", "sample"), "perplexity"])
+    assert not said("repeated_tokens", [by("loss", "position"), by("rank", "sample")], tokens=-2)
+    assert not said("names", ["logit_difference", "kl"])

@@ -1,0 +1,277 @@
+"""Continuations: each next token, prompts as they continue alone, records, sums and the lines of the terminal."""
+
+from __future__ import annotations
+
+import math
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from draws import normal
+from rich.console import Console
+from torch import Tensor, nn
+
+from hookrun.data import DataInfo, describe
+from hookrun.errors import HookrunError
+from hookrun.spec.experiment import Data
+from hookrun.spec.task import Sampling
+from hookrun.tasks.generation.continuing import (
+    GenerationKeys,
+    cannot_generate,
+    continue_prompts,
+    generates,
+    next_scores,
+    padded,
+    prompts_of,
+    runs_together,
+)
+from hookrun.tasks.generation.generation import (
+    SHOWN,
+    Sums,
+    Texts,
+    record_of,
+    show,
+    stop_tokens,
+    vocabulary_of,
+)
+from hookrun.tasks.generation.next_token import (
+    Continuation,
+    NextTokens,
+    divergence,
+    most_probable,
+    restricted,
+)
+
+
+def scores(*tokens: int) -> Tensor:
+    """[B, 4], where each token is the most probable of its row."""
+    return torch.nn.functional.one_hot(torch.tensor(tokens), 4).float()
+
+
+def test_a_sequence_ends_at_its_end_token_or_the_largest_number_and_is_padded_then() -> None:
+    choosing = NextTokens(None, [0, 0], stop=(3,), most=3, pad=9)
+    first = scores(1, 3)
+    assert [choosing.choose(each).tolist() for each in (first, scores(2, 1), scores(1, 1))] == [
+        [1, 3], [2, 9], [1, 9]
+    ]  # fmt: skip
+    assert choosing.is_over and [choosing.continuation(row).is_over for row in (0, 1)] == [False, True]
+    assert choosing.choose(scores(1, 1)).tolist() == [9, 9], "one call more changes nothing"
+    assert choosing.tokens == [[1, 2, 1], [3]]
+    kept = first.clone()
+    first.zero_()
+    assert torch.equal(choosing.continuation(1).first, kept[1]), "of the first choice, a copy"
+
+
+def test_a_prescribed_first_token_is_taken_whatever_the_scores() -> None:
+    choosing = NextTokens(Sampling(), [0, 1], stop=(), most=2, begins=2)
+    assert choosing.choose(scores(1, 3) * 50).tolist() == [2, 2]
+    assert choosing.choose(scores(1, 3) * 50).tolist() == [1, 3]
+
+
+def test_scores_without_a_finite_one_are_refused_for_open_sequences_alone() -> None:
+    choosing = NextTokens(None, [0, 0], stop=(3,), most=3)
+    choosing.choose(scores(1, 3))
+    wrong = scores(1, 1)
+    wrong[1] = torch.nan
+    assert choosing.choose(wrong).tolist() == [1, 0]
+    for value in (torch.nan, torch.inf, -torch.inf):
+        wrong[0] = value
+        with pytest.raises(
+            HookrunError, match="sequence 0 of the batch has no finite score for its new token 2"
+        ):
+            choosing.choose(wrong)
+
+
+def test_a_draw_is_that_of_the_sequence_alone_and_takes_none_from_the_process() -> None:
+    many, before = normal(5, 30), torch.get_rng_state()
+    whole = NextTokens(Sampling(), range(5), stop=(), most=4)
+    alone = [NextTokens(Sampling(), [seed], stop=(), most=4) for seed in range(5)]
+    for _ in range(4):
+        whole.choose(many)
+        for row, each in enumerate(alone):
+            each.choose(many[row : row + 1])
+    assert whole.tokens == [each.tokens[0] for each in alone]
+    assert len({tuple(tokens) for tokens in whole.tokens}) == 5
+    assert any(len(set(tokens)) > 1 for tokens in whole.tokens), "another draw for each new token"
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_draws_follow_the_distribution_and_its_restrictions() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf]).repeat(3000, 1)
+    for sampling, expected in (
+        (Sampling(), logits[0].softmax(-1)),
+        (Sampling(temperature=0.5), (2 * logits[0]).softmax(-1)),
+        (Sampling(top_k=2), torch.tensor([2.0, 1.0, *[-torch.inf] * 3]).softmax(-1)),
+        (Sampling(top_p=0.7), torch.tensor([2.0, 1.0, *[-torch.inf] * 3]).softmax(-1)),  # 0.64 + 0.24
+        (Sampling(top_p=0.1), torch.tensor([1.0, 0, 0, 0, 0])),
+        (Sampling(top_k=9, top_p=1.0), logits[0].softmax(-1)),
+    ):
+        assert torch.allclose(restricted(logits[:1], sampling)[0].softmax(-1), expected), sampling
+        choosing = NextTokens(sampling, range(3000), stop=(), most=1)
+        counts = torch.bincount(choosing.choose(logits), minlength=5) / 3000
+        assert torch.allclose(counts, expected, atol=0.035), sampling
+        assert not counts[expected == 0].any(), sampling
+
+
+def test_probabilities_and_kl_are_of_float64_and_in_nats() -> None:
+    p, q = torch.tensor([0.0, 1.0, -torch.inf]), torch.tensor([1.0, 0.0, 3.0])
+    first, second = most_probable(p, 2)
+    assert first == (1, pytest.approx(float(p.double().softmax(-1)[1]), abs=1e-15)) and second[0] == 0
+    assert len(most_probable(p, 9)) == 3
+    log_p, log_q = p[:2].log_softmax(-1), q.log_softmax(-1)[:2]
+    assert divergence(p, q) == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum()))
+    assert divergence(p, p) == 0.0 and divergence(q, p) == float("inf")
+    assert min(divergence(near, near + 1e-9) for near in normal(200, 40) * 5) >= 0
+
+
+CPU = torch.device("cpu")
+
+
+class Positional(nn.Module):
+    """A model whose next token depends on all earlier tokens except padding, and on the position."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
+        sums = (input_ids * attention_mask).cumsum(1)
+        return nn.functional.one_hot((3 * sums + position_ids) % 11, 11).float()
+
+
+class Plain(nn.Module):
+    """As above, without a mask: it counts padding too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.one_hot((3 * x.cumsum(1) + torch.arange(x.shape[1])) % 11, 11).float()
+
+
+def continued(model: nn.Module, prompts: list[list[int]]) -> list[list[int]]:
+    choosing = NextTokens(None, [0] * len(prompts), stop=(9,), most=4)
+    continue_prompts(model, prompts, choosing, GenerationKeys(), CPU, stop=(9,), pad=0)
+    return choosing.tokens
+
+
+def test_prompts_of_different_lengths_continue_together_as_alone() -> None:
+    prompts = [[1, 2, 3], [5], [4, 4, 1], [2, 7]]
+    found = continued(Positional(), prompts)
+    assert found == [continued(Positional(), [prompt])[0] for prompt in prompts]
+    assert all(len(each) == 4 or each[-1] == 9 for each in found)
+    assert runs_together(Positional()) and not runs_together(Plain())
+    assert continued(Plain(), prompts[::2]) == [continued(Plain(), [prompt])[0] for prompt in prompts[::2]]
+
+
+def test_padding_is_on_the_given_side() -> None:
+    tokens, mask = padded([[1, 2, 3], [4]], 7, left=True)
+    assert tokens.tolist() == [[1, 2, 3], [7, 7, 4]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    tokens, mask = padded([[1, 2, 3], [4]], 7, left=False)
+    assert tokens.tolist() == [[1, 2, 3], [4, 7, 7]] and mask.tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_a_prompt_is_its_real_tokens_and_one_without_tokens_is_named() -> None:
+    inputs = {
+        "input_ids": torch.tensor([[0, 5, 6], [7, 8, 0]]),
+        "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 0]]),
+    }
+    data = SimpleNamespace(file=lambda sample: f"line {sample}")
+    batch: Any = SimpleNamespace(inputs=inputs, ids=torch.tensor([3, 4]), data=data, split="val")
+    assert prompts_of(batch, None) == [[5, 6], [7, 8]] and prompts_of(batch, 1) == [[5], [7]]
+    inputs["attention_mask"][1] = 0
+    with pytest.raises(HookrunError, match=r"sample 4 of the val split \(line 4\) has no tokens to continue"):
+        prompts_of(batch, None)
+
+
+def test_scores_are_those_of_the_last_token_in_at_least_float32() -> None:
+    ids, scores = torch.zeros(2, 3, dtype=torch.int64), torch.randn(2, 3, 5)
+    for output in (scores, {"logits": scores}, (scores, None)):
+        assert torch.equal(next_scores(output, ids), scores[:, -1])
+    assert next_scores(scores.bfloat16(), ids).dtype == torch.float32
+    for wrong in (scores[:, :2], scores[:, 0], {"last_hidden_state": scores}):
+        with pytest.raises(
+            HookrunError, match=r"needs scores \[batch, length, vocabulary\] for tokens \[2, 3\]"
+        ):
+            next_scores(wrong, ids)
+    assert not generates(Plain()) and not cannot_generate(Plain())
+
+
+def model(end: Any, generation_end: Any = None, vocabulary: int | None = 50) -> nn.Module:
+    made: Any = nn.Identity()
+    made.config = SimpleNamespace(eos_token_id=end, vocab_size=vocabulary)
+    if generation_end is not None:
+        made.generation_config = SimpleNamespace(eos_token_id=generation_end)
+    return cast(nn.Module, made)
+
+
+@pytest.fixture(scope="module")
+def info() -> DataInfo:
+    return describe(Data(name="names"), "val")
+
+
+def test_given_tokens_come_before_those_of_the_configs(info: DataInfo) -> None:
+    both = model(3, generation_end=[4, 5])
+    assert stop_tokens([7], both, info) == (7,)
+    assert stop_tokens([], both, info) == (), "no token ends a sequence"
+    assert stop_tokens(None, both, info) == (4, 5)
+    assert stop_tokens(None, model(3), info) == (3,)
+
+
+def test_a_token_outside_of_the_vocabulary_is_ignored(info: DataInfo) -> None:
+    assert stop_tokens(None, model([49, 50, -1, None, "x"]), info) == (49,)
+    assert stop_tokens(None, nn.Identity(), info) == ()
+    assert vocabulary_of(model(1), info) == 50
+    assert vocabulary_of(nn.Identity(), info) == info.vocab_size
+
+
+def record(sample: int, kl: float = 0.0, without: str = "a") -> dict[str, Any]:
+    return {
+        "split": "val", "sample": sample, "prompt": f"one two {sample}", "text": "a", "ids": [1],
+        "text_without": without, "ids_without": [1 if without == "a" else 2], "kl_first": kl,
+        "next": [[1, "a", 0.5]], "next_without": [[2, None, 0.25]],
+    }  # fmt: skip
+
+
+def test_a_record_has_the_reason_of_its_end_and_the_kl_to_the_one_without_hooks() -> None:
+    now = Continuation([0], True, torch.tensor([5.0, 0, 0]))
+    without = Continuation([1, 2], False, torch.zeros(3))
+    found = record_of([8, 9], now, Texts(None), without)
+    assert (found["prompt_ids"], found["ids"], found["reason"], found["text"]) == ([8, 9], [0], "end", None)
+    assert (found["ids_without"], found["reason_without"]) == ([1, 2], "length")
+    p, q = torch.full((3,), 1 / 3).double(), torch.tensor([5.0, 0, 0]).double().softmax(0)
+    assert found["kl_first"] == pytest.approx(float((p * (p / q).log()).sum()))
+    assert found["next"][0][0] == 0
+    assert not {"ids_without", "kl_first"} & record_of([7], now, Texts(None)).keys()
+
+
+def test_sums_continue_from_a_saved_state_and_keep_the_largest_changes() -> None:
+    whole, first, again = Sums(), Sums(), Sums()
+    records = [record(number, kl=number % 7, without="ab"[number % 2]) for number in range(20)]
+    for each in records:
+        whole.add(each)
+    for each in records[:9]:
+        first.add(each)
+    again.load_state_dict(first.state_dict())
+    for each in records[9:]:
+        again.add(each)
+    assert again == whole and len(whole.top) == SHOWN
+    assert [each["kl"] for each in whole.top] == [6, 6, 5, 5, 5, 4, 4, 4]
+    mean = sum(each["kl_first"] for each in records) / 20
+    assert whole.read(compared=True) == {"samples": 20, "new_tokens": 20, "changed": 0.5, "kl_first": mean}
+    assert whole.read(compared=False) == {"samples": 20, "new_tokens": 20}
+
+
+def shown(sums: Sums, width: int, *, compared: bool = True) -> list[str]:
+    console = Console(width=width, file=StringIO(), markup=False, highlight=False)
+    show(sums, console, compared=compared)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def test_lines_fit_the_terminal_and_show_the_changes() -> None:
+    first, later, nothing = Sums(), Sums(), Sums()
+    first.add(record(3, kl=math.log(2)))
+    later.add(record(4, without="b"))
+    nothing.add(record(5))
+    (_, line) = shown(first, 100)
+    assert "val 3  0.693  #2 25.0% → 'a' 50.0%" in line and line.endswith("'one two 3'")
+    assert "      without: 'b'" in shown(later, 60) and "      with:    'a'" in shown(later, 60)
+    assert "the hooks changed neither" in shown(nothing, 100)[0]
+    assert shown(nothing, 100, compared=False) == ["  val 5: 'one two 5'", "      →  'a'"]
+    for sums in (first, later, nothing):
+        assert all(len(each) <= 30 for each in shown(sums, 30))
