@@ -1,8 +1,11 @@
-"""Means over batches are means over samples; sums by position and by sample have each value once."""
+"""Means over batches are means over samples, positions and chosen tokens; predictions of another run."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +16,16 @@ from torch.nn import functional as F
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.spec.metric import MetricKeys
+from hookrun.store.format import PREDICTED
+from hookrun.store.reader import Run, open_run
+from hookrun.store.run_dir import RunDir
+from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.losses import LOSSES
+from hookrun.tasks.metrics.measuring import Measuring, predicted_rows
 from hookrun.tasks.metrics.metrics import Metric, load_metrics
 from hookrun.tasks.metrics.rows import BatchRows, of_samples, of_tokens, precise
+from hookrun.tasks.run.batches import Batch, Batches
 
 LABELS = torch.tensor([0, 2])
 
@@ -167,3 +176,108 @@ def test_of_several_labels_of_a_sample_the_fraction_that_is_right_counts() -> No
     average.add(None, of_samples(pixels, torch.tensor([[0, 0]])))
     average.add(None, of_samples(torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]]), LABELS))
     assert average.read() == {"accuracy": 0.5}
+
+
+def measuring(metrics: list[Any], **task: Any) -> tuple[Measuring, Batch]:
+    sections = {
+        "model": {"name": "decoder", "args": {"width": 8, "heads": 1, "layers": 1}},
+        "data": {"name": "repeated_tokens", "batch_size": 4},
+        "compute": {"device": "cpu"},
+        "task": {"name": "evaluate", "metrics": metrics, **task},
+    }
+    prepared: Any = prepare(parse_experiment(sections))
+    return Measuring(prepared), next(Batches(prepared, "val").epoch(0))
+
+
+def test_loss_and_metrics_are_those_of_the_chosen_tokens() -> None:
+    found, batch = measuring(["loss", "accuracy", "probability"], tokens=[17, 18, 19, 20])
+    scores = torch.randn(*batch.target.shape, 300)
+    chosen, targets = scores[:, 17:21].flatten(0, 1), batch.target[:, 17:21].flatten()
+    predicted = targets != IGNORED
+    chosen, targets = chosen[predicted], targets[predicted]
+    assert 1 < len(targets) < 16, "some of these tokens are predicted"
+    average = found.average()
+    found.add(average, F.cross_entropy(scores.mT, batch.target), scores, batch)
+    values = average.read()
+    assert values["loss"] == pytest.approx(float(F.cross_entropy(chosen, targets)), rel=1e-5)
+    assert values["accuracy"] == pytest.approx(float((chosen.argmax(1) == targets).float().mean()))
+    right = chosen.softmax(1).gather(1, targets[:, None]).mean()
+    assert values["probability"] == pytest.approx(float(right), rel=1e-5)
+
+
+def test_a_metric_without_a_value_is_an_error_that_names_it() -> None:
+    found, batch = measuring(["probability"], tokens=0)
+    assert (batch.target[:, 0] == IGNORED).all()
+    average = found.average()
+    found.add(average, None, torch.randn(*batch.target.shape, 300), batch)
+    with pytest.raises(HookrunError, match=r"'probability' has no value.* at the tokens of task.tokens"):
+        found.require_all(average.read())
+    found.require_all({"probability": 0.5})
+
+
+def test_kl_compares_with_the_scores_without_hooks_at_any_token() -> None:
+    found, batch = measuring(["kl"], tokens=0)
+    assert found.without_hooks and not measuring(["loss"])[0].without_hooks
+    scores, others = torch.randn(2, *batch.target.shape, 5)
+    average = found.average()
+    found.add(average, None, scores, batch, others)
+    log_p, log_q = (each[:, 0].double().log_softmax(1) for each in (others, scores))
+    expected = float((log_p.exp() * (log_p - log_q)).sum(1).mean())
+    assert average.read()["kl"] == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(HookrunError, match=r"'kl': the scores have shape \[\d+, 5\], .* with \[\d+, 4\]"):
+        found.add(average, None, scores, batch, others[..., :4])
+
+
+SCORES = torch.arange(6.0).reshape(3, 2)
+Saved = Callable[..., Run]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Saved:
+    """A run that predicted something of its samples 7, 3 and 5."""
+
+    def saved(output: Any, split: str | None = "val", ids: tuple[int, ...] = (7, 3, 5)) -> Run:
+        run = RunDir.create(tmp_path / "run")
+        if output is not None:
+            at: dict[str, Any] = {"epoch": 0, "step": 0, "call": 0, "split": split}
+            run.predictions.add(*PREDICTED, output, sample_ids=list(ids), **at)
+        run.close()
+        run.set_status("done")
+        return open_run(run.path)
+
+    return saved
+
+
+def scores(run: Run, split: Any, *ids: int) -> torch.Tensor:
+    return predicted_rows(run, split).of(torch.tensor(ids), torch.Generator())
+
+
+def test_scores_are_those_of_the_samples_in_the_order_of_the_batch(saved: Saved) -> None:
+    assert torch.equal(scores(saved(SCORES), "val", 5, 7, 5, 3), SCORES[[2, 0, 2, 1]])
+
+
+def test_a_sample_or_a_split_that_was_not_predicted_is_named(saved: Saved) -> None:
+    run = saved(SCORES)
+    with pytest.raises(HookrunError, match=r"predictions of the run .*run has no row of sample 4: it has 3"):
+        scores(run, "val", 3, 4)
+    with pytest.raises(HookrunError, match=r"run predicted no sample of the split 'train'"):
+        scores(run, "train", 3)
+
+
+def test_rows_without_a_split_are_of_any(saved: Saved) -> None:
+    assert torch.equal(scores(saved(SCORES, split=None), "train", 3), SCORES[1:2])
+
+
+@pytest.mark.parametrize(
+    "output", [{"aux": SCORES + 1, "logits": SCORES}, (SCORES, SCORES + 1), {"out": SCORES}]
+)
+def test_of_several_tensors_the_scores_are_taken(saved: Saved, output: Any) -> None:
+    assert torch.equal(scores(saved(output), "val", 7), SCORES[:1])
+
+
+def test_a_run_without_scores_is_refused(saved: Saved) -> None:
+    with pytest.raises(HookrunError, match="has no predictions: name a run of task=predict"):
+        scores(saved(None), "val", 7)
+    other: Any = SimpleNamespace(path="there", predictions={"hidden": SCORES})
+    with pytest.raises(HookrunError, match="the predictions of the run there hold no scores, but hidden"):
+        predicted_rows(other, "val")
