@@ -37,9 +37,9 @@ _SOURCES: Mapping[str, tuple[str, str]] = {
     "cifar100": ("torchvision_sets", "CIFAR100"),
     "text": ("text", "Text"),
     "prompts": ("prompts", "Prompts"),
-    "repeated_tokens": ("repeated_tokens", "RepeatedTokens"),
-    "modular_addition": ("modular_addition", "ModularAddition"),
-    "names": ("name_sentences", "NameSentences"),
+    "repeated_tokens": ("generated", "RepeatedTokens"),
+    "modular_addition": ("generated", "ModularAddition"),
+    "names": ("generated", "NameSentences"),
 }
 
 

@@ -14,8 +14,16 @@ from hookrun.data import DataInfo
 from hookrun.data.tokenizer import FromFolder
 from hookrun.plan.texts import Tokenizer, decoder_of, tokenizer_of
 from hookrun.runtime.rng import derived_seed
-from hookrun.tasks.generation.continuing import GenerationKeys, continue_prompts, prompts_of, runs_together
-from hookrun.tasks.generation.next_token import Continuation, NextTokens, divergence, most_probable
+from hookrun.tasks.generation.continuing import (
+    Continuation,
+    GenerationKeys,
+    NextTokens,
+    continue_prompts,
+    divergence,
+    most_probable,
+    prompts_of,
+    runs_together,
+)
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.generators import generator_states, set_generators

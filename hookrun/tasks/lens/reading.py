@@ -13,13 +13,16 @@ from torch.nn import functional as F
 from hookrun.errors import HookrunError
 from hookrun.tasks.lens.contributions import (
     BIAS,
+    FrozenNorm,
     ObservedForward,
     StreamPart,
     Structure,
     contributions,
+    frozen,
     residual,
+    rounding,
+    wide,
 )
-from hookrun.tasks.lens.norms import FrozenNorm, frozen, rounding, wide
 from hookrun.tasks.lens.places import Places, text_config
 
 AT_ONCE = 2**24

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, listed, reason
+from hookrun.hook_types import FORWARD, FORWARD_PRE
+from hookrun.plan.plan import Match, PlannedHook
+from hookrun.runtime import Installation
+from hookrun.runtime.plain_optimizers import without_compiler
+from hookrun.runtime.records import Memory
+from hookrun.runtime.site import HookSite
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
+from hookrun.tasks.run.generators import generator_states, set_generators
+from hookrun.tasks.run.observers import observer
+from hookrun.tasks.run.prepare import as_call
 from hookrun.tasks.training.finite import all_finite, not_finite
-from hookrun.tasks.training.nonfinite_source import UNKNOWN, BeforeStep, source_of
+from hookrun.tasks.training.optimizers import clip
+from hookrun.values.containers import tensors
 
 WHERE = "train.on_nonfinite"
 
@@ -163,3 +182,439 @@ class FiniteSteps:
             lines.append(f"{WHERE}: {bad[0]} itself is not finite: skipping steps does not help")
         context.screen.note(lines)
         return {"skipped_steps": count}
+
+
+UNKNOWN = "its source is not known"
+_NOT_REPRODUCED = (
+    f"{UNKNOWN}: repeated from the same state, the step is finite, so the model, "
+    "the loss or a hook depends on something that changes from call to call"
+)
+_SHOWN = 4
+
+
+# ---- the state before a step -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """One buffer of a module, and its copy.
+
+    tensor:  the buffer at the time of the copy
+    version: torch's version counter of `tensor` at the time of the copy; None: writes do not increase the counter
+    """
+
+    path: str
+    module: nn.Module
+    name: str
+    tensor: Tensor | None = None
+    version: int | None = None
+    copy: Tensor | None = None
+
+
+class BeforeStep:
+    """Random generators, buffers and random draws of hooks before a step, from which the step can be repeated.
+
+    own_code: the step runs the user's own Python, which may use Python's and NumPy's generators
+    """
+
+    def __init__(self, model: nn.Module, hooks: Installation, *, own_code: bool) -> None:
+        self._own_code = own_code
+        modules = model.named_modules()
+        self._buffers = [_Buffer(path, module, name) for path, module in modules for name in module._buffers]
+        self._drawing = [site for site in hooks.sites if site.draws]
+        self.take()
+
+    def take(self) -> None:
+        """Record the state. Only buffers that were written since the last call are copied."""
+        self._generators = generator_states(python=False)
+        self._python = (random.getstate(), np.random.get_state()) if self._own_code else None
+        self._draws = {(site.hook_name, site.path): site.draws_place for site in self._drawing}
+        written = list[_Buffer]()
+        for buffer in self._buffers:
+            now = buffer.module._buffers.get(buffer.name)
+            if now is None:
+                buffer.tensor = buffer.copy = None
+                continue
+            # torch counts no versions of these
+            uncounted = isinstance(buffer.module, _NormBase) or now.is_inference()
+            version = None if uncounted else now._version
+            if now is buffer.tensor and version is not None and version == buffer.version:
+                continue
+            buffer.tensor, buffer.version = now, version
+            if buffer.copy is None or buffer.copy.shape != now.shape or buffer.copy.dtype != now.dtype:
+                buffer.copy = now.detach().clone()
+            else:
+                written.append(buffer)
+        if written:
+            with torch.no_grad():
+                torch._foreach_copy_(
+                    [buffer.copy for buffer in written],  # type: ignore[misc]
+                    [buffer.tensor for buffer in written],  # type: ignore[misc]
+                )
+
+    @torch.no_grad()
+    def restore(self, copy: nn.Module, hooks: Installation) -> None:
+        """Set the random generators, and the buffers and hooks' draws of a copy of the model, to the recorded state."""
+        set_generators(self._generators)
+        if self._python is not None:
+            random.setstate(self._python[0])
+            np.random.set_state(self._python[1])
+        modules = dict(copy.named_modules())
+        for buffer in self._buffers:
+            if buffer.copy is not None:
+                modules[buffer.path]._buffers[buffer.name] = buffer.copy.clone()
+        for site in hooks.sites:
+            if (place := self._draws.get((site.hook_name, site.path))) is not None:
+                site.draws_place = place
+
+    @torch.no_grad()
+    def restore_buffers(self) -> None:
+        """Restore buffers that the step has made NaN or infinite, with the other floating-point buffers of the module.
+
+        So a batch for which no step was taken does not stay in the running statistics of a batch norm.
+        """
+        buffers = [
+            (buffer, now, buffer.copy)
+            for buffer in self._buffers
+            if (now := buffer.module._buffers.get(buffer.name)) is not None and buffer.copy is not None
+        ]
+        wrong = {buffer.path for buffer, now, kept in buffers if not_finite(now) and not not_finite(kept)}
+        for buffer, now, kept in buffers:
+            if buffer.path in wrong and now.is_floating_point():
+                if now is buffer.tensor:
+                    now.copy_(kept)
+                else:
+                    buffer.module._buffers[buffer.name] = kept.clone()
+
+
+# ---- the observers ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """A module call, hook or backward function that returned non-finite values for finite ones.
+
+    path:     the path of its module
+    own:      the module's parameters that it uses; None: all, with the parameters of its submodules
+    is_input: the values are inputs of the model instead
+    """
+
+    path: str
+    text: str
+    own: frozenset[str] | None = None
+    is_input: bool = False
+
+
+@dataclass
+class _Search:
+    """The first origin whose values did not become finite again, as after a softmax of scores that are masked.
+
+    standing: this origin, so far
+    healed:   the first origin whose values became finite again
+    """
+
+    standing: _Origin | None = None
+    healed: _Origin | None = None
+
+    def blame(self, origin: _Origin) -> None:
+        """Note an origin; a later one only passes on what is not finite."""
+        self.standing = self.standing or origin
+
+    def heal(self) -> None:
+        """Values became finite again."""
+        self.healed, self.standing = self.healed or self.standing, None
+
+    @property
+    def origin(self) -> _Origin | None:
+        """The origin; one that was healed if there is no other."""
+        return self.standing or self.healed
+
+
+@dataclass
+class _Call:
+    """A module call that has not returned.
+
+    is_wrong: its inputs are not finite
+    before:   the origin that was known when it began
+    """
+
+    where: str
+    is_wrong: bool
+    before: _Origin | None
+
+
+class NonFiniteTracer:
+    """Follows the passes of a model, and finds where values first become non-finite.
+
+    forward:    the search among module calls and hooks in the present forward pass
+    backward:   the search among hooks on gradients and backward functions, over all passes
+    in_forward: module calls are followed; they are not while checkpointing computes them again
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.forward, self.backward = _Search(), _Search()
+        self.in_forward = False
+        self._before_hooks = dict[tuple[str, str], str]()
+        self._open = dict[tuple[str, int], _Call]()
+        self._followed = set[Node]()
+
+    def hooks(self, edits: Sequence[PlannedHook]) -> tuple[PlannedHook, ...]:
+        """The edits, and observers before and after each of them and of every module."""
+        modules = tuple(
+            Match(path, (path,), type(module).__name__, 0) for path, module in self.model.named_modules()
+        )
+        hooks = [
+            observer("inputs", FORWARD_PRE, modules, self._entered),
+            observer("outputs", FORWARD, modules, self._returned),
+        ]
+        for edit in edits:
+            name, hook_type = edit.spec.name, edit.spec.hook_type
+            before, after = partial(self._before_hook, name), partial(self._after_hook, edit)
+            hooks += [observer(f"before {name}", hook_type, edit.matches, before), edit]
+            hooks += [observer(f"after {name}", hook_type, edit.matches, after)]
+        return tuple(hooks)
+
+    @contextmanager
+    def pass_through_model(self) -> Iterator[None]:
+        """A block for one forward pass."""
+        self.forward = _Search()
+        self._open.clear()
+        self._followed.clear()
+        self.in_forward = True
+        try:
+            yield
+        finally:
+            self.in_forward = False
+
+    def _entered(self, site: HookSite, value: Any) -> None:
+        if not self.in_forward:
+            return
+        path, before = site.path, self.forward.standing
+        around = [key for key in self._open if not key[0] or path.startswith(f"{key[0]}.")]
+        caller = self._open[around[-1]].where if around else "(root)"
+        self.follow_backward(value, caller)
+        if (bad := not_finite(value)) and not path:
+            self.forward.blame(_Origin("", bad, is_input=True))
+        elif bad:
+            text = f"first made by the forward of {caller}, itself, before it calls {path}: {bad}"
+            self.forward.blame(_Origin(around[-1][0] if around else "", text))
+        where = f"{path or '(root)'} ({type(site.module).__name__}), call {site.call}"
+        self._open[path, site.call] = _Call(where, bool(bad), before)
+
+    def _returned(self, site: HookSite, value: Any) -> None:
+        call = self._open.pop((site.path, site.call), None)
+        if call is None or not self.in_forward:
+            return
+        self.follow_backward(value, call.where)
+        if bad := not_finite(value):
+            itself = ", itself, outside its submodules" if list(site.module.children()) else ""
+            text = f"first made by the forward of {call.where}{itself}, from finite inputs: {bad}"
+            self.forward.blame(_Origin(site.path, text))
+        elif call.is_wrong or self.forward.standing is not call.before:
+            self.forward.heal()
+
+    def _before_hook(self, name: str, site: HookSite, value: Any) -> None:
+        self._before_hooks[name, site.path] = not_finite(value)
+
+    def _after_hook(self, edit: PlannedHook, site: HookSite, value: Any) -> None:
+        spec, hook_type = edit.spec, edit.spec.hook_type
+        before, after = self._before_hooks.pop((spec.name, site.path), ""), not_finite(value)
+        at = f", call {site.call}" if hook_type.on == "module" else ""
+        where = f"{_named(edit)} on {site.path or '(root)'}{at}"
+        search = self.backward
+        if hook_type.phase == "forward" and not hook_type.until_backward:
+            if not self.in_forward:
+                return
+            search = self.forward
+            self.follow_backward(value, where)
+        if after and not before:
+            added = spec.action.adds(spec.name)
+            own = frozenset([added] if added is not None else [])
+            text = f"first made by {where}, from finite values: {after}"
+            search.blame(_Origin(site.path, text, own))
+        elif before and not after:
+            search.heal()
+            if (call := self._open.get((site.path, site.call))) is not None:  # they were its arguments
+                call.is_wrong = False
+
+    def follow_backward(self, value: Any, maker: str) -> None:
+        """Check arguments and results of the backward functions that lead to this value and are not followed yet.
+
+        maker: the module call or hook that has just computed the value, or the loss
+        """
+        waiting = [tensor.grad_fn for tensor in tensors(value)]
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node not in self._followed:
+                self._followed.add(node)
+                node.register_hook(partial(self._ran, node.name(), maker))
+                waiting.extend(following for following, _ in node.next_functions)
+
+    def _ran(self, node: str, maker: str, grad_inputs: Any, grad_outputs: Any) -> None:
+        """torch's hook on an autograd node, called after its backward function."""
+        bad, given = not_finite(grad_inputs), not_finite(grad_outputs)
+        if bad and not given:
+            text = f"first made by the backward of {maker} ({node}), from a finite gradient: {bad}"
+            self.backward.blame(_Origin("", text))
+        elif given and not bad and any(True for _ in tensors(grad_inputs)):
+            self.backward.heal()
+
+
+def _named(hook: PlannedHook) -> str:
+    return f"hook {hook.spec.name!r} ({hook.spec.hook_type}, {hook.spec.action.action_name})"
+
+
+# ---- the repetition --------------------------------------------------------------------------------------------
+
+
+def source_of(context: RunContext, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
+    """A description of where the first non-finite value is computed.
+
+    The micro-batches run again through a copy of the model, with the hooks that change values, from the state before
+    the step. The run's own model, hooks, records and generators are not changed.
+
+    before: the state before the step
+    group:  the micro-batches of the step
+    wrong:  the number of the micro-batch whose loss is not finite; None: the losses are finite, and a gradient is not
+    """
+    generators = generator_states()
+    try:
+        return _repeat(context, before, group, wrong)
+    except Exception as error:  # of a module, or of copying the model
+        return f"{UNKNOWN}, because the step could not be repeated: {reason(error)}"
+    finally:
+        set_generators(generators)
+
+
+def _repeat(context: RunContext, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
+    model, loss_of = copy.deepcopy(context.model), context.prepared.loss
+    with suppress(Exception):  # a user's own loss that cannot be copied is used itself
+        loss_of = copy.deepcopy(loss_of)
+    tracer, sink = NonFiniteTracer(model), Memory()
+    sink.wants_calls = True
+    plan = context.prepared.plan
+    # hooks that act at installation are left out: the copy has their changes
+    edits = [
+        hook
+        for hook in plan.hooks
+        if not hook.spec.action.observes and hook.spec.hook_type.phase != "installation"
+    ]
+    clock, scaler = context.hooks.clock, context.scaler
+    samples = sum(len(batch.ids) for batch in group)
+    plan = replace(plan, hooks=tracer.hooks(edits))
+    with Installation(plan, model, sink=sink, scaler=scaler) as hooks:
+        before.restore(model, hooks)
+        hooks.clock.epoch, hooks.clock.step = clock.epoch, clock.step
+        for number, batch in enumerate(group):
+            at = f"in micro-batch {number} of {len(group)}, " if len(group) > 1 else ""
+            hooks.accumulating = number + 1 < len(group)
+            hooks.samples, hooks.population = batch.ids, batch.population
+            args, kwargs = as_call(batch.inputs, model)
+            already = _nonfinite_tensors(model) if number == wrong else {}
+            with tracer.pass_through_model(), context.autocast():
+                output = model(*args, **kwargs)
+            with context.autocast():
+                loss = loss_of(output, batch.target)
+            if number == wrong:
+                return at + _of_loss(context, already, tracer.forward.origin, batch, output, loss)
+            if wrong is None:
+                scaled = scaler.scale(loss * (len(batch.ids) / samples))
+                tracer.follow_backward(scaled, f"the loss {context.settings.train.loss.name}")
+                scaled.backward()
+                origin = tracer.backward.origin
+                if origin is not None and not all_finite(_gradients(model).values()):
+                    return at + origin.text
+        return _of_gradients(context, model, tracer, len(group))
+
+
+def _of_loss(
+    context: RunContext,
+    already: Mapping[str, str],
+    origin: _Origin | None,
+    batch: Batch,
+    output: object,
+    loss: Tensor,
+) -> str:
+    """Why this micro-batch's loss is not finite.
+
+    already: the parameters and buffers that were not finite before its forward, see `_nonfinite_tensors`
+    """
+    if all_finite([loss]):
+        return _NOT_REPRODUCED
+    if origin is None or not not_finite(output):
+        if bad := not_finite(batch.target):
+            return f"the targets of the batch are not finite: {bad}{_samples(batch, batch.target)}"
+        return f"first made by the loss {context.settings.train.loss.name}, from a finite output and finite targets"
+    if origin.is_input:
+        return f"the inputs of the batch are not finite: {origin.text}{_samples(batch, batch.inputs)}"
+    prefix = f"{origin.path}." if origin.path else ""
+    used = [
+        name
+        for name in already
+        if name.startswith(prefix) and (origin.own is None or name.removeprefix(prefix) in origin.own)
+    ]
+    if not used:
+        return origin.text
+    writers = [_named(hook) for hook in context.prepared.plan.hooks if _writes(hook, used[0])]
+    by = f"; {listed(writers, _SHOWN)} changes it" if writers else ""
+    others = f"; so are {listed(used[1:], _SHOWN)}" if used[1:] else ""
+    return f"not finite before the forward of this step: {already[used[0]]}{others}{by}"
+
+
+def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
+    """Name -> description, for each parameter and buffer that is not finite.
+
+    A buffer with infinities but without NaN is assumed to be a mask, and left out.
+    """
+    wrong = {name: not_finite(parameter) for name, parameter in model.named_parameters()}
+    described = {name: f"the parameter {name}: {bad}" for name, bad in wrong.items() if bad}
+    for name, buffer in model.named_buffers():
+        if buffer.isnan().any():
+            described[name] = f"the buffer {name}: {not_finite(buffer)}"
+    return described
+
+
+def _writes(hook: PlannedHook, name: str) -> bool:
+    """Whether the hook may change the parameter of this name or its gradient."""
+    spec = hook.spec
+    if spec.action.observes or not (spec.on_parameters or spec.hook_type.phase == "installation"):
+        return False
+    return any(
+        not path or name == path or name.startswith(f"{path}.") for m in hook.matches for path in m.names
+    )
+
+
+def _samples(batch: Batch, value: Tensor | dict[str, Tensor]) -> str:
+    """`` (val samples 4, 17)``: the samples with non-finite values; empty if rows are not samples."""
+    rows = set[int]()
+    for tensor in value.values() if isinstance(value, dict) else (value,):
+        if tensor.dim() and len(tensor) == len(batch.ids) and tensor.is_floating_point():
+            wrong = ~tensor.isfinite().reshape(len(tensor), -1).all(dim=1)
+            rows.update(batch.ids[wrong.cpu()].tolist())
+    return f" ({batch.split} samples {listed(map(str, sorted(rows)), 8)})" if rows else ""
+
+
+def _of_gradients(context: RunContext, model: nn.Module, tracer: NonFiniteTracer, count: int) -> str:
+    """Why gradients are not finite although every backward function returned finite ones."""
+    gradients = _gradients(model)
+    for name, gradient in gradients.items():
+        if bad := not_finite(gradient):
+            return f"the gradient of {name}, added up over {count} micro-batches, is not finite: {bad}"
+    if not gradients:
+        return _NOT_REPRODUCED
+    optimizer = without_compiler(torch.optim.SGD)([model.get_parameter(name) for name in gradients], lr=0.0)
+    if (scale := context.scaler.get_scale()) != 1:
+        for gradient in gradients.values():
+            gradient.div_(scale)
+    clip(context.settings.train, optimizer)
+    wrong = [name for name, gradient in gradients.items() if not_finite(gradient)]
+    if wrong:
+        return f"first made by clipping, from finite gradients: that of {wrong[0]}"
+    optimizer.step()  # runs the optimizer_step_pre hooks
+    origin = tracer.backward.origin
+    return origin.text if origin is not None else _NOT_REPRODUCED
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}

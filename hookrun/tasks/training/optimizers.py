@@ -31,7 +31,8 @@ from hookrun.spec.experiment import Optimizer as OptimizerKeys
 from hookrun.spec.selector.base import shown
 from hookrun.store.states.tree import NotPlain, flatten
 from hookrun.tasks.training.parameter_groups import ParameterGroup
-from hookrun.trust import load as trusted
+from hookrun.trust.load import OPTIMIZERS as OWN_OPTIMIZERS
+from hookrun.trust.load import SCHEDULERS as OWN_SCHEDULERS
 from hookrun.trust.load import load_class
 
 OPTIMIZER, SCHEDULER = "train.optimizer", "train.scheduler"
@@ -114,9 +115,9 @@ def _class_of(name: str, where: str, registry: Mapping[str, type]) -> type:
     Raises SpecError if torch has no such class, or the user's is not trusted, cannot be loaded or needs a closure.
     """
     if ":" in name and registry is SCHEDULERS:
-        return load_class(name, LRScheduler, trusted.SCHEDULERS, f"{where}.name")
+        return load_class(name, LRScheduler, OWN_SCHEDULERS, f"{where}.name")
     if ":" in name:
-        own = load_class(name, Optimizer, trusted.OPTIMIZERS, f"{where}.name")
+        own = load_class(name, Optimizer, OWN_OPTIMIZERS, f"{where}.name")
         of_step = dict(list((parameters(own.step) or {}).items())[1:])  # type: ignore[attr-defined]
         if missing_arguments((), of_step, where, ""):
             text = f"'{own.__qualname__}' needs a closure in step, which the loop does not pass"

@@ -18,13 +18,18 @@ from hookrun.errors import HookrunError
 from hookrun.spec.experiment import Data
 from hookrun.spec.task import Sampling
 from hookrun.tasks.generation.continuing import (
+    Continuation,
     GenerationKeys,
+    NextTokens,
     cannot_generate,
     continue_prompts,
+    divergence,
     generates,
+    most_probable,
     next_scores,
     padded,
     prompts_of,
+    restricted,
     runs_together,
 )
 from hookrun.tasks.generation.generation import (
@@ -35,13 +40,6 @@ from hookrun.tasks.generation.generation import (
     show,
     stop_tokens,
     vocabulary_of,
-)
-from hookrun.tasks.generation.next_token import (
-    Continuation,
-    NextTokens,
-    divergence,
-    most_probable,
-    restricted,
 )
 
 

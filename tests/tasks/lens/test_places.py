@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hookrun.errors import CompileError, HookrunError
 from hookrun.spec.selector import parse_selector
-from hookrun.tasks.lens.norms import frozen, rounding, wide
+from hookrun.tasks.lens.contributions import frozen, rounding, wide
 from hookrun.tasks.lens.places import HeadsPlace, Places, find_places
 
 

@@ -22,7 +22,7 @@ from hookrun.runtime import Installation
 from hookrun.runtime.records import Memory
 from hookrun.spec.experiment import Train
 from hookrun.tasks.run.batches import Batch
-from hookrun.tasks.training.nonfinite_source import BeforeStep, NonFiniteTracer, source_of
+from hookrun.tasks.training.nonfinite import BeforeStep, NonFiniteTracer, source_of
 
 NAN, INF = float("nan"), float("inf")
 
