@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookrun.config.interpolations import guarded, resolved
 from hookrun.config.yaml_files import reading
-from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.errors import HookrunError, spec_error
 from hookrun.integrations.recording import Recording, run_folder
 from hookrun.prove.trial import Example, Plan, compile_plan
 from hookrun.runtime import Installation
@@ -43,7 +43,7 @@ def load_spec(
     Raises SpecError that lists every mistake.
     """
     if (source is None) == (experiment is None):
-        raise SpecError([Problem("load_spec", "takes a file or a dict, or else `experiment=NAME`")])
+        raise spec_error("load_spec", "takes a file or a dict, or else `experiment=NAME`")
     if experiment is not None:
         from hookrun.compose.compose import compose_dict
 
@@ -56,7 +56,7 @@ def load_spec(
     with reading(path) as text, guarded():
         content = resolved(OmegaConf.load(StringIO(text)))
     if not isinstance(content, dict):
-        raise SpecError([Problem(str(path), "holds no mapping from name to hook")])
+        raise spec_error(str(path), "holds no mapping from name to hook")
     return parse_spec({str(key): value for key, value in content.items()}, seed)
 
 

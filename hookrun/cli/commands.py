@@ -26,7 +26,7 @@ from hookrun.compose.flags import existing_folder, read_flags
 from hookrun.compose.hydra import App, Composition, argument_parser, conf_dir, opened, parse_override
 from hookrun.compose.overrides import Resume, take, take_resume, take_trust
 from hookrun.discovery import names_in
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import Problem, SpecError, spec_error
 from hookrun.sweeps.exit_codes import DONE, REFUSED
 from hookrun.sweeps.waiting import waiting_for
 from hookrun.trust.packages import of_environment, read_once
@@ -119,16 +119,17 @@ def _refuse_flags(args: argparse.Namespace) -> None:
     }
     given = [flag for flag, is_given in commands.items() if is_given]
     if len(given) > 1:
-        raise SpecError([Problem(" ".join(given), "are different commands", "give one of them")])
+        raise spec_error(" ".join(given), "are different commands", "give one of them")
     if args.resolve and args.cfg is None and not args.help:
-        raise SpecError([Problem("--resolve", "goes with --cfg or --help", "for one: --cfg job --resolve")])
+        raise spec_error("--resolve", "goes with --cfg or --help", "for one: --cfg job --resolve")
     if args.package is not None and args.cfg is None:
-        raise SpecError(
-            [Problem("--package", "goes with --cfg", f"for one: --cfg job --package {args.package}")]
-        )
+        raise spec_error("--package", "goes with --cfg", f"for one: --cfg job --package {args.package}")
     if args.experimental_rerun is not None:
-        hint = "every run keeps its configuration as text: --config-dir RUN/.hydra --config-name config runs it again"
-        raise SpecError([Problem("--experimental-rerun", "reads a pickle, which could run any code", hint)])
+        raise spec_error(
+            "--experimental-rerun",
+            "reads a pickle, which could run any code",
+            "every run keeps its configuration as text: --config-dir RUN/.hydra --config-name config runs it again",
+        )
 
 
 def _completed_folder() -> list[Path]:

@@ -18,7 +18,7 @@ from hookrun.compose.compose import claimed, parsed_run, plain_run, planned, ref
 from hookrun.compose.errors import explained, origins_told
 from hookrun.compose.hydra import Composition, conf_dir, opened
 from hookrun.compose.overrides import LATEST, RESUME, Resume
-from hookrun.errors import HookrunError, Problem, SpecError, nearest
+from hookrun.errors import HookrunError, SpecError, nearest, spec_error
 from hookrun.ranks.alone import ALONE, Ranks, is_main, started
 from hookrun.spec import Experiment
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, differences
@@ -48,8 +48,9 @@ def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
         return DONE
     shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
     if typed := [text for text in asked.overrides if text in shown]:
-        what = f"{typed[0]} does not make a run that could be resumed"
-        raise SpecError([Problem("resume", what, "leave one of them out")])
+        raise spec_error(
+            "resume", f"{typed[0]} does not make a run that could be resumed", "leave one of them out"
+        )
     with composed_again(asked, folder, anyway=resume.anyway) as (again, cfg):
         return run_once(again, cfg, parsed_run(cfg), trust, resume, folders=asked)
 
@@ -108,9 +109,11 @@ def _checked_and_run(
         previous = previous_run([experiment], Path(cfg.hydra.runtime.output_dir).parent)
         needs.find(experiment)
         if ranks.several and needs.missing:
-            what = "runs that it needs are not there, and each of several processes would make them"
-            hint = "run the same command once without torchrun and compute.strategy"
-            raise SpecError([Problem("needs", what, hint)])
+            raise spec_error(
+                "needs",
+                "runs that it needs are not there, and each of several processes would make them",
+                "run the same command once without torchrun and compute.strategy",
+            )
         known = experiment.with_runs(needs.made, previous)
         try:
             prepared = tasks.prepare(known, trust=trust)
@@ -147,8 +150,7 @@ def run_folder(name: str) -> Path:
         return Path(os.path.realpath(os.path.expanduser(name)))
     link = outputs_folder() / LATEST
     if not link.exists():
-        what = f"there is no {link}"
-        raise SpecError([Problem(RESUME, what, "name the directory of the run: resume=outputs/…")])
+        raise spec_error(RESUME, f"there is no {link}", "name the directory of the run: resume=outputs/…")
     return Path(os.path.realpath(link))
 
 
@@ -156,13 +158,18 @@ def _is_done(folder: Path) -> bool:
     """Whether status.json says so. Raises SpecError for a directory without a run that can be resumed."""
     if not folder.is_dir():
         there = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        raise SpecError([Problem(RESUME, f"there is no directory {folder}", nearest(folder.name, there))])
+        raise spec_error(RESUME, f"there is no directory {folder}", nearest(folder.name, there))
     if not (folder / STATUS).exists():
-        what = f"{folder} has no {STATUS}: no run began there"
-        raise SpecError([Problem(RESUME, what, "name the directory of a run, or of a sweep")])
+        raise spec_error(
+            RESUME,
+            f"{folder} has no {STATUS}: no run began there",
+            "name the directory of a run, or of a sweep",
+        )
     if not (folder / CONFIG).exists():
-        what = f"{folder} has no {CONFIG}: it was recorded in a user's own loop, and only that loop can resume it"
-        raise SpecError([Problem(RESUME, what)])
+        raise spec_error(
+            RESUME,
+            f"{folder} has no {CONFIG}: it was recorded in a user's own loop, and only that loop can resume it",
+        )
     is_done = bool(read_record(folder / STATUS, Status)["status"] == "done")
     if is_done and is_main():
         print(f"{folder} is done: there is nothing to resume")
@@ -208,8 +215,11 @@ def composed_again(
             if lines:
                 more = [f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
                 what = "\n".join(f"\n    {line}" for line in [*lines[:_MOST_SHOWN], *more])
-                hint = "leave it out, or type resume_anyway=true"
-                raise SpecError([Problem(RESUME, f"{folder} is of another configuration:{what}", hint)])
+                raise spec_error(
+                    RESUME,
+                    f"{folder} is of another configuration:{what}",
+                    "leave it out, or type resume_anyway=true",
+                )
         yield again, cfg
 
 
@@ -242,8 +252,11 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
         return
     task = task_of(experiment)
     if me.size > 1 and not task.splits_batches:
-        what = f"found {me.size} processes, and task={task.name} is one for a single process"
-        raise SpecError([Problem("task", what, "start it without torchrun")])
+        raise spec_error(
+            "task",
+            f"found {me.size} processes, and task={task.name} is one for a single process",
+            "start it without torchrun",
+        )
     from hookrun.ranks.group import joined
     from hookrun.tasks.run.session import device_named
 

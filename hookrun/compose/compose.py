@@ -17,7 +17,7 @@ from hookrun.compose.errors import experiment_file, explained, lost_keys, origin
 from hookrun.compose.flags import existing_folder
 from hookrun.compose.hydra import Composition, conf_dir, opened
 from hookrun.config.interpolations import resolved
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import SpecError, spec_error
 from hookrun.spec import Experiment
 from hookrun.store.files import StoreError
 from hookrun.store.format import STATUS
@@ -85,7 +85,7 @@ def users_part(cfg: DictConfig) -> DictConfig:
 def refuse_used(run_dir: Path, where: str) -> None:
     """Raise SpecError if the directory holds a run already: Hydra would overwrite the `.hydra` of that run."""
     if (run_dir / STATUS).exists():
-        raise SpecError([Problem(where, f"{run_dir} already holds a run", "give another directory")])
+        raise spec_error(where, f"{run_dir} already holds a run", "give another directory")
 
 
 @contextmanager
@@ -101,9 +101,9 @@ def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]
         try:
             stack.enter_context(sole_writer(run_dir))
         except LockedError as error:
-            raise SpecError([Problem(where, str(error), "give another directory, or wait")]) from error
+            raise spec_error(where, str(error), "give another directory, or wait") from error
         except StoreError as error:
-            raise SpecError([Problem(where, str(error), "give another directory")]) from error
+            raise spec_error(where, str(error), "give another directory") from error
         if not go_on:
             refuse_used(run_dir, where)  # another process may have finished there just now
         yield
@@ -129,9 +129,11 @@ def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
     task = section if isinstance(section, str) else OmegaConf.select(users, "task.name")
     if typed and choices.get("experiment") is not None and choices.get("task") != task:
         key = "task" if isinstance(section, str) else "task.name"
-        what = f"it sets {key} to {task!r} itself, so that {typed[-1]} would do nothing"
-        hint = f"let its defaults list say `- override /task: {task}` instead"
-        raise SpecError([Problem(experiment_file(cfg), what, hint)])
+        raise spec_error(
+            experiment_file(cfg),
+            f"it sets {key} to {task!r} itself, so that {typed[-1]} would do nothing",
+            f"let its defaults list say `- override /task: {task}` instead",
+        )
 
 
 def planned(

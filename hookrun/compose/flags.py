@@ -13,7 +13,7 @@ from hookrun.compose.errors import key_paths
 from hookrun.compose.hydra import App, argument_parser, conf_dir, opened
 from hookrun.compose.overrides import GROUPS, meant
 from hookrun.config import ROOT_KEYS
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import Problem, SpecError, spec_error
 
 _WRITTEN = "settings are written key=value, without dashes"
 
@@ -37,7 +37,7 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
             hint = f"it takes {', '.join(known[flag].choices or ())}"
         elif flag in known and known[flag].nargs == 0 and joined:
             hint = f"put a space there: {joined.replace('=', ' ', 1)}"
-        raise SpecError([Problem(flag, error.message, hint)]) from None
+        raise spec_error(flag, error.message, hint) from None
     if others:
         raise SpecError([Problem(text, "is not a flag", _WRITTEN) for text in others])
     return args
@@ -79,6 +79,7 @@ def existing_folder(where: str, folder: str | Path) -> Path:
     """The absolute path of a folder; raises SpecError where it does not exist."""
     path = Path(folder).absolute()
     if not path.is_dir():
-        hint = "give the folder that holds experiment/ or hooks/"
-        raise SpecError([Problem(where, f"there is no folder {path}", hint)])
+        raise spec_error(
+            where, f"there is no folder {path}", "give the folder that holds experiment/ or hooks/"
+        )
     return path

@@ -44,7 +44,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hookrun.compose.loader import HYDRAS_SOURCES, SOURCES, Loader
 from hookrun.compose.loader import conf_dir as conf_dir
 from hookrun.config.interpolations import guarded
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import spec_error
 from hookrun.version import __version__
 
 OUTPUT = "HOOKRUN_OUTPUT"
@@ -117,8 +117,11 @@ class App(Hydra):
             if override.is_sweep_override() and override.is_discrete_sweep():
                 number *= max(1, sum(1 for _ in islice(override.sweep_iterator(), MAX_JOBS + 1)))
             if number > MAX_JOBS:
-                what = f"the sweep has more than {MAX_JOBS:,} jobs"
-                raise SpecError([Problem(override.key_or_group, what, "sweep over fewer values")])
+                raise spec_error(
+                    override.key_or_group,
+                    f"the sweep has more than {MAX_JOBS:,} jobs",
+                    "sweep over fewer values",
+                )
         return [
             job for batch in BasicSweeper.split_arguments(overrides, max_batch_size=None) for job in batch
         ]
@@ -260,8 +263,11 @@ def opened(main: Path, *extra: Path) -> Iterator[App]:
     """
     output = os.environ.get(OUTPUT) or None
     if output is not None and ("${" in output or "\\" in output):
-        what = f"found {output!r}: a folder with a backslash or `${{` in its name cannot be written in a configuration"
-        raise SpecError([Problem(OUTPUT, what, "name another folder")])
+        raise spec_error(
+            OUTPUT,
+            f"found {output!r}: a folder with a backslash or `${{` in its name cannot be written in a configuration",
+            "name another folder",
+        )
     path = create_config_search_path(str(main))
     for folder in extra:
         path.prepend("command-line", f"file://{folder}", anchor=SearchPathQuery(provider="main"))

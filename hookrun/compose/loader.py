@@ -30,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hookrun.compose import hydra_section
 from hookrun.config.interpolations import guarded
 from hookrun.config.yaml_files import reading
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import Problem, SpecError, spec_error
 
 MAX_LOADS = 1_000
 """The most configs that one composition may load; an ordinary composition loads about thirty."""
@@ -94,9 +94,11 @@ class FileConfigSource(file_config_source.FileConfigSource):
             return super().load_config(config_path)
         file = Path(self.path, self._normalize_file_name(config_path)).resolve()
         if not file.is_relative_to(Path(self.path).resolve()):
-            what = f"is a link that leads out of the folder {self.path}, to {file}"
-            hint = "copy the file, or name its folder as well: hydra.searchpath=[file:///folder] on the command line"
-            raise SpecError([Problem(str(Path(self.path, config_path)), what, hint)])
+            raise spec_error(
+                str(Path(self.path, config_path)),
+                f"is a link that leads out of the folder {self.path}, to {file}",
+                "copy the file, or name its folder as well: hydra.searchpath=[file:///folder] on the command line",
+            )
         return _read(self, file, config_path)
 
     def is_config(self, config_path: str) -> bool:
@@ -109,7 +111,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
         """True. Raises SpecError if the folder does not exist: Hydra would only warn and skip it."""
         if not super().available():
             what, hint = f"there is no folder {self.path}", "a folder is file:///absolute/path"
-            raise SpecError([Problem("hydra.searchpath", what, hint)])
+            raise spec_error("hydra.searchpath", what, hint)
         return True
 
 
@@ -172,8 +174,11 @@ class Loader(ConfigLoaderImpl):
         cfg = super()._load_configuration_impl(config_name, overrides, *args, **options)
         _switch_hooks_off(cfg, OverridesParser.create().parse_overrides(overrides))
         if cfg.hydra.job.env_copy:
-            what = "would copy values of the environment into files; jobs inherit the environment without it"
-            raise SpecError([Problem("hydra.job.env_copy", what, "leave it out")])
+            raise spec_error(
+                "hydra.job.env_copy",
+                "would copy values of the environment into files; jobs inherit the environment without it",
+                "leave it out",
+            )
         self._replace_hydras_defaults(cfg)
         return cfg
 
@@ -204,8 +209,11 @@ class Loader(ConfigLoaderImpl):
 
         def counted(config_path: str) -> ConfigResult | None:
             if next(loads) > MAX_LOADS:  # defaults lists can multiply the number of loads
-                what = f"the defaults lists name more than {MAX_LOADS:,} configs"
-                raise SpecError([Problem(config_path, what, "name each config once")])
+                raise spec_error(
+                    config_path,
+                    f"the defaults lists name more than {MAX_LOADS:,} configs",
+                    "name each config once",
+                )
             return load(config_path)
 
         repo.load_config = counted  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from hydra.errors import HydraException, OverrideParseException
 
 from hookrun.compose.hydra import App, parse_override
 from hookrun.config import ROOT_KEYS
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import Problem, spec_error
 
 RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
 INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
@@ -40,8 +40,11 @@ def take_trust(overrides: Iterable[str]) -> tuple[frozenset[str], list[str]]:
             value = None
         names = value if isinstance(value, list) else [value]
         if not all(isinstance(name, str) and _PACKAGE.fullmatch(name) for name in names):
-            what = f"{text.partition('=')[2]!r} is not a list of package names"
-            raise SpecError([Problem("trust", what, "write +trust=[mypkg,other]")])
+            raise spec_error(
+                "trust",
+                f"{text.partition('=')[2]!r} is not a list of package names",
+                "write +trust=[mypkg,other]",
+            )
         trusted.update(map(str, names))
     return frozenset(trusted), others
 
@@ -176,7 +179,7 @@ def take(key: str, overrides: Sequence[str], *, is_flag: bool = False) -> tuple[
     if not typed:
         return None, others
     if len(typed) > 1:
-        raise SpecError([Problem(key, f"is given {len(typed)} times", "give it once")])
+        raise spec_error(key, f"is given {len(typed)} times", "give it once")
     text = typed[0].partition("=")[2]
     try:
         override = parse_override(typed[0])
@@ -184,9 +187,9 @@ def take(key: str, overrides: Sequence[str], *, is_flag: bool = False) -> tuple[
     except HydraException:
         value = text  # such as a path with characters that are special to Hydra
     if is_flag and not isinstance(value, bool):
-        raise SpecError([Problem(key, f"found {text!r}, expected true or false", f"write {key}=true")])
+        raise spec_error(key, f"found {text!r}, expected true or false", f"write {key}=true")
     if value is None or isinstance(value, dict | list):
-        raise SpecError([Problem(key, f"found {text!r}, expected one value", "")])
+        raise spec_error(key, f"found {text!r}, expected one value", "")
     return value, others
 
 
@@ -208,8 +211,8 @@ def take_resume(overrides: Sequence[str]) -> tuple[Resume | None, list[str]]:
     anyway, others = take(ANYWAY, others, is_flag=True)
     if name is None:
         if anyway:
-            raise SpecError([Problem(ANYWAY, "goes with resume=DIR", "name the directory of the run")])
+            raise spec_error(ANYWAY, "goes with resume=DIR", "name the directory of the run")
         return None, others
     if isinstance(name, bool) or name == "":
-        raise SpecError([Problem(RESUME, f"found {name!r}, expected a directory", "for one: resume=latest")])
+        raise spec_error(RESUME, f"found {name!r}, expected a directory", "for one: resume=latest")
     return Resume(str(name), bool(anyway)), others

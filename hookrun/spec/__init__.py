@@ -8,7 +8,7 @@ from typing import Any
 
 from hookrun.config import ROOT_KEYS
 from hookrun.config.validation import join, parse, paths_to, unknown_key
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import Problem, SpecError, spec_error
 from hookrun.spec.experiment import PREVIOUS, Need, Settings, TaskKeys
 from hookrun.spec.hook import HookSpec, Spec, parse_hooks
 from hookrun.spec.selector.base import shown
@@ -53,8 +53,11 @@ class Experiment:
         for name, need in self.settings.needs.items():
             if need not in made:
                 what = "was not known when the sweep began, and a job does not run its own needs"
-                hint = "let the overrides of a need hold no key that the sweeper chooses as it goes"
-                raise SpecError([Problem(f"needs.{name}", f"{need} {what}", hint)])
+                raise spec_error(
+                    f"needs.{name}",
+                    f"{need} {what}",
+                    "let the overrides of a need hold no key that the sweeper chooses as it goes",
+                )
             runs[name] = made[need]
         if previous is not None:
             runs[PREVIOUS] = previous
@@ -100,7 +103,7 @@ def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
     Raises SpecError with every mistake in it, in the order of the file.
     """
     if not isinstance(config, Mapping):
-        raise SpecError([Problem("hooks", f"found {shown(config)}, expected a mapping from name to hook")])
+        raise spec_error("hooks", f"found {shown(config)}, expected a mapping from name to hook")
     written = config if "hooks" in config and not _is_hook(config["hooks"]) else {"hooks": config}
     if beyond := beyond_limits(config, "" if written is config else "hooks"):
         raise SpecError([beyond])

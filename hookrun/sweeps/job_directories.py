@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import spec_error
 from hookrun.report.jobs import HYDRA, job_folders
 from hookrun.store.files import StoreError
 from hookrun.store.format import JOB, MULTIRUN, STATUS
@@ -81,22 +81,27 @@ def refuse_links(folder: Path, name: str) -> None:
 
 def _refuse_link(path: Path) -> None:
     if path.is_symlink():
-        what = f"{path} is a link, and a resumed sweep does not write through links"
-        raise SpecError([Problem(KEY, what, "replace it with what it leads to, or remove it")])
+        raise spec_error(
+            KEY,
+            f"{path} is a link, and a resumed sweep does not write through links",
+            "replace it with what it leads to, or remove it",
+        )
 
 
 def _read(path: Path, name: str) -> tuple[str, KnownJob]:
     try:
         refuse_held(path)
         if not (path / JOB).exists():
-            hint = "an earlier version began it: start the sweep again, in another directory"
-            raise SpecError([Problem(KEY, f"{path} does not say which job it is: it has no {JOB}", hint)])
+            raise spec_error(
+                KEY,
+                f"{path} does not say which job it is: it has no {JOB}",
+                "an earlier version began it: start the sweep again, in another directory",
+            )
         config = str(read_record(path / JOB, JobRecord)["config"])
         status = read_record(path / STATUS, Status) if (path / STATUS).exists() else {}
     except LockedError as error:
-        hint = "wait until that job has ended, or end it"
-        raise SpecError([Problem(KEY, str(error), hint)]) from error
+        raise spec_error(KEY, str(error), "wait until that job has ended, or end it") from error
     except StoreError as error:
-        raise SpecError([Problem(KEY, str(error), f"remove {path}: the job is run again then")]) from error
+        raise spec_error(KEY, str(error), f"remove {path}: the job is run again then") from error
     is_finished = status.get("status") in _FINISHED
     return config, KnownJob(name, int(status.get("exit_code") or 0) if is_finished else None)

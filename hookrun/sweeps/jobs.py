@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.compose.compose import plain
 from hookrun.config.interpolations import unguarded
-from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.errors import HookrunError, SpecError, spec_error
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.signals import handled, interruption_kept, pending, shielded
 from hookrun.spec import Experiment
@@ -157,9 +157,10 @@ class SweepJob:
 
         if not go_on:
             if self.go_on and (run_dir / STATUS).exists():
-                what = f"{run_dir} holds a run that was not there when the sweep began"
-                raise SpecError(
-                    [Problem("hydra.sweep.subdir", what, "wait until it has ended, and try again")]
+                raise spec_error(
+                    "hydra.sweep.subdir",
+                    f"{run_dir} holds a run that was not there when the sweep began",
+                    "wait until it has ended, and try again",
                 )
             identity = hash_of(without_directory(cfg, HydraConfig.get()))
             write_json(run_dir / JOB, {"config": identity}, flushes_folder=False)  # the status flushes it
@@ -188,8 +189,11 @@ def require_goal(experiment: Experiment, goal: Goal) -> None:
     from hookrun import tasks
 
     if (own := tasks.required_goal(experiment)) != goal:
-        what = f"this job is to {own}, and the sweep is to {goal}"
-        raise SpecError([Problem("objective", what, "name an objective that every job has")])
+        raise spec_error(
+            "objective",
+            f"this job is to {own}, and the sweep is to {goal}",
+            "name an objective that every job has",
+        )
 
 
 def keep_found_runs(run_dir: Path, cfg: DictConfig, prepared: Ready) -> None:

@@ -23,7 +23,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from hookrun.compose.hydra import BASIC_LAUNCHER, App, BasicLauncher, numbered
-from hookrun.errors import HookrunError, Problem, SpecError, listed
+from hookrun.errors import HookrunError, listed, spec_error
 from hookrun.spec.objective import Goal
 from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, composed_job, subdir_of, subdir_override
 from hookrun.sweeps.exit_codes import DONE, exit_code
@@ -263,8 +263,11 @@ def _free_directory(known: JobDirectories, config: DictConfig, number: int) -> t
     while (name := subdir_of(numbered(config, number))) in known.used:
         number += 1
         if subdir_of(numbered(config, number)) == name:
-            what = f"{name} is the directory of a job with another configuration"
-            raise SpecError([Problem(SUBDIR, what, "let it hold ${hydra.job.num}")])
+            raise spec_error(
+                SUBDIR,
+                f"{name} is the directory of a job with another configuration",
+                "let it hold ${hydra.job.num}",
+            )
     known.used.add(name)
     return number, name
 

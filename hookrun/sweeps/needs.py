@@ -25,7 +25,7 @@ from hookrun.compose import hydra_section
 from hookrun.compose.compose import plain_run
 from hookrun.compose.errors import explained
 from hookrun.compose.hydra import Composition, conf_dir, opened, options, parse_override
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest, spec_error
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import PREVIOUS, Need, runs_of
 from hookrun.store.format import STATUS
@@ -94,8 +94,9 @@ class NeededRuns:
             if need in self._needed:
                 continue
             if len(self._needed) >= MOST_NEEDED:
-                what = f"there are more than {MOST_NEEDED} different needs"
-                raise SpecError([Problem(where, what, "need fewer runs")])
+                raise spec_error(
+                    where, f"there are more than {MOST_NEEDED} different needs", "need fewer runs"
+                )
             cfg, config, needed = self._composed(where, need)
             theirs = needed.settings.needs
             with _named(where, need):
@@ -142,7 +143,7 @@ class NeededRuns:
         if need.experiment not in names:
             what = f"there is no experiment {need.experiment!r}"
             again = "type --config-dir again, if the run had one" if self._resumes else ""
-            raise SpecError([Problem(f"{where}.experiment", what, again or nearest(need.experiment, names))])
+            raise spec_error(f"{where}.experiment", what, again or nearest(need.experiment, names))
         if problems := list(self._wrong_overrides(f"{where}.overrides", need.overrides)):
             raise SpecError(problems)
         search = [text for text in self._asked.overrides if text.lstrip("+").startswith("hydra.searchpath=")]
@@ -152,15 +153,16 @@ class NeededRuns:
             with explained(asked):
                 cfg = asked.app.compose_config(asked.config_name, overrides, RunMode.RUN)
             if cfg.hydra.mode == RunMode.MULTIRUN:
-                raise SpecError(
-                    [Problem("hydra.mode", "is a sweep, and a need is one run", "need another experiment")]
-                )
+                raise spec_error("hydra.mode", "is a sweep, and a need is one run", "need another experiment")
             _place(cfg, outputs_folder() / FOLDER)  # the same for every command, for its hash
             config = plain_run(cfg)
             experiment = tasks.parse_experiment(config)
             if tasks.task_of(experiment).shows:
-                what = f"task={experiment.settings.task.name} does not make a run directory"
-                raise SpecError([Problem("task", what, "need a task that is run, such as predict")])
+                raise spec_error(
+                    "task",
+                    f"task={experiment.settings.task.name} does not make a run directory",
+                    "need a task that is run, such as predict",
+                )
         return cfg, config, experiment
 
     def _wrong_overrides(self, where: str, overrides: Iterable[str]) -> Iterator[Problem]:
@@ -258,7 +260,7 @@ def previous_run(experiments: Iterable[Experiment], folder: Path) -> str | None:
     try:
         return str(newest_finished(folder))
     except HookrunError as error:
-        raise SpecError([Problem(asking[0], str(error))]) from error
+        raise spec_error(asking[0], str(error)) from error
 
 
 def _named_runs(experiment: Experiment) -> Iterator[tuple[str, str | None]]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import Problem, SpecError, spec_error
 from hookrun.spec.objective import Direction, Goal
 from hookrun.store.files import replacing
 from hookrun.store.format import MULTIRUN
@@ -42,8 +42,11 @@ def set_direction(cfg: DictConfig, goal: Goal) -> str:
         )
     where, value = f"{_SWEEPER}.{setting}", OmegaConf.select(sweeper, setting)
     if OmegaConf.is_list(value):
-        what = f"found {OmegaConf.to_container(value)}, and a run has one objective, {goal.metric}"
-        raise SpecError([Problem(where, what, "leave it out: hookrun sets it by `objective`")])
+        raise spec_error(
+            where,
+            f"found {OmegaConf.to_container(value)}, and a run has one objective, {goal.metric}",
+            "leave it out: hookrun sets it by `objective`",
+        )
     wanted = _SETTINGS[setting][goal.direction]
     # The plugin's default of `direction` is the member of an enumeration; the others are set if they were typed.
     is_set = not isinstance(value, Enum) if setting == "direction" else _is_typed(cfg, setting)

@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 
 from hookrun.compose import hydra_section
 from hookrun.compose.hydra import parse_override
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import Problem, SpecError, spec_error
 from hookrun.store import stored_config
 from hookrun.store.files import StoreError
 from hookrun.store.format import MULTIRUN, STATUS
@@ -61,8 +61,9 @@ class StoredSweep:
         Raises SpecError for what an experiment file could not set: it has to be typed again.
         """
         if any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in typed):
-            what = f"is the directory {self.folder} that {KEY} names"
-            raise SpecError([Problem("hydra.sweep.dir", what, "leave it out")])
+            raise spec_error(
+                "hydra.sweep.dir", f"is the directory {self.folder} that {KEY} names", "leave it out"
+            )
         folder = QuotedString(str(self.folder).replace("${", "\\${"), Quote.single).with_quotes()
         overrides = [*typed, f"hydra.sweep.dir={folder}"]
         if self.is_typed:
@@ -72,9 +73,11 @@ class StoredSweep:
         found = [each.path for each in sources if each.provider == "command-line" and each.path]
         if found and not has_folder:  # only the command line chooses which folder is read
             theirs = shlex.quote(found[0][:MOST_SHOWN])
-            hint = f"type it as well: --config-dir {theirs} -m {KEY}={shlex.quote(str(self.folder))}"
-            what = f"the stored sweep had one, {theirs}, and a file does not choose which folder is read"
-            raise SpecError([Problem("--config-dir", what, hint)])
+            raise spec_error(
+                "--config-dir",
+                f"the stored sweep had one, {theirs}, and a file does not choose which folder is read",
+                f"type it as well: --config-dir {theirs} -m {KEY}={shlex.quote(str(self.folder))}",
+            )
         typed_keys = {_key(text) for text in typed}.union(_SAID_BY_RESUME)
         kept = [text for text in record.hydra_overrides if _key(text) not in typed_keys]
         problems = list[Problem]()
@@ -104,8 +107,7 @@ def sweep_folder(value: str) -> Path:
         sweeps = outputs_folder().parent / SWEEPS
         files = [file for file in sweeps.glob(f"*/{MULTIRUN}") if not file.parent.is_symlink()]
         if not files:
-            hint = f"name its directory: {KEY}=DIR"
-            raise SpecError([Problem(KEY, f"there is no sweep in {sweeps}", hint)])
+            raise spec_error(KEY, f"there is no sweep in {sweeps}", f"name its directory: {KEY}=DIR")
         folder = max(files, key=lambda file: (file.stat().st_mtime_ns, file.parent.name)).parent
     if not (folder / MULTIRUN).is_file():
         raise SpecError([_no_sweep(folder)])
@@ -119,9 +121,9 @@ def _refuse_running(folder: Path) -> None:
         for each in (folder, *folder.parents):
             refuse_held(each)
     except LockedError as error:
-        raise SpecError([Problem(KEY, str(error), "wait until that sweep has ended, or end it")]) from error
+        raise spec_error(KEY, str(error), "wait until that sweep has ended, or end it") from error
     except StoreError as error:
-        raise SpecError([Problem(KEY, str(error))]) from error
+        raise spec_error(KEY, str(error)) from error
 
 
 def _no_sweep(folder: Path) -> Problem:
@@ -148,7 +150,7 @@ def _stored_command(folder: Path) -> tuple[Path, HydraRecord]:
     except (StoreError, KeyError, ValueError) as error:
         _refuse_running(folder)  # a sweep that began just now may be writing the file
         wrong = "is not what Hydra writes" if isinstance(error, ValueError) else "cannot be read"
-        raise SpecError([Problem(str(file), f"{wrong}: {error}")]) from error
+        raise spec_error(str(file), f"{wrong}: {error}") from error
 
 
 def _wrong_setting(key: str, text: str, file: Path, groups: Collection[str]) -> Iterator[Problem]:

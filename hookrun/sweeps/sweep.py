@@ -23,7 +23,17 @@ from hookrun import tasks
 from hookrun.compose.compose import JOB_DIRECTORY, claimed, plain_run, planned, refuse_used
 from hookrun.compose.errors import explained
 from hookrun.compose.hydra import App, numbered
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError, counted, listed, nearest, reason
+from hookrun.errors import (
+    CompileError,
+    HookrunError,
+    Problem,
+    SpecError,
+    counted,
+    listed,
+    nearest,
+    reason,
+    spec_error,
+)
 from hookrun.ranks.alone import is_main, size_of_world
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
@@ -130,12 +140,12 @@ def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
     if all(each.settings.compute.strategy == "none" for each in experiments):
         refuse_ranks()
     elif (size := size_of_world()) > 1:
-        what = (
-            f"found {size} processes (WORLD_SIZE), and a sweep runs its jobs one after the other in one: a rank that "
-            "failed in one job would end all later jobs too"
+        raise spec_error(
+            "-m",
+            f"found {size} processes (WORLD_SIZE), and a sweep runs its jobs one after the other in one: a rank "
+            "that failed in one job would end all later jobs too",
+            "start each job with its own torchrun, or the sweep without torchrun",
         )
-        hint = "start each job with its own torchrun, or the sweep without torchrun"
-        raise SpecError([Problem("-m", what, hint)])
 
 
 def _compile_differently(app: App, cfg: DictConfig) -> bool:
@@ -150,8 +160,11 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, n
     The common configuration is checked here, and each job before it runs.
     """
     if cfg.get("baseline") is True:
-        what = "the sweeper of this sweep chooses its jobs as it goes, and a baseline is not one that it would choose"
-        raise SpecError([Problem("baseline", what, "run it beside the sweep: hooked=false, without -m")])
+        raise spec_error(
+            "baseline",
+            "the sweeper of this sweep chooses its jobs as it goes, and a baseline is not one that it would choose",
+            "run it beside the sweep: hooked=false, without -m",
+        )
     trust = sweep_job.trust
     experiment = parse_experiment(plain_run(numbered(copy.deepcopy(cfg), 0), *JOB_DIRECTORY))
     shows = task_of(experiment).shows
@@ -312,7 +325,7 @@ def _refuse_directory(run_dir: Path, job: DictConfig, number: int, first: int) -
     elif first != number:
         what = f"job #{first} has the same directory, {run_dir}"
     if what:
-        raise SpecError([Problem("hydra.sweep.subdir", what, "let it hold ${hydra.job.num}")])
+        raise spec_error("hydra.sweep.subdir", what, "let it hold ${hydra.job.num}")
 
 
 def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]) -> int:
@@ -386,8 +399,8 @@ def _run_jobs(app: App, cfg: DictConfig, sweep_run: SweepRun, job: SweepJob) -> 
         _refuse_no_value(sweep_dir, codes, job.goal, error)
         raise
     if not codes:
-        raise SpecError(
-            [Problem("hydra.sweeper", "the sweeper ran no job", "check the number of jobs in its settings")]
+        raise spec_error(
+            "hydra.sweeper", "the sweeper ran no job", "check the number of jobs in its settings"
         )
     failed = {run_dir: code for run_dir, code in codes.items() if code != DONE}
     before = f", {sweep_run.again} of them before" if sweep_run.again else ""
@@ -428,7 +441,7 @@ def _refuse_no_value(sweep_dir: Path, codes: Mapping[str, int], goal: Goal, erro
             continue
         return
     if not codes:
-        raise SpecError([Problem("hydra.sweeper", f"the sweeper ran no job: {reason(error)}")]) from error
+        raise spec_error("hydra.sweeper", f"the sweeper ran no job: {reason(error)}") from error
     said = f"none of the {len(codes)} jobs has a finite {goal.metric}: the sweeper has nothing to choose from"
     failure = NoResult(f"{said}, in {sweep_dir}")
     failure.exit_code = most_serious(codes.values()) or FAILED

@@ -10,7 +10,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from hookrun.errors import HookrunError, Problem, SpecError, nearest, printable
+from hookrun.errors import HookrunError, SpecError, nearest, printable, spec_error
 from hookrun.lookup import Lookup
 from hookrun.run_values import RunReferences
 from hookrun.run_values.sources import BY_TOKEN, is_by_token
@@ -63,19 +63,23 @@ def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis
     Raises SpecError if there is no run, no such hook, or no capture with one row for each sample.
     """
     if path is None:
-        text = f"task={experiment.settings.task.name} reads the captures of another run, and no run is named"
-        raise SpecError([Problem("task.run", text, "name its directory: task.run=outputs/latest")])
+        raise spec_error(
+            "task.run",
+            f"task={experiment.settings.task.name} reads the captures of another run, and no run is named",
+            "name its directory: task.run=outputs/latest",
+        )
     try:
         runs = RunReferences.of(experiment)
         run, used = runs.open(path), runs.used("task.run", path)
         if run is None or used is None:
-            hint = "leave out task=plan, so that it runs first"
-            raise SpecError([Problem("task.run", f"{path} has not been run yet", hint)])
+            raise spec_error(
+                "task.run", f"{path} has not been run yet", "leave out task=plan, so that it runs first"
+            )
         return Analysis(experiment, run, _captures(run, hook), used)
     except SpecError:
         raise
     except HookrunError as error:
-        raise SpecError([Problem("task.run", str(error))]) from error
+        raise spec_error("task.run", str(error)) from error
 
 
 def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
@@ -91,9 +95,9 @@ def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
             )
             newest = next((each for each in others if not each.is_symlink()), None)
             hint += f"; the newest one beside it: task.run={printable(str(newest))}" if newest else ""
-        raise SpecError([Problem("task.capture", f"{run.path} captured {listed}", hint)])
+        raise spec_error("task.capture", f"{run.path} captured {listed}", hint)
     if name is not None and name not in there:
-        raise SpecError([Problem("task.capture", f"found {name!r}", nearest(name, there))])
+        raise spec_error("task.capture", f"found {name!r}", nearest(name, there))
     modules = there[name] if name is not None else next(iter(there.values()))
     found = dict[str, StoredCapture]()
     for module in modules:
@@ -105,8 +109,9 @@ def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
     if not found:
         text = f"in {run.path} no module of this hook has one row for each sample"
         whole = [each for each in map(modules.__getitem__, modules) if not isinstance(each, Lookup)]
-        hint = BY_TOKEN if any(map(is_by_token, whole)) else "capture with task=predict"
-        raise SpecError([Problem("task.capture", text, hint)])
+        raise spec_error(
+            "task.capture", text, BY_TOKEN if any(map(is_by_token, whole)) else "capture with task=predict"
+        )
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError
+from hookrun.errors import CompileError, HookrunError, Problem, spec_error
 from hookrun.spec import Experiment, Settings
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.tokens import Tokens, TokensClause
@@ -109,8 +109,11 @@ class LensTask(TaskOfOneSplit):
 
         data = prepared.data
         if data.tokenizer is None and not _names_ids(data.inputs):
-            what = f"task=lens reads sequences of tokens, and the samples of the data '{data.name}' are not sequences"
-            raise SpecError([Problem("data.name", what, "use data=prompts, text, names, repeated_tokens, …")])
+            raise spec_error(
+                "data.name",
+                f"task=lens reads sequences of tokens, and the samples of the data '{data.name}' are not sequences",
+                "use data=prompts, text, names, repeated_tokens, …",
+            )
         places = find_places(
             prepared.model,
             residual=self.residual,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hookrun.config.validation import parameters, unknown_arguments, wrong_call
 from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason
+from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason, spec_error
 from hookrun.spec.experiment import Named
 from hookrun.tasks.metrics.rows import are_labels, main_tensor, precise
 from hookrun.trust.callables import Code
@@ -198,11 +198,11 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
     name = NEXT_TOKEN if tokens and named.name == "cross_entropy" else named.name
     args = {key: _as_tensor(key, value) for key, value in named.args.items()}
     if tokens and name in NEED_TARGET and name != NEXT_TOKEN:
-        what = (
-            f"{name!r} does not compare scores with the next token of each position, the target of the data"
+        raise spec_error(
+            WHERE,
+            f"{name!r} does not compare scores with the next token of each position, the target of the data",
+            f"use {NEXT_TOKEN}, or output if the model computes its own loss",
         )
-        hint = f"use {NEXT_TOKEN}, or output if the model computes its own loss"
-        raise SpecError([Problem(WHERE, what, hint)])
     if name in LOSSES:
         loss = LOSSES[name]
         if args and (problems := _wrong_arguments(loss, name, args)):
@@ -215,7 +215,7 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
         module = function.call if isinstance(function.call, nn.Module) else None
         return TrainLoss(own.name, function.loss, False, own.code, module=module)
     known = [*LOSSES, *short_names(KIND)]
-    raise SpecError([Problem(WHERE, f"found {name!r}, which is not a loss", nearest(name, known))])
+    raise spec_error(WHERE, f"found {name!r}, which is not a loss", nearest(name, known))
 
 
 def _as_tensor(key: str, value: Any) -> Any:
@@ -225,8 +225,7 @@ def _as_tensor(key: str, value: Any) -> Any:
     try:
         return torch.tensor(value, dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        what = f"found {value!r}, expected a list of numbers"
-        raise SpecError([Problem(f"{WHERE}.{key}", what)]) from error
+        raise spec_error(f"{WHERE}.{key}", f"found {value!r}, expected a list of numbers") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,11 +255,13 @@ class UserFunction:
             with torch.random.fork_rng(devices=[]):
                 made = own(**args)
         except Exception as error:  # the user's own code may raise anything
-            raise SpecError([Problem(where, own.failure(error), "correct it, or its arguments")]) from error
+            raise spec_error(where, own.failure(error), "correct it, or its arguments") from error
         if not callable(made):
-            what = f"'{own.text}' is a class whose objects cannot be called"
-            hint = "give it a method __call__, or `forward` of a torch.nn.Module"
-            raise SpecError([Problem(where, what, hint)])
+            raise spec_error(
+                where,
+                f"'{own.text}' is a class whose objects cannot be called",
+                "give it a method __call__, or `forward` of a torch.nn.Module",
+            )
         call = made.forward if isinstance(made, nn.Module) else made
         if problems := wrong_call(call, (), where, own.text, first=2):
             raise SpecError(problems)

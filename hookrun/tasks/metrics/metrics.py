@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hookrun.data import DataInfo
-from hookrun.errors import HookrunError, Problem, SpecError, nearest
+from hookrun.errors import HookrunError, Problem, SpecError, nearest, spec_error
 from hookrun.spec.experiment import Train
 from hookrun.spec.metric import By, MetricKeys
 from hookrun.spec.objective import Direction, direction_of
@@ -219,17 +219,21 @@ def _load(name: str, where: str) -> Metric:
         return METRICS[name]
     if not is_user_code(name, KIND):
         known = [*METRICS, *short_names(KIND)]
-        raise SpecError([Problem(where, f"found {name!r}, which is not a metric", nearest(name, known))])
+        raise spec_error(where, f"found {name!r}, which is not a metric", nearest(name, known))
     own = load(name, KIND, where)
     if own.name in COLUMNS or own.name in METRICS:
-        what = (
-            f"'{own.text}' would have the key '{own.name}' in metrics.jsonl, which has another meaning there"
+        raise spec_error(
+            where,
+            f"'{own.text}' would have the key '{own.name}' in metrics.jsonl, which has another meaning there",
+            "give the function another name",
         )
-        raise SpecError([Problem(where, what, "give the function another name")])
     direction = getattr(own.target, "direction", None)
     if direction not in ("maximize", "minimize", None):
-        what = f"'{own.text}' has the attribute direction={direction!r}"
-        raise SpecError([Problem(where, what, "expected 'maximize' or 'minimize'")])
+        raise spec_error(
+            where,
+            f"'{own.text}' has the attribute direction={direction!r}",
+            "expected 'maximize' or 'minimize'",
+        )
     mean = UserFunction.of(own, {}, where).mean
     return Metric(own.name, of_batch=mean, direction=direction, code=own.code)
 

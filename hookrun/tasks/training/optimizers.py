@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from hookrun.config.validation import missing_arguments, parameters, unknown_arguments, wrong_call
-from hookrun.errors import Problem, SpecError, nearest
+from hookrun.errors import Problem, SpecError, nearest, spec_error
 from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.runtime.sharded import whole
 from hookrun.spec.experiment import MOST, Named, Schedule, Scheduler, Train
@@ -120,13 +120,17 @@ def _class_of(name: str, where: str, registry: Mapping[str, type]) -> type:
         own = load_class(name, Optimizer, OWN_OPTIMIZERS, f"{where}.name")
         of_step = dict(list((parameters(own.step) or {}).items())[1:])  # type: ignore[attr-defined]
         if missing_arguments((), of_step, where, ""):
-            text = f"'{own.__qualname__}' needs a closure in step, which the loop does not pass"
-            raise SpecError([Problem(f"{where}.name", text, "give its step(closure=None) a default")])
+            raise spec_error(
+                f"{where}.name",
+                f"'{own.__qualname__}' needs a closure in step, which the loop does not pass",
+                "give its step(closure=None) a default",
+            )
         return own
     cls = _of_torch(name, registry)
     if cls is None:
-        what = f"found {name!r}, which torch does not have"
-        raise SpecError([Problem(f"{where}.name", what, nearest(name, registry))])
+        raise spec_error(
+            f"{where}.name", f"found {name!r}, which torch does not have", nearest(name, registry)
+        )
     return cls
 
 
@@ -292,7 +296,7 @@ def _constructed(cls: type, where: str, args: Mapping[str, Any], *first: Any) ->
     try:
         return cls(*first, **args)
     except Exception as error:  # torch's classes raise many types for wrong arguments
-        raise SpecError([Problem(where, f"{cls.__name__} refuses its arguments: {error}")]) from error
+        raise spec_error(where, f"{cls.__name__} refuses its arguments: {error}") from error
 
 
 def last_milestone(named: Schedule) -> int:
