@@ -20,7 +20,7 @@ import atheris
 with atheris.instrument_imports(include=["hookrun"]):
     from hookrun import api
     from hookrun.compose.hydra_section import wrong_choices, wrong_settings
-    from hookrun.config.yaml_limits import check_text
+    from hookrun.config.yaml_files import check_text
     from hookrun.errors import HookrunError
     from hookrun.spec import parse_spec
     from hookrun.spec.selector import parse_selector

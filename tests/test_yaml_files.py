@@ -8,8 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hookrun.config.interpolations import MAX_NESTED, RefusedInterpolation, guarded, resolved, unguarded
-from hookrun.config.yaml_files import load, reading
-from hookrun.config.yaml_limits import MAX_DEPTH, MAX_DIGITS, OutOfBounds, check_text
+from hookrun.config.yaml_files import MAX_DEPTH, MAX_DIGITS, OutOfBounds, check_text, load, reading
 from hookrun.errors import SpecError
 
 

@@ -1,12 +1,17 @@
-"""Reads YAML files: each is checked as text first, and errors name file, line and column."""
+"""Reads YAML files: each is checked as text first, and errors name file, line and column.
+
+The check reads the text event by event, so that nothing is built from a file that is refused.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,8 +21,38 @@ from omegaconf import OmegaConf
 from omegaconf.errors import KeyValidationError, OmegaConfBaseException
 from yaml.reader import ReaderError
 
-from hookrun.config.yaml_limits import MAX_BYTES, OutOfBounds, check_text
 from hookrun.errors import HookrunError, Problem, SpecError
+
+MAX_BYTES = 1 << 20
+MAX_VALUES = 10_000
+"""The largest number of keys and values with aliases expanded, since OmegaConf copies what an alias refers to."""
+MAX_DEPTH = 64
+MAX_TEXT = 1 << 16
+MAX_NAME = 256
+MAX_DIGITS = 64
+INTERPOLATION_COST = 10
+"""How many values an interpolation counts, since OmegaConf parses interpolations slowly."""
+MAX_INTERPOLATED = 2_000
+"""Characters of a text with interpolations."""
+MAX_NESTED = 8
+"""Interpolations inside one another, in one text."""
+
+FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's, where PyYAML was built with it."""
+_NUMBER = re.compile(r"[-+]?\.?[0-9]")
+_BASE_60 = re.compile(r"[-+]?([1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+class OutOfBounds(ValueError):
+    """A file exceeds the limits, or has a value that YAML would read as a different one.
+
+    line: of the file, from 1; None for the file as a whole
+    """
+
+    def __init__(self, what: str, hint: str = "", line: int | None = None) -> None:
+        super().__init__(what)
+        self.what, self.hint, self.line = what, hint, line
 
 
 def load(path: Path) -> Any:
@@ -28,7 +63,7 @@ def load(path: Path) -> Any:
 
 @contextmanager
 def reading(path: Path) -> Iterator[str]:
-    """The text of a YAML file that keeps the limits of `hookrun.config.yaml_limits`.
+    """The text of a YAML file that keeps the limits of this module.
 
     Raises SpecError, with the path, for a file that does not keep them, and for whatever goes wrong inside the block.
     """
@@ -120,3 +155,101 @@ def _hint(problem: str, line: str) -> str:
     if "expected <block end>, but found '<block " in problem:
         return "begin the keys of one mapping, and the items of one list, in the same column"
     return "a value that begins with * ! @ % & ` or holds a colon and a space needs quotes"
+
+
+# ---- limits --------------------------------------------------------------------------------------------------------
+
+
+def check_text(text: str) -> None:
+    """Raise OutOfBounds for YAML beyond the limits; errors of YAML that cannot be parsed are left to its reader.
+
+    Uses libyaml if PyYAML was built with it. What libyaml refuses is read again by the parser that OmegaConf uses,
+    since the two differ in details.
+    """
+    try:
+        _check_events(text, FAST_LOADER)
+    except yaml.YAMLError:
+        if FAST_LOADER is not yaml.SafeLoader:
+            with suppress(yaml.YAMLError):  # reading the file later reports where it is broken
+                _check_events(text, yaml.SafeLoader)
+
+
+@dataclass(slots=True)
+class _Collection:
+    """A mapping or a list that is being read.
+
+    before:   values of the file before it
+    height:   of what is in it so far
+    children: keys and values in it so far
+    """
+
+    anchor: str | None
+    is_mapping: bool
+    before: int
+    height: int = 1
+    children: int = 0
+
+
+def _check_events(text: str, loader: type) -> None:
+    """Count values and depth, with aliases written out, in one pass over the events of a text."""
+    parents = list[_Collection]()
+    anchors = dict[str | None, tuple[int, int] | None]()  # values and height; None: it is being read
+    total = 0
+    for event in yaml.parse(text, Loader=loader):
+        line = 1 if event.start_mark is None else event.start_mark.line + 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            anchors[event.anchor] = None
+            parents.append(_Collection(event.anchor, isinstance(event, yaml.MappingStartEvent), total))
+            total, height = total + 1, 0
+        elif isinstance(event, yaml.CollectionEndEvent):
+            done = parents.pop()
+            height = done.height
+            anchors[done.anchor] = (total - done.before, height)
+        elif isinstance(event, yaml.AliasEvent):
+            known = anchors.get(event.anchor, (1, 0))
+            if known is None:
+                raise OutOfBounds(f"*{event.anchor} stands for a value that contains itself", line=line)
+            total, height = total + known[0], known[1]
+        elif isinstance(event, yaml.ScalarEvent):
+            is_name = bool(parents) and parents[-1].is_mapping and parents[-1].children % 2 == 0
+            values = _checked_scalar(event, is_name, line)
+            anchors[event.anchor] = (values, 0)
+            total, height = total + values, 0
+        else:
+            continue
+        if total > MAX_VALUES:
+            what = f"holds more than {MAX_VALUES:,} values, aliases written out and each interpolation counted as "
+            hint = "keep tensors in a file of their own: {file: x.safetensors}"
+            raise OutOfBounds(f"{what}{INTERPOLATION_COST}", hint, line)
+        if len(parents) + height > MAX_DEPTH:
+            raise OutOfBounds(f"nests its values more than {MAX_DEPTH} deep", line=line)
+        if parents and not isinstance(event, yaml.CollectionStartEvent):
+            parents[-1].height = max(parents[-1].height, height + 1)
+            parents[-1].children += 1
+
+
+def _checked_scalar(event: yaml.ScalarEvent, is_name: bool, line: int) -> int:
+    """How many values the text counts. Raises OutOfBounds."""
+    text: str = event.value
+    most = MAX_NAME if is_name else MAX_TEXT
+    if len(text) > most:
+        noun = "name" if is_name else "text"
+        raise OutOfBounds(f"found a {noun} of {len(text):,} characters, expected at most {most:,}", line=line)
+    if event.tag in _NUMBER_TAGS or (event.tag is None and event.implicit[0] and _NUMBER.match(text)):
+        if _BASE_60.fullmatch(text):
+            what = f"found {text[:MAX_DIGITS]}, which YAML 1.1 reads as a number in base 60"
+            raise OutOfBounds(what, f"quote it: '{text[:MAX_DIGITS]}'", line)
+        if len(text) > MAX_DIGITS and re.fullmatch(r"[-+.\w]+", text):
+            what = f"found a number of {len(text):,} characters, expected at most {MAX_DIGITS}"
+            raise OutOfBounds(what, "quote it if it is a text", line)
+    if "${" not in text:
+        return 1
+    if len(text) > MAX_INTERPOLATED:
+        what = f"found a text with interpolations of {len(text):,} characters, expected at most "
+        raise OutOfBounds(f"{what}{MAX_INTERPOLATED:,}", line=line)
+    depth = 0
+    for brace in re.findall(r"\$\{|\}", text):
+        depth = depth + 1 if brace == "${" else max(0, depth - 1)
+        if depth > MAX_NESTED:
+            raise OutOfBounds(f"found more than {MAX_NESTED} interpolations in one another", line=line)
+    return 1 + INTERPOLATION_COST * text.count("${")

@@ -31,7 +31,7 @@ def read_yaml(path: Path, root: Path) -> Any:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from hookrun.config.yaml_limits import check_text
+    from hookrun.config.yaml_files import check_text
 
     try:
         text = read_inside(path, root, limit=MOST_YAML).decode("utf-8")
