@@ -26,10 +26,9 @@ from hookrun.store.outputs import outputs_folder
 from hookrun.store.records import Status, read_record
 from hookrun.store.stored_config import read_yaml
 from hookrun.sweeps.exit_codes import DONE, exit_code
-from hookrun.sweeps.gc_control import import_torch
 from hookrun.sweeps.jobs import SingleRun, make_missing_page
 from hookrun.sweeps.needs import NeededRuns, previous_run
-from hookrun.sweeps.waiting import wait_is_over, waiting_for
+from hookrun.sweeps.waiting import import_torch, wait_is_over, waiting_for
 from hookrun.tasks import Ready, refuse_ranks, task_of
 
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")

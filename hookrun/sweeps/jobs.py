@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import shlex
 import sys
@@ -29,7 +30,6 @@ from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, MULTIRUN, REPORT, STA
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.sweeps.composed_jobs import hash_of, without_directory
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
-from hookrun.sweeps.gc_control import free_job_memory
 from hookrun.sweeps.job_directories import refuse_links
 from hookrun.trust.packages import read_once
 
@@ -47,14 +47,14 @@ _next_page = dict[Path, float]()
 
 
 class JobFailed(HookrunError):
-    """A job of an optimizing sweep failed with `exit_code`; the sweeper decides whether the sweep continues."""
+    """A run that others wait for ended with `exit_code`: a need, or a job by whose value a sweeper chooses the next."""
 
-    def __init__(self, run_dir: str, exit_code: int) -> None:
+    def __init__(self, message: str, exit_code: int) -> None:
         self.exit_code = exit_code
-        super().__init__(run_dir, exit_code)  # pickle rebuilds the exception from these
+        super().__init__(message, exit_code)  # pickle rebuilds the exception from these
 
     def __str__(self) -> str:
-        return "job failed with exit code {1}: {0}".format(*self.args)
+        return str(self.args[0])
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class SweepJob:
         if self.goal is None:
             return code
         if code != DONE:
-            raise JobFailed(str(run_dir), code)
+            raise JobFailed(f"job failed with exit code {code}: {run_dir}", code)
         from hookrun import tasks
 
         return tasks.objective(run_dir)
@@ -220,6 +220,14 @@ def keep_found_runs(run_dir: Path, cfg: DictConfig, prepared: Ready) -> None:
             OmegaConf.update(config, where, path, force_add=True)
     with replacing(stored) as file:
         file.write(OmegaConf.to_yaml(config).encode())
+
+
+def free_job_memory() -> None:
+    """Free the memory of the last job of this process, before the next job starts."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _run_dir() -> Path:

@@ -214,7 +214,7 @@ class SweepRun(Launcher):
         if self._goal is not None:
             try:
                 if code != DONE:
-                    raise JobFailed(str(run_dir), code)
+                    raise JobFailed(f"job failed with exit code {code}: {run_dir}", code)
                 job.return_value = tasks.objective(run_dir)
             except HookrunError as error:
                 job.return_value, job.status = error, JobStatus.FAILED

@@ -31,24 +31,12 @@ from hookrun.spec.experiment import PREVIOUS, Need, runs_of
 from hookrun.store.format import STATUS
 from hookrun.store.named_files import named_files
 from hookrun.store.outputs import newest_finished, newest_unchanged, outputs_folder
-from hookrun.sweeps.gc_control import free_job_memory
-from hookrun.sweeps.jobs import SingleRun
+from hookrun.sweeps.jobs import JobFailed, SingleRun, free_job_memory
 from hookrun.version import __version__
 
 FOLDER = "needs"
 MOST_NEEDED = 64
 """The most different needs of one command."""
-
-
-class NeedFailed(HookrunError):
-    """The run of a need failed; `exit_code` is that of the run."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        self.exit_code = exit_code
-        super().__init__(message, exit_code)
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 @dataclass(frozen=True)
@@ -129,7 +117,7 @@ class NeededRuns:
                 free_job_memory()
 
     def make(self) -> None:
-        """Run the needs that have not been run yet, in the order in which they are named. Raises NeedFailed."""
+        """Run the needs that have not been run yet, in the order in which they are named. Raises JobFailed."""
         for need, needed in self._needed.items():
             if self.made[need] is None:
                 self.made[need] = self._made(needed)
@@ -204,7 +192,7 @@ class NeededRuns:
             free_job_memory()
             code = int(returned.return_value)
             if code:
-                raise NeedFailed(_why(needed, run_dir, code), code)
+                raise JobFailed(_why(needed, run_dir, code), code)
         return str(run_dir)
 
     def _line(self, needed: ComposedNeed) -> str:
@@ -245,6 +233,20 @@ def with_made_needs(
         needs = NeededRuns(Composition(app, "config", list(overrides)), trust)
         needs.find(experiment)
     return experiment.with_runs(needs.made)
+
+
+def with_found_runs(
+    experiments: Mapping[int, Experiment], needs: NeededRuns, *, shows: bool
+) -> tuple[dict[int, Experiment], str | None]:
+    """The experiments of a sweep with the runs that exist already, and the directory of the previous run.
+
+    needs: receives the needs of all experiments, compiled where they have not been run yet
+    """
+    for experiment in experiments.values():
+        needs.find(experiment)
+    needs.prepare(shows=shows)
+    previous = previous_run(experiments.values(), outputs_folder())
+    return {number: each.with_runs(needs.made, previous) for number, each in experiments.items()}, previous
 
 
 def previous_run(experiments: Iterable[Experiment], folder: Path) -> str | None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Glob, RangeSweep
 from hydra.core.utils import filter_overrides
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from hookrun import tasks
@@ -36,20 +39,18 @@ from hookrun.errors import (
 )
 from hookrun.ranks.alone import is_main, size_of_world
 from hookrun.spec import Experiment
-from hookrun.spec.objective import Goal
-from hookrun.store.files import StoreError, os_reason, write_json
-from hookrun.store.format import STATUS, SWEEP
-from hookrun.store.outputs import outputs_folder
+from hookrun.spec.objective import Direction, Goal
+from hookrun.store.files import StoreError, os_reason, replacing, write_json
+from hookrun.store.format import MULTIRUN, STATUS, SWEEP
 from hookrun.store.records import SweepRecord, read_record
 from hookrun.sweeps.composed_jobs import ComposedJob, command_of, jobs_of
 from hookrun.sweeps.exit_codes import DONE, FAILED, most_serious
-from hookrun.sweeps.gc_control import free_job_memory, import_torch, modules_not_collected
 from hookrun.sweeps.job_directories import JobDirectories
-from hookrun.sweeps.jobs import SweepJob, make_page
+from hookrun.sweeps.jobs import JobFailed, SweepJob, free_job_memory, make_page
 from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
-from hookrun.sweeps.needs import NeededRuns, previous_run
-from hookrun.sweeps.optimizing import prepare_sweeper, set_direction
+from hookrun.sweeps.needs import NeededRuns, with_found_runs
 from hookrun.sweeps.stored_sweep import KEY
+from hookrun.sweeps.waiting import import_torch
 from hookrun.tasks import JobCache, check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
 
 STOP = ".stop"
@@ -67,6 +68,15 @@ MOST_REFUSED = 100
 MOST_PROBLEMS = 20
 MOST_JOBS = 3
 """The most further jobs that are named for one problem."""
+
+_SWEEPER = "hydra.sweeper"
+_FAILURES = "max_failure_rate"
+_SETTINGS: Mapping[str, Mapping[Direction, Any]] = {
+    "direction": {"maximize": "maximize", "minimize": "minimize"},  # optuna
+    "ax_config.experiment.minimize": {"maximize": False, "minimize": True},
+    "optim.maximize": {"maximize": True, "minimize": False},  # nevergrad
+}
+"""Setting of a sweeper -> its value for each direction of the objective."""
 
 _SHOWN_AMONG_RUNS = Problem("task", "this job only prints, and other jobs are run", "make two sweeps of it")
 
@@ -113,13 +123,7 @@ def sweep(
         return DONE
     if refused and not _compile_differently(app, cfg):
         experiments = {}  # report the problems now, before torch is imported
-    for experiment in experiments.values():
-        needs.find(experiment)
-    needs.prepare(shows=shows)
-    previous = previous_run(experiments.values(), outputs_folder())
-    experiments = {
-        number: experiment.with_runs(needs.made, previous) for number, experiment in experiments.items()
-    }
+    experiments, previous = with_found_runs(experiments, needs, shows=shows)
     if experiments:
         import_torch()
     if experiments or refused:
@@ -172,16 +176,13 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, n
         _refuse_ranks([experiment])
     elif not is_main():
         return DONE
-    needs.find(experiment)
-    needs.prepare(shows=shows)
-    previous = previous_run([experiment], outputs_folder())
-    experiment = experiment.with_runs(needs.made, previous)
+    experiments, previous = with_found_runs({0: experiment}, needs, shows=shows)
     if shows:
-        return _show([experiment], [""], trust)
+        return _show([*experiments.values()], [""], trust)
     goal = required_goal(experiment)
     message = set_direction(cfg, goal)
     if not _compile_differently(app, cfg):  # else the jobs' own values decide whether they compile
-        for error in check_jobs({0: experiment}, JobCache(SECONDS), trust=trust).values():
+        for error in check_jobs(experiments, JobCache(SECONDS), trust=trust).values():
             raise error
     print(message, flush=True)
     with claimed(sweep_dir, KEY if sweep_job.go_on else "hydra.sweep.dir"):
@@ -189,6 +190,65 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, n
         prepare_sweeper(cfg, sweep_dir, experiment.settings.seed)
         job = replace(sweep_job, goal=goal, needs=needs.made, previous=previous)
         return _launch(app, cfg, sweep_dir, job, None)
+
+
+def set_direction(cfg: DictConfig, goal: Goal) -> str:
+    """Set the sweeper's direction unless it is set; returns a message.
+
+    Raises SpecError where the sweeper was set to another direction, or to several objectives.
+    """
+    sweeper = cfg.hydra.sweeper
+    message = f"objective: {goal}"
+    setting = next((key for key in _SETTINGS if OmegaConf.select(sweeper, key) is not None), None)
+    if setting is None:
+        kind = str(sweeper.get("_target_", "")).rpartition(".")[2]
+        return (
+            f"{message}\nNOTE: {kind} has no setting that says which direction is better, as far as hookrun knows: "
+            f"it gets the value unchanged. Make sure that it is set to {goal.direction}"
+        )
+    where, value = f"{_SWEEPER}.{setting}", OmegaConf.select(sweeper, setting)
+    if OmegaConf.is_list(value):
+        raise spec_error(
+            where,
+            f"found {OmegaConf.to_container(value)}, and a run has one objective, {goal.metric}",
+            "leave it out: hookrun sets it by `objective`",
+        )
+    wanted = _SETTINGS[setting][goal.direction]
+    # The plugin's default of `direction` is the member of an enumeration; the others are set if they were typed.
+    is_set = not isinstance(value, Enum) if setting == "direction" else _is_typed(cfg, setting)
+    value = value.lower() if isinstance(value, str) else value
+    if not is_set:
+        with read_write(sweeper), open_dict(sweeper):
+            OmegaConf.update(sweeper, setting, wanted)
+    elif value != wanted:
+        what = f"found {value!r}, and the objective is to {goal.direction} {goal.metric}"
+        other = "minimize" if goal.direction == "maximize" else "maximize"
+        hint = f"leave one of them out; to {other} it, objective.direction={other}"
+        of_goal = f"is {goal.direction!r} for {goal.metric}, and {where} is not"
+        raise SpecError([Problem(where, what, hint), Problem("objective.direction", of_goal)])
+    return message
+
+
+def _is_typed(cfg: DictConfig, key: str) -> bool:
+    typed = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.hydra))
+    return any(text.lstrip("+").startswith(f"{_SWEEPER}.{key}=") for text in typed)
+
+
+def prepare_sweeper(cfg: DictConfig, sweep_dir: Path, seed: int) -> None:
+    """Store the sweep's configuration, for `resume`, and give the sweeper the defaults of a sweep by hookrun.
+
+    A sweep goes on after failed jobs, unless a failure rate was typed. A sampler without a seed gets the experiment's,
+    so that a resumed sweep chooses the same jobs again: those that have finished return their stored values.
+    """
+    with replacing(sweep_dir / MULTIRUN) as file:
+        file.write(OmegaConf.to_yaml(cfg).encode())
+    sweeper = cfg.hydra.sweeper
+    with read_write(cfg.hydra), open_dict(cfg.hydra):
+        if sweeper.get(_FAILURES) == 0 and not _is_typed(cfg, _FAILURES):
+            sweeper[_FAILURES] = 1.0
+        sampler = sweeper.get("sampler")
+        if OmegaConf.is_dict(sampler) and sampler.get("seed", 0) is None:
+            sampler.seed = seed % 2**32  # what NumPy's generators take
 
 
 def _validated(
@@ -380,6 +440,20 @@ def _record_stop(sweep_dir: Path, stopped: SweepStopped) -> None:
     (sweep_dir / STOP).unlink(missing_ok=True)
 
 
+@contextmanager
+def modules_not_collected() -> Iterator[None]:
+    """In the block, `free_job_memory` skips the objects that exist now, most of which belong to modules."""
+    if gc.get_freeze_count():  # the caller has frozen objects itself
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def _run_jobs(app: App, cfg: DictConfig, sweep_run: SweepRun, job: SweepJob) -> int:
     """Run the jobs and print how they ended; returns the exit code."""
     sweep_dir, codes = sweep_run.sweep_dir, sweep_run.codes
@@ -443,10 +517,4 @@ def _refuse_no_value(sweep_dir: Path, codes: Mapping[str, int], goal: Goal, erro
     if not codes:
         raise spec_error("hydra.sweeper", f"the sweeper ran no job: {reason(error)}") from error
     said = f"none of the {len(codes)} jobs has a finite {goal.metric}: the sweeper has nothing to choose from"
-    failure = NoResult(f"{said}, in {sweep_dir}")
-    failure.exit_code = most_serious(codes.values()) or FAILED
-    raise failure from error
-
-
-class NoResult(HookrunError):
-    """No job of an optimizing sweep has a value of its objective."""
+    raise JobFailed(f"{said}, in {sweep_dir}", most_serious(codes.values()) or FAILED) from error

@@ -6,6 +6,7 @@ that it is never in a file or a pipe.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -39,6 +40,20 @@ def waiting_for(what: str) -> None:
     """Show on the line what the command does now; does nothing outside `waiting`."""
     if (show := _show.get()) is not None:
         show(f"hookrun: {what} …")
+
+
+def import_torch() -> None:
+    """Import torch, which takes most of the time before a run starts; the progress line says so meanwhile."""
+    if "torch" in sys.modules:
+        return
+    waiting_for("importing torch")
+    was_enabled = gc.isenabled()
+    gc.disable()  # a fifth of a second: almost nothing that an import creates can be freed
+    try:
+        import torch  # noqa: F401
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def wait_is_over() -> None:

@@ -22,7 +22,7 @@ from hookrun.cli import main
 from hookrun.errors import SpecError
 from hookrun.spec.objective import Goal
 from hookrun.sweeps.jobs import JobFailed, SweepJob, require_goal
-from hookrun.sweeps.optimizing import prepare_sweeper, set_direction
+from hookrun.sweeps.sweep import prepare_sweeper, set_direction
 from hookrun.tasks import parse_experiment
 
 Conf = Callable[..., str]
@@ -136,8 +136,8 @@ def test_a_job_that_only_prints_is_refused_beside_jobs_that_are_run(cwd: Path, n
 
 def test_a_job_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(SweepJob(frozenset({"mypkg"})))) == SweepJob(frozenset({"mypkg"}))
-    failed = pickle.loads(pickle.dumps(JobFailed("multirun/0", 3)))
-    assert (failed.exit_code, str(failed)) == (3, "job failed with exit code 3: multirun/0")
+    failed = pickle.loads(pickle.dumps(JobFailed("job failed: multirun/0", 3)))
+    assert (failed.exit_code, str(failed)) == (3, "job failed: multirun/0")
 
 
 def test_an_unknown_launcher_is_refused(cwd: Path, notes, capsys) -> None:
