@@ -1,4 +1,4 @@
-"""Corner cases of the backward pass: the gradients are right, or an error names hook and module."""
+"""Gradients of one call are right in corner cases of the backward pass, or an error names hook and module."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from small_nets import Net
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
 import hookrun
 
-Seen = dict[str, list[Any]]
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
+each_kind = pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
 
 
 def spec(select: Any, hook: str = "backward", **keys: Any) -> dict[str, Any]:
@@ -45,17 +46,6 @@ def summed(value: Any) -> Tensor:
 # ---- in-place operations before and after the hooked module
 
 
-class InPlace(nn.Module):
-    def __init__(self, after: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.after = after
-        self.last = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.after(self.first(x)))
-
-
 SUCCESSORS: dict[str, Callable[[Tensor], Tensor]] = {
     "add_": lambda y: y.add_(1),
     "relu_": functional.relu_,
@@ -67,11 +57,12 @@ SUCCESSORS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
+@each_kind
 @pytest.mark.parametrize("name", SUCCESSORS)
 def test_gradients_are_right_before_an_in_place_successor(name: str, kind: str) -> None:
     torch.manual_seed(0)
-    model = InPlace(SUCCESSORS[name])
+    after = SUCCESSORS[name]
+    model = Net(lambda m, x: m.last(after(m.first(x))), first=nn.Linear(4, 4), last=nn.Linear(4, 4))
     expected, _ = gradients(model, X, {})
     found, hooks = gradients(model, X, spec("first", kind))
     assert_close(found, expected)
@@ -81,7 +72,7 @@ def test_gradients_are_right_before_an_in_place_successor(name: str, kind: str) 
     x = X.clone().requires_grad_()
     first = model.first(x)
     first.register_hook(kept.append)
-    summed(model.last(SUCCESSORS[name](first * 1))).backward()
+    summed(model.last(after(first * 1))).backward()
     captured = hooks.captures["h"]["first"][0]
     assert_close(captured["grad_output"] if kind == "backward" else captured, kept[0])
     if kind == "backward":
@@ -108,54 +99,31 @@ def test_every_module_of_a_resnet18_in_training_can_be_hooked_at_once(action: di
         assert_close(hooks.captures["h"][""][0]["grad_input"], found[0])
 
 
-class Same(nn.Module):
-    """Returns its input or a view of it."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-
-    def forward(self, x: Tensor) -> Any:
-        return {
-            "itself": lambda: x,
-            "twice": lambda: (x, x),
-            "view": lambda: x.view(-1),
-            "slice": lambda: x[:2],
-        }[self.kind]()
-
-
 RETURNING: dict[str, nn.Module] = {
     "Identity": nn.Identity(),
     "Dropout in eval": nn.Dropout(0.5).eval(),
     "Flatten": nn.Flatten(),
     "ReLU in place": nn.ReLU(inplace=True),
-    "itself": Same("itself"),
-    "the same twice": Same("twice"),
-    "a view": Same("view"),
-    "a slice": Same("slice"),
+    "itself": Net(lambda _, x: x),
+    "the same twice": Net(lambda _, x: (x, x)),
+    "a view": Net(lambda _, x: x.view(-1)),
+    "a slice": Net(lambda _, x: x[:2]),
 }
 
 
-class Around(nn.Module):
-    """Uses the input of the hooked module in another way too."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.layer(x)
-        beside = y * 5
-        return self.inner(y), beside
+def around(model: Any, x: Tensor) -> Any:
+    """Use the input of the hooked module in another way too."""
+    y = model.layer(x)
+    beside = y * 5
+    return model.inner(y), beside
 
 
-@pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
+@each_kind
 @pytest.mark.parametrize("name", RETURNING)
 def test_a_module_that_returns_its_input_sees_the_gradient_of_its_own_use(name: str, kind: str) -> None:
     """Hooks see and edit the gradient of this module's use only, not that of other uses of the input."""
     torch.manual_seed(0)
-    model = Around(RETURNING[name])
+    model = Net(around, layer=nn.Linear(4, 4), inner=RETURNING[name])
     expected, _ = gradients(model, X, {})
     found, hooks = gradients(model, X, spec("inner", kind))
     assert_close(found, expected)
@@ -180,21 +148,14 @@ class Many(nn.Module):
         return {"out": [x * factor, x + 1], "index": index + 1, "none": none, "unused": x * 7}
 
 
-class WithMany(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.many = Many()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x)
-        found = self.many(y, factor=y.sigmoid(), index=torch.arange(3), none=None)
+def test_dict_outputs_keyword_inputs_and_none_gradients_are_seen() -> None:
+    def product(model: Any, x: Tensor) -> Tensor:
+        y = model.layer(x)
+        found = model.many(y, factor=y.sigmoid(), index=torch.arange(3), none=None)
         return found["out"][0] * found["out"][1]
 
-
-def test_dict_outputs_keyword_inputs_and_none_gradients_are_seen() -> None:
     torch.manual_seed(0)
-    model = WithMany()
+    model = Net(product, layer=nn.Linear(4, 4), many=Many())
     expected, _ = gradients(model, X, {})
     found, hooks = gradients(model, X, spec("many"))
     assert_close(found, expected)
@@ -213,13 +174,9 @@ def test_dict_outputs_keyword_inputs_and_none_gradients_are_seen() -> None:
 
 @pytest.mark.parametrize(("target", "position"), [("[0]", 0), ("factor", 1)])
 def test_a_target_edits_one_of_several_gradients(target: str, position: int) -> None:
-    class Product(nn.Module):
-        def forward(self, a: Tensor, *, factor: Tensor) -> Tensor:
-            return a * factor
-
     a, factor = X.clone().requires_grad_(), (X + 3).clone().requires_grad_()
     edit = {"h": {"select": "", "hook": "backward", "action": "scale", "factor": 10, "target": target}}
-    model = Product()
+    model = Net(lambda _, a, *, factor: a * factor)
     with hookrun.hooked(model, edit):
         model(a, factor=factor).sum().backward()
     expected = [factor.detach(), a.detach()]
@@ -239,22 +196,18 @@ def test_an_edit_that_finds_only_a_none_gradient_is_reported() -> None:
     assert hooks.inactive == [("h", "0", "fired and found no tensor for its action")]
 
 
-@pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
+@each_kind
 def test_a_module_whose_output_has_no_gradient_is_an_error_that_names_it(kind: str) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
     message = rf"hook 'h' \({kind}, capture\) on 0: its output carries no gradient"
     with pytest.raises(hookrun.HookrunError, match=message), hookrun.hooked(model, spec("0", kind)):
         model(X)
     with pytest.raises(hookrun.CompileError, match="carries no gradient"):
-        hookrun.compile(
-            spec("0", kind),
-            model,
-            example=((X,), {}),
-        )
+        hookrun.compile(spec("0", kind), model, example=((X,), {}))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
+@each_kind
 def test_under_no_grad_gradient_hooks_do_not_fire_and_are_reported(kind: str, mode: Any) -> None:
     model = nn.Linear(4, 4)
     with hookrun.hooked(model, spec("", kind)) as hooks, mode():
@@ -313,12 +266,7 @@ def test_a_second_backward_through_a_retained_graph_fires_again(kind: str) -> No
     assert hooks.fired["h", select] == 2
 
 
-class Cubic(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x**3
-
-
-@pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
+@each_kind
 def test_double_backward_differentiates_the_edit(kind: str) -> None:
     """A gradient penalty differentiates the edited gradient, as with PyTorch's own hooks."""
 
@@ -328,7 +276,7 @@ def test_double_backward_differentiates_the_edit(kind: str) -> None:
         gradient.square().sum().backward()
         return gradient.detach(), x.grad  # type: ignore[return-value]
 
-    by_hand, model = nn.Sequential(Cubic()), nn.Sequential(Cubic())
+    by_hand, model = (nn.Sequential(Net(lambda _, x: x**3)) for _ in range(2))
     if kind == "backward":
         by_hand[0].register_full_backward_hook(lambda _m, into, _out: (into[0] * 3,))
     elif kind == "backward_pre":
@@ -344,7 +292,7 @@ def test_double_backward_differentiates_the_edit(kind: str) -> None:
     assert hooks.fired["h", "0"] >= 1
 
 
-@pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
+@each_kind
 def test_autograd_grad_fires_gradient_hooks(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     x = X.clone().requires_grad_()
@@ -388,3 +336,230 @@ def test_an_error_in_a_backward_hook_names_hook_and_module(kind: str) -> None:
         hookrun.hooked(model, bad),
     ):
         model(X.clone().requires_grad_()).sum().backward()
+
+
+# ---- the gradient of this output alone
+
+
+def written(function: Callable[[Any, Tensor], Tensor]) -> Net:
+    """A layer, a module that returns its input, and one that flattens its input."""
+    torch.manual_seed(0)
+    return Net(function, lin=nn.Linear(4, 4), same=nn.Dropout(0.5).eval(), flat=nn.Flatten())
+
+
+def alias_written_later(m: Any, x: Tensor) -> Tensor:
+    a = m.lin(x)
+    y = functional.relu_(m.same(a))
+    return y + a
+
+
+def added_to_in_place(m: Any, x: Tensor) -> Tensor:
+    result = m.same(m.lin(x))
+    result += x
+    return result
+
+
+def shortcut(m: Any, x: Tensor) -> Tensor:
+    return m.same(x) + m.lin(x)
+
+
+def flattened_and_written(m: Any, x: Tensor) -> Tensor:
+    a = m.lin(x)
+    y = functional.relu_(m.flat(a))
+    return y * 2 + a
+
+
+def written_through_the_input(m: Any, x: Tensor) -> Tensor:
+    a = m.lin(x)
+    y = m.same(a)
+    functional.relu_(a)
+    return y * 2
+
+
+CASES = {
+    "alias": (alias_written_later, "same"),
+    "added to": (added_to_in_place, "same"),
+    "shortcut": (shortcut, "same"),
+    "flatten": (flattened_and_written, "flat"),
+    "through the input": (written_through_the_input, "same"),
+}
+
+
+@each_kind
+@pytest.mark.parametrize("name", CASES)
+def test_a_later_write_through_an_alias_gives_the_same_gradients_or_is_refused(name: str, kind: str) -> None:
+    function, select = CASES[name]
+    model, x, y = written(function), X.clone().requires_grad_(), X.clone().requires_grad_()
+    expected = model(x)
+    summed(expected).backward()
+    with hookrun.hooked(model, spec(select, kind)) as hooks:
+        found = model(y)
+        assert torch.equal(found, expected)
+        try:
+            summed(found).backward()
+        except hookrun.HookrunError as error:
+            assert kind != "output_grad", "which can follow"
+            assert f"on {select}: its output shares memory with its input" in str(error)
+            return
+    assert_close(y.grad, x.grad)
+    assert hooks.fired["h", select] == 1
+
+
+def test_an_output_used_before_and_after_an_in_place_write_is_refused_by_name() -> None:
+    def both(m: Any, x: Tensor) -> Tensor:
+        y = m.same(m.lin(x))
+        before = y + 1
+        return before + y.mul_(2)
+
+    model = written(both)
+    refused = pytest.raises(hookrun.HookrunError, match=r"on same: .* used both before and after")
+    with refused, hookrun.hooked(model, spec("same", "output_grad")):
+        model(X).sum().backward()
+
+
+@each_kind
+def test_an_in_place_activation_before_an_in_place_module_sees_its_gradient(kind: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Hardswish(inplace=True), nn.Dropout(0.0, inplace=True))
+    seen = list[Tensor]()
+    handle = model[1].register_forward_hook(lambda _m, _a, out: out.register_hook(seen.append) and None)
+    summed(model(X)).backward()
+    handle.remove()
+    with hookrun.hooked(model, spec("1", kind)) as hooks:
+        summed(model(X)).backward()
+    found = hooks.captures["h"]["1"][0]
+    assert_close(found["grad_output"] if kind == "backward" else found, seen[0])
+
+
+def test_every_activation_of_a_stock_mobilenet_fires() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.mobilenet_v3_small(num_classes=3)
+    images = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
+    with hookrun.hooked(model, spec("**", "output_grad", action="stats")) as hooks:
+        model(images).sum().backward()
+    assert set(hooks.fired.values()) == {1}
+
+
+@pytest.mark.parametrize("returns", [True, False])
+@each_kind
+def test_the_callers_containers_keep_their_identity(kind: str, returns: bool) -> None:
+    def change(_: Any, state: dict[str, Any]) -> Any:
+        state["x"] = state["x"] * 2
+        state["new"] = state["x"] + 1
+        del state["old"]
+        return state if returns else state["x"] * 1
+
+    model = Net(change)
+
+    def run() -> tuple[dict[str, Any], Any, Tensor, Tensor]:
+        x = X.clone().requires_grad_()
+        kept = x * 3
+        state = {"x": x * 1, "kept": kept, "old": x * 1}
+        output = model(state)
+        assert (output is state) == returns
+        assert returns or state["kept"] is kept
+        total = state["x"] + state["new"] * state["kept"] + (0 if returns else output)
+        summed(total).backward()
+        return state, output, total, x.grad  # type: ignore[return-value]
+
+    expected = run()
+    with hookrun.hooked(model, spec("", kind)) as hooks:
+        found = run()
+    assert list(found[0]) == list(expected[0])
+    assert torch.equal(found[2], expected[2])
+    assert_close(found[3], expected[3])
+    assert hooks.fired["h", ""] >= 1
+
+
+@pytest.mark.parametrize("kind", ["output_grad", "backward_pre"])
+def test_a_module_that_returns_its_own_parameter_sees_its_gradient(kind: str) -> None:
+    model = Net(lambda m: m.prompt, prompt=nn.Parameter(torch.ones(4)))
+    with hookrun.hooked(model, spec("", kind, action="scale", factor=2)):
+        for _ in range(3):
+            model.prompt.grad = None
+            (model() + model.prompt).sum().backward()
+            # 2 from the module, 1 from the direct use
+            assert torch.equal(model.prompt.grad, torch.full((4,), 3.0))
+    assert not model.prompt._backward_hooks
+
+
+def hidden_states(model: Any, x: Tensor) -> dict[str, Any]:
+    """All hidden states; the last one is also a separate output."""
+    states = list[Tensor]()
+    for layer in model.layers:
+        x = layer(x).tanh()
+        states.append(x)
+    return {"last": x, "states": tuple(states)}
+
+
+def hidden() -> Net:
+    torch.manual_seed(0)
+    return Net(hidden_states, layers=nn.ModuleList(nn.Linear(4, 4) for _ in range(3)))
+
+
+def test_a_tensor_at_two_places_of_an_output_is_acted_on_once() -> None:
+    model = hidden()
+
+    def gradient(hook: dict[str, Any]) -> tuple[Tensor, Any]:
+        x = X.clone().requires_grad_()
+        with hookrun.hooked(model, hook) as hooks:
+            output = model(x)
+            assert output["last"] is output["states"][-1]
+            summed(output["last"]).backward()
+        return x.grad, hooks  # type: ignore[return-value]
+
+    plain, hooks = gradient(spec("", "output_grad"))
+    assert hooks.fired["h", ""] == 1
+    doubled, _ = gradient(spec("", "output_grad", action="scale", factor=2))
+    assert torch.equal(doubled, 2 * plain)
+
+
+def test_a_hidden_state_sees_the_gradient_of_its_own_use_alone() -> None:
+    model = hidden()
+    with hookrun.hooked(model, spec("", "output_grad", target="states[0]")) as hooks:
+        output = model(X.clone().requires_grad_())
+        (summed(output["last"]) + 5 * output["states"][0].sum()).backward()
+    assert torch.equal(hooks.captures["h"][""][0], torch.full((3, 4), 5.0))
+
+
+@pytest.mark.parametrize("kind", ["output_grad", "backward_pre"])
+def test_views_and_parts_may_be_written_in_place_later(kind: str) -> None:
+    """A module's own output may be written in place, even if it is a view or a part of a tensor."""
+    for cut in (
+        lambda y: y[:, :2],
+        lambda y: y.t(),
+        lambda y: y.view(2, 6),
+        lambda y: y.sum(),
+        lambda y: y[1],
+    ):
+        model, last = written(lambda m, x, cut=cut: cut(m.lin(x))), list[Tensor]()
+        x = X.clone().requires_grad_()
+        copy = model(x) * 1
+        copy.register_hook(last.append)
+        summed(copy * 2).backward()
+        y = X.clone().requires_grad_()
+        with hookrun.hooked(model, spec("", kind)) as hooks:
+            summed(model(y).mul_(2)).backward()
+        assert_close(hooks.captures["h"][""][0], last[0])
+        assert_close(y.grad, x.grad)
+
+
+@pytest.mark.parametrize("last", [nn.Linear(3, 3), nn.Identity(), nn.Dropout(0.0)])
+@pytest.mark.parametrize("before", [False, True])
+def test_an_outer_module_sees_the_gradient_before_the_inner_one(last: nn.Module, before: bool) -> None:
+    """A Sequential returns the output of its last module: one tensor is the output of two modules."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), last))
+    edit = {"hook": "output_grad", "action": "add_bias", "value": 1.0}
+    hooks_of: dict[str, Any] = {
+        "inner": {"select": "0.1", "hook": "output_grad", "action": "scale", "factor": 10.0},
+        "inner_seen": {"select": "0.1", "hook": "output_grad", "action": "capture"},
+        "outer": {"select": "0", **edit},
+        "outer_seen": {"select": "0", "hook": "output_grad", "action": "capture"},
+    }
+    if before:
+        hooks_of["shift"] = {"select": "0.1", "hook": "forward_pre", "action": "add_bias", "value": 0.5}
+    with hookrun.hooked(model, hooks_of) as hooks:
+        model(torch.ones(2, 3)).sum().backward()
+    (outer,), (inner,) = hooks.captures["outer_seen"]["0"], hooks.captures["inner_seen"]["0.1"]
+    assert torch.equal(outer, torch.full((2, 3), 2.0))
+    assert torch.equal(inner, torch.full((2, 3), 20.0))

@@ -1,20 +1,27 @@
-"""A deep copy or an unpickled copy of a hooked model works, is not hooked, and does not write into the records."""
+"""A copied or unpickled model, plan or result works; a copied model is not hooked, and writes into no records."""
 
 from __future__ import annotations
 
 import copy
 import io
+import multiprocessing
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from small_nets import Net
 from torch import Tensor, nn
 
 import hookrun
 from hookrun.actions import actions
+from hookrun.cli import main
 from hookrun.hook_types import HOOK_TYPES
+from hookrun.models.networks import CNN
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
@@ -37,20 +44,9 @@ WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(3, 3)
-        self.act = nn.Tanh()
-        self.last = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.act(self.first(x)))
-
-
-def net() -> Net:
+def net() -> Any:
     torch.manual_seed(0)
-    return Net()
+    return nn.Sequential(OrderedDict(first=nn.Linear(3, 3), act=nn.Tanh(), last=nn.Linear(3, 3)))
 
 
 def step(model: nn.Module) -> Tensor:
@@ -144,3 +140,128 @@ def test_a_copy_made_in_the_middle_of_a_forward_is_not_hooked() -> None:
         fired = dict(hooks.fired)
         step(copies[0])
         assert hooks.fired == fired
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
+    "the oldest pickle": lambda value: pickle.loads(pickle.dumps(value, protocol=0)),
+    "deep copy": copy.deepcopy,
+    "copy": copy.copy,
+}
+HOOKS: dict[str, dict[str, Any]] = {
+    "kept": {"select": "{0,2}", "hook": "forward", "action": "capture", "index": "..., 0", "when": {"step": [0, 1]}},
+    "seen": {"select": ["re:\\d", "type:ReLU"], "hook": "forward", "action": "stats"},
+    "never": {"select": "1", "hook": "forward", "action": "scale", "factor": 2.0, "when": {"mode": "eval"}},
+    "clip": {
+        "select": {"path": "**", "leaf": True, "exclude": "1"}, "hook": "grad", "action": "clip_norm", "max_norm": 1,
+    },
+    "bias": {"select": "0", "hook": "forward", "action": "add_bias", "value": [1.0, 2.0, 3.0], "trainable": True},
+    "checked": {"select": "2", "hook": "forward", "action": "check", "policy": "warn", "max": 1e-9},
+    "filled": {"select": "2", "hook": "apply", "action": "fill", "value": 0.5},
+}  # fmt: skip
+
+
+def small_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+def same(first: Any, second: Any) -> bool:
+    return str(first) == str(second) and first.hash == second.hash and first.to_dict() == second.to_dict()
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("example", [None, ((torch.ones(4, 3),), {})])
+def test_a_pickled_or_copied_plan_is_equal(way: str, example: Any) -> None:
+    model = small_net()
+    plan = hookrun.compile(HOOKS, model, example=example)
+    found = COPIES[way](plan)
+    assert same(found, plan)
+    str(plan), plan.hash, plan.hooks[0].aliases  # cached properties of the plan must not prevent pickling
+    found = COPIES[way](plan)
+    with found.install(model) as hooks:
+        model(torch.ones(4, 3))
+    assert hooks.fired["kept", "0"] == 1 and len(hooks.captures["kept"]["2"]) == 1
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_pickled_plan_keeps_values_from_files_and_runs(way: str, tmp_path: Path) -> None:
+    save_file({"v": torch.ones(10)}, tmp_path / "v.safetensors")
+    folder = tmp_path / "run"
+    model = CNN(1, (8, 8), 10)
+    hook = "+hooks.h={select: fc, hook: forward, action: capture}"
+    assert main(["task=predict", "model=cnn", "data=digits", hook, f"hydra.run.dir={folder}"]) == 0
+    fc = {"select": "fc", "hook": "forward"}
+    source = {"run": str(folder), "capture": "h", "module": "fc"}
+    spec = {
+        "file": {**fc, "action": "add_bias", "value": {"file": str(tmp_path / "v.safetensors")}},
+        **{
+            sample: {**fc, "action": "replace", "value": {**source, "sample": sample}}
+            for sample in ("mean", "same", "resample")
+        },
+    }
+    plan = hookrun.compile(spec, model)
+    found = COPIES[way](plan)
+    assert same(found, plan)
+    x = torch.zeros(3, 1, 8, 8)
+    outputs = []
+    for each in (plan, found):
+        with each.install(model) as hooks, torch.no_grad():
+            hooks.samples = [4, 2, 0]
+            outputs.append(model(x))
+    torch.testing.assert_close(*outputs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("name", ["fired", "records", "captures", "inactive", "effects"])
+def test_captures_records_and_counts_can_be_pickled(way: str, name: str) -> None:
+    body = small_net()
+    model = Net(lambda m, x: m.body(x), body=body, again=body)
+    scale = {"hook": "forward", "action": "scale", "factor": 2.0}
+    spec = {
+        "h": {"select": "body.0", "hook": "forward", "action": "capture"},
+        "seen": {"select": "body.1", "hook": "forward", "action": "stats"},
+        "never": {"select": "body.1", **scale, "when": {"mode": "eval"}},
+        "doubled": {"select": "body.2", **scale},
+    }
+    with hookrun.hooked(model, spec, effects=True) as hooks:
+        model(torch.ones(4, 3)).sum().backward()
+        inside = COPIES[way](getattr(hooks, name))
+    value = getattr(hooks, name)
+    for found in (inside, COPIES[way](value)):
+        assert type(found) is type(value) and len(found) == len(value)
+        if name == "fired":
+            assert found == value and found["h", "again.0"] == 1  # a module's other names too
+        elif name == "captures":
+            torch.testing.assert_close(found["h"]["body.0"], value["h"]["body.0"])
+            assert found["h"]["again.0"][0].shape == (4, 3)
+        else:
+            assert found == value
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_hookruns_errors_can_be_pickled(way: str) -> None:
+    for make in (
+        lambda: hookrun.load_spec({"h": {"select": "0", "hook": "nope", "action": "capture"}}),
+        lambda: hookrun.compile(
+            {"h": {"select": "nope", "hook": "forward", "action": "capture"}}, small_net()
+        ),
+    ):
+        with pytest.raises(hookrun.HookrunError) as error:
+            make()
+        found = COPIES[way](error.value)
+        assert type(found) is type(error.value) and str(found) == str(error.value)
+
+
+def fired_in_a_process(plan: Any) -> Any:
+    model = small_net()
+    with plan.install(model) as hooks:
+        model(torch.ones(4, 3))
+    return hooks.fired, hooks.records
+
+
+def test_a_plan_can_be_sent_to_a_process_and_its_counts_back() -> None:
+    plan = hookrun.compile(HOOKS, small_net())
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        ((fired, records),) = pool.map(fired_in_a_process, [plan])
+    assert fired["kept", "0"] == 1 and {record["hook"] for record in records} == {"seen", "checked"}

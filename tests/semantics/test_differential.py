@@ -1,6 +1,6 @@
 """Random models with random hooks give the same results as with hand-registered PyTorch hooks.
 
-`python tests/semantics/test_differential.py COUNT [SEED]` tries COUNT models, from SEED (default 0) on.
+`PYTHONPATH=tests/helpers python tests/semantics/test_differential.py COUNT [SEED]` tries COUNT models, from SEED on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from small_nets import Net
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -24,49 +25,23 @@ MODELS = 200
 # ---- random models ---------------------------------------------------------------------------------------------
 
 
-class Residual(nn.Module):
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x)
+def linear() -> nn.Module:
+    return nn.Linear(WIDTH, WIDTH)
 
 
-class Pair(nn.Module):
-    """Returns a tuple, which `Join` sums."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.left(x), self.right(x) * 2
+def pair() -> Net:
+    """Returns a tuple, which `join` sums."""
+    return Net(lambda m, x: (m.left(x), m.right(x) * 2), left=linear(), right=linear())
 
 
-class Named(nn.Module):
+def named() -> Net:
     """Returns a dict, with an entry without gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"h": self.inner(x), "count": torch.tensor(len(x))}
+    return Net(lambda m, x: {"h": m.inner(x), "count": torch.tensor(len(x))}, inner=linear())
 
 
-class Join(nn.Module):
-    def __init__(self, source: nn.Module) -> None:
-        super().__init__()
-        self.source = source
-
-    def forward(self, x: Tensor) -> Tensor:
-        value = self.source(x)
-        tensors = value if isinstance(value, tuple) else [value["h"]]
-        total = tensors[0]
-        for tensor in tensors[1:]:
-            total = total + tensor
-        return total
+def join(model: Any, x: Tensor) -> Tensor:
+    value = model.source(x)
+    return value[0] + value[1] if isinstance(value, tuple) else value["h"]
 
 
 class Checkpointed(nn.Module):
@@ -79,58 +54,38 @@ class Checkpointed(nn.Module):
         return checkpoint(self.body, x, use_reentrant=self.reentrant)
 
 
-class InPlace(nn.Module):
+def in_place() -> Net:
     """Writes in place into the output of the module before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.act = nn.LeakyReLU(0.1, inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.linear(x).mul_(1.5))
+    act = nn.LeakyReLU(0.1, inplace=True)
+    return Net(lambda m, x: m.act(m.linear(x).mul_(1.5)), linear=linear(), act=act)
 
 
-class Reused(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.shared(torch.tanh(self.shared(x)))
+def reused() -> Net:
+    return Net(lambda m, x: m.shared(torch.tanh(m.shared(x))), shared=linear())
 
 
-class Keyword(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Scaled()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x, factor=x.detach().mean())
-
-
-class Scaled(nn.Module):
-    def forward(self, x: Tensor, *, factor: Tensor) -> Tensor:
-        return x * (factor + 2)
+def keyword() -> Net:
+    scaled = Net(lambda _, x, *, factor: x * (factor + 2))
+    return Net(lambda m, x: m.inner(x, factor=x.detach().mean()), inner=scaled)
 
 
 def block(rng: random.Random, depth: int) -> nn.Module:
     makers: list[Callable[[], nn.Module]] = [
-        lambda: nn.Linear(WIDTH, WIDTH),
-        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=rng.random() < 0.5)),
+        linear,
+        lambda: nn.Sequential(linear(), nn.ReLU(inplace=rng.random() < 0.5)),
         nn.Tanh,
         nn.Identity,
         lambda: nn.Dropout(0.0),
         lambda: nn.LayerNorm(WIDTH),
-        InPlace,
-        Reused,
-        Keyword,
-        lambda: Join(Pair()),
-        lambda: Join(Named()),
+        in_place,
+        reused,
+        keyword,
+        lambda: Net(join, source=pair()),
+        lambda: Net(join, source=named()),
     ]
     if depth:
         makers += [
-            lambda: Residual(block(rng, depth - 1)),
+            lambda: Net(lambda m, x: x + m.body(x), body=block(rng, depth - 1)),
             lambda: nn.Sequential(*(block(rng, depth - 1) for _ in range(rng.randint(1, 3)))),
             lambda: Checkpointed(block(rng, depth - 1), reentrant=False),
         ]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_nets import Net
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -22,76 +23,36 @@ MODELS = 150  # a thousand take 25 seconds
 WIDTH = 4
 
 
-class Double(nn.Module):
-    """A module with a parameter that writes its input in place."""
-
-    def __init__(self, in_place: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
-        self.in_place = in_place
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mul_(self.weight) if self.in_place else x * self.weight
+def times(in_place: bool) -> nn.Module:
+    """A module with a parameter that may write its input in place."""
+    weight = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+    return Net(lambda m, x: x.mul_(m.weight) if in_place else x * m.weight, weight=weight)
 
 
-class Pair(nn.Module):
+def pair(model: Any, x: Tensor) -> dict[str, Tensor]:
     """Two outputs, one computed from the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        first = self.layer(x)
-        return {"first": first, "second": first.sigmoid() * 2}
+    first = model.layer(x)
+    return {"first": first, "second": first.sigmoid() * 2}
 
 
-class State(nn.Module):
-    """Changes and returns the caller's dict."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        state["x"] = self.layer(state["x"])
-        return state
-
-
-class Prompt(nn.Module):
-    """Returns its own parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.prompt = nn.Parameter(torch.linspace(-1, 1, WIDTH))
-
-    def forward(self) -> Tensor:
-        return self.prompt
-
-
-class Cut(nn.Module):
-    """Returns a view of its result."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 2 * WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)[:, :WIDTH]
+def changed(model: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The caller's dict with another value."""
+    state["x"] = model.layer(state["x"])
+    return state
 
 
 MODULES: dict[str, Callable[[bool], nn.Module]] = {
     "linear": lambda _: nn.Linear(WIDTH, WIDTH),
     "relu": nn.ReLU,
     "hardswish": nn.Hardswish,
-    "times": Double,
+    "times": times,
     "identity": lambda _: nn.Identity(),
     "dropout": lambda in_place: nn.Dropout(0.5, in_place).eval(),
     "flatten": lambda _: nn.Flatten(),
-    "cut": lambda _: Cut(),
-    "pair": lambda _: Pair(),
-    "state": lambda _: State(),
-    "prompt": lambda _: Prompt(),
+    "cut": lambda _: Net(lambda m, x: m.layer(x)[:, :WIDTH], layer=nn.Linear(WIDTH, 2 * WIDTH)),
+    "pair": lambda _: Net(pair, layer=nn.Linear(WIDTH, WIDTH)),
+    "state": lambda _: Net(changed, layer=nn.Linear(WIDTH, WIDTH)),
+    "prompt": lambda _: Net(lambda m: m.prompt, prompt=nn.Parameter(torch.linspace(-1, 1, WIDTH))),
     "block": lambda in_place: nn.Sequential(
         nn.Linear(WIDTH, WIDTH), nn.ReLU(in_place), nn.Linear(WIDTH, WIDTH)
     ),

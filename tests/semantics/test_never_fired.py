@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from small_nets import Net
+from torch import nn
 
 import hookrun
 from hookrun.cli import main
@@ -45,14 +46,10 @@ def test_a_hook_on_the_out_proj_of_attention_is_reported() -> None:
     assert inactive(model, gradients, lambda m: m(X, X, X)[0].sum().backward()) == []
 
 
-class Direct(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.called = nn.Linear(4, 4)
-        self.direct = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.direct.forward(self.called(x))
+def direct() -> Net:
+    """One of its modules is called, of the other one the forward alone."""
+    called, direct = nn.Linear(4, 4), nn.Linear(4, 4)
+    return Net(lambda m, x: m.direct.forward(m.called(x)), called=called, direct=direct)
 
 
 @pytest.mark.parametrize("hook", ["forward_pre", "forward", "backward", "output_grad", "saved_tensors"])
@@ -60,7 +57,7 @@ def test_a_module_whose_forward_is_called_directly_is_reported(hook: str) -> Non
     def run(model: nn.Module) -> None:
         model(X.clone().requires_grad_()).sum().backward()
 
-    assert inactive(Direct(), watched("*", hook), run) == [("h", "direct", NEVER)]
+    assert inactive(direct(), watched("*", hook), run) == [("h", "direct", NEVER)]
 
 
 @pytest.mark.parametrize("hook", ["backward", "backward_pre", "output_grad", "grad", "post_accumulate_grad"])
@@ -70,23 +67,18 @@ def test_gradient_hooks_under_no_grad_are_reported(hook: str) -> None:
             model(X)
 
     names = ["called.weight", "called.bias"] if HOOK_TYPES[hook].on_parameters else ["called"]
-    found = inactive(Direct(), watched("called", hook), run)
+    found = inactive(direct(), watched("called", hook), run)
     assert found == [("h", name, NEVER) for name in names]
 
 
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = nn.Linear(4, 4)
-        self.other = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.one(x) if x.sum() > 0 else self.other(x)
+def branching() -> Net:
+    one, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    return Net(lambda m, x: m.one(x) if x.sum() > 0 else m.other(x), one=one, other=other)
 
 
 def test_a_module_in_a_branch_that_is_not_taken_is_reported() -> None:
-    assert inactive(Branching(), watched("*"), lambda m: m(X)) == [("h", "other", NEVER)]
-    both = inactive(Branching(), watched("*"), lambda m: (m(X), m(-X)))
+    assert inactive(branching(), watched("*"), lambda m: m(X)) == [("h", "other", NEVER)]
+    both = inactive(branching(), watched("*"), lambda m: (m(X), m(-X)))
     assert both == []
 
 
@@ -130,7 +122,7 @@ def test_hooks_inside_a_fused_encoder_layer_are_reported_if_torch_skips_them() -
 
 
 def test_a_schedule_that_never_holds_is_reported() -> None:
-    assert inactive(Direct(), watched("called", when={"step": 5}), lambda m: m(X)) == [("h", "called", NEVER)]
+    assert inactive(direct(), watched("called", when={"step": 5}), lambda m: m(X)) == [("h", "called", NEVER)]
 
 
 def test_each_pair_of_hook_and_module_is_reported() -> None:
@@ -138,50 +130,39 @@ def test_each_pair_of_hook_and_module_is_reported() -> None:
         "seen": {"select": "*", "hook": "forward", "action": "capture"},
         "grads": {"select": "one", "hook": "output_grad", "action": "capture"},
     }
-    found = inactive(Branching(), spec, lambda m: m(X))
+    found = inactive(branching(), spec, lambda m: m(X))
     assert sorted(found) == [("grads", "one", NEVER), ("seen", "other", NEVER)]
 
 
 def test_an_edit_of_integers_or_a_none_gradient_is_reported_as_idle() -> None:
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ids = nn.Identity()
-            self.table = nn.Embedding(5, 3)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.table(self.ids(ids))
-
+    model = Net(lambda m, ids: m.table(m.ids(ids)), ids=nn.Identity(), table=nn.Embedding(5, 3))
     spec = {
         "ids": {"select": "ids", "hook": "forward", "action": "scale", "factor": 2},
         "none": {"select": "table", "hook": "backward", "action": "scale", "factor": 2},
         "fine": {"select": "table", "hook": "forward", "action": "scale", "factor": 2},
     }
-    found = inactive(Tokens(), spec, lambda m: m(torch.tensor([1, 2])).sum().backward())
+    found = inactive(model, spec, lambda m: m(torch.tensor([1, 2])).sum().backward())
     assert sorted(found) == [("ids", "ids", IDLE), ("none", "table", IDLE)]
 
 
 def test_strict_raises_on_leaving_the_block() -> None:
-    model = Branching()
-    with (
+    model, refused = (
+        branching(),
         pytest.raises(hookrun.HookrunError, match=r"strict: .*\n.*h never fired on other"),
-        hookrun.hooked(model, watched("*"), strict=True),
-    ):
+    )
+    with refused, hookrun.hooked(model, watched("*"), strict=True):
         model(X)
 
 
 def test_the_warning_points_at_the_with_statement() -> None:
-    model = Branching()
-    with (
-        pytest.warns(hookrun.HookrunWarning, match="h never fired on other") as caught,
-        hookrun.hooked(model, watched("*")),
-    ):
+    model, warned = branching(), pytest.warns(hookrun.HookrunWarning, match="h never fired on other")
+    with warned as caught, hookrun.hooked(model, watched("*")):
         model(X)
     assert caught[0].filename == __file__
 
 
 def test_pythons_warning_filters_silence_the_warning() -> None:
-    model = Branching()
+    model = branching()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("ignore", hookrun.HookrunWarning)
         with hookrun.hooked(model, watched("*")) as hooks:
@@ -190,7 +171,7 @@ def test_pythons_warning_filters_silence_the_warning() -> None:
 
 
 def test_nothing_is_reported_if_the_model_never_ran_or_an_exception_passes() -> None:
-    model = Branching()
+    model = branching()
     with hookrun.hooked(model, watched("*"), strict=True):
         pass
     filled = {"set": {"select": "one", "hook": "apply", "action": "fill", "value": 1}}
@@ -203,11 +184,8 @@ def test_nothing_is_reported_if_the_model_never_ran_or_an_exception_passes() -> 
 
 
 def test_hooks_are_reported_if_only_a_part_of_the_model_ran() -> None:
-    model = Direct()
-    with (
-        pytest.warns(hookrun.HookrunWarning, match="h never fired on direct"),
-        hookrun.hooked(model, watched("*")),
-    ):
+    model, warned = direct(), pytest.warns(hookrun.HookrunWarning, match="h never fired on direct")
+    with warned, hookrun.hooked(model, watched("*")):
         model.called(X)
 
 

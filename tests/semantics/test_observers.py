@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torchvision
+from small_nets import Net
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,104 +20,73 @@ STEPS = 15
 IMAGE_STEPS = 6
 
 
-class Residual(nn.Module):
-    """Has in-place operations, by modules and by functions, before and after its layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 6))
-        self.act = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.body(x)
-        y += x
-        return functional.hardtanh_(self.act(y) * 2)
+def residual(model: Any, x: Tensor) -> Tensor:
+    """In-place operations, by modules and by functions, before and after the layers."""
+    y = model.body(x)
+    y += x
+    return functional.hardtanh_(model.act(y) * 2)
 
 
-class Reused(nn.Module):
+def reused() -> Net:
     """One layer under two names, called three times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 6)
-        self.same = self.layer
-        self.tail = nn.Sequential(nn.Tanh(), self.layer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.tail(self.same(self.layer(x)))
+    layer = nn.Linear(6, 6)
+    tail = nn.Sequential(nn.Tanh(), layer)
+    return Net(lambda m, x: m.tail(m.same(m.layer(x))), layer=layer, same=layer, tail=tail)
 
 
-class Containers(nn.Module):
+def split(model: Any, x: Tensor) -> dict[str, Any]:
+    return {"both": model.layer(x).chunk(2, dim=-1), "none": None, "sum": x.sum()}
+
+
+def joined(_: nn.Module, *, parts: dict[str, Any], scale: float) -> Tensor:
+    return torch.cat(parts["both"], dim=-1) * scale + parts["sum"]
+
+
+def containers() -> Net:
     """Dictionaries, tuples and None between the layers, keyword arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.split = Split()
-        self.join = Join()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.join(parts=self.split(x), scale=2.0)
+    modules = {"split": Net(split, layer=nn.Linear(6, 6)), "join": Net(joined)}
+    return Net(lambda m, x: m.join(parts=m.split(x), scale=2.0), **modules)
 
 
-class Split(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> dict[str, Any]:
-        return {"both": self.layer(x).chunk(2, dim=-1), "none": None, "sum": x.sum()}
+def recurrent() -> Net:
+    lstm = nn.LSTM(6, 6, num_layers=2, dropout=0.2, batch_first=True)
+    return Net(lambda m, x: m.lstm(x.unsqueeze(1))[0][:, 0], lstm=lstm)
 
 
-class Join(nn.Module):
-    def forward(self, *, parts: dict[str, Any], scale: float) -> Tensor:
-        return torch.cat(parts["both"], dim=-1) * scale + parts["sum"]
+def attention() -> Net:
+    layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return Net(lambda m, x: m.encoder(x.unsqueeze(0))[0], encoder=encoder)
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(6, 6, num_layers=2, dropout=0.2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lstm(x.unsqueeze(1))[0][:, 0]
+def embedded(model: Any, x: Tensor) -> Tensor:
+    """From integers; with a frozen part and an unused output."""
+    model.idle(x)
+    return model.head(model.frozen(model.table((x.abs() * 3).long().clamp(max=9)).mean(1)))
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), 2, enable_nested_tensor=False
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.encoder(x.unsqueeze(0))[0]
-
-
-class Embedded(nn.Module):
-    """Takes integers; has a frozen part and an unused output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(10, 6)
-        self.frozen = nn.Linear(6, 6).requires_grad_(False)
-        self.idle = nn.Linear(6, 6)
-        self.head = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.idle(x)
-        return self.head(self.frozen(self.table((x.abs() * 3).long().clamp(max=9)).mean(1)))
+def linear() -> nn.Linear:
+    return nn.Linear(6, 6)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": torchvision.models.resnet18,
-    "transformer encoder": Attention,
+    "transformer encoder": attention,
     "dropout": lambda: nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 6)),
-    "reused and shared": Reused,
-    "in place": Residual,
-    "containers": Containers,
-    "recurrent": Recurrent,
+    "reused and shared": reused,
+    "in place": lambda: Net(
+        residual, body=nn.Sequential(linear(), nn.ReLU(inplace=True), linear()), act=nn.ReLU(inplace=True)
+    ),
+    "containers": containers,
+    "recurrent": recurrent,
     "batch norm": lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Hardswish(inplace=True)),
-    "embedded and frozen": Embedded,
+    "embedded and frozen": lambda: Net(
+        embedded,
+        table=nn.Embedding(10, 6),
+        frozen=linear().requires_grad_(False),
+        idle=linear(),
+        head=linear(),
+    ),
     "returns its input": lambda: nn.Sequential(nn.Identity(), nn.Linear(6, 6), nn.Flatten(), nn.Dropout(0.0)),
 }
 
@@ -155,11 +126,8 @@ def everywhere(model: nn.Module) -> dict[str, Any]:
 def trained(model: nn.Module, hooks_of: dict[str, Any] | None) -> dict[str, Any]:
     """Train; returns the final state, and the outputs and gradients of every step."""
     images = isinstance(model, torchvision.models.ResNet)
-    batch = (
-        torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
-        if images
-        else torch.linspace(-1, 1, 12).reshape(2, 6)
-    )
+    shape = (2, 3, 8, 8) if images else (2, 6)
+    batch = torch.linspace(-1, 1, math.prod(shape)).reshape(shape)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9)
     torch.manual_seed(1)
     seen = list[Tensor]()
@@ -201,11 +169,8 @@ def test_outputs_gradients_buffers_and_random_numbers_are_bit_equal(
 @pytest.mark.parametrize("name", SMALL)
 def test_gradients_observed_on_every_module_are_bit_equal(name: str) -> None:
     plain, observed = pair(name)
-    skipped = [path for path, module in plain.named_modules() if not carries_gradient(plain, module)]
-    select = {"path": "**", "exclude": skipped} if skipped else "**"
-    spec = {
-        "h": {"select": select, "hook": "output_grad", "action": "capture", "when": {"step": {"every": 10}}}
-    }
+    when = {"step": {"every": 10}}
+    spec = {"h": {"select": with_gradient(plain), "hook": "output_grad", "action": "capture", "when": when}}
     expected, found = trained(plain, None), trained(observed, spec)
     assert found["fired"] > 0
     for ours, theirs in zip(found["seen"], expected["seen"], strict=True):
@@ -215,12 +180,8 @@ def test_gradients_observed_on_every_module_are_bit_equal(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_backward_observers_are_equal_within_rounding(name: str) -> None:
     plain, observed = pair(name)
-    skipped = [path for path, module in plain.named_modules() if not carries_gradient(plain, module)]
-    select = {"path": "**", "exclude": skipped} if skipped else "**"
-    spec = {
-        kind: {"select": select, "hook": kind, "action": "stats", "when": {"step": {"every": 10}}}
-        for kind in ("backward", "backward_pre")
-    }
+    hook = {"select": with_gradient(plain), "action": "stats", "when": {"step": {"every": 10}}}
+    spec = {kind: {**hook, "hook": kind} for kind in ("backward", "backward_pre")}
     expected, found = trained(plain, None), trained(observed, spec)
     assert found["fired"] > 0
     assert torch.equal(found["rng"], expected["rng"])
@@ -228,13 +189,17 @@ def test_backward_observers_are_equal_within_rounding(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-def carries_gradient(model: nn.Module, module: nn.Module) -> bool:
-    """Whether the module's output in a forward requires a gradient."""
-    found: list[bool] = []
-    handle = module.register_forward_hook(lambda _m, _a, output: found.append(_requires(output)))
-    model(torch.ones(2, 6))
-    handle.remove()
-    return any(found)
+def with_gradient(model: nn.Module) -> Any:
+    """Selects the modules whose output in a forward requires a gradient."""
+    skipped = []
+    for path, module in model.named_modules():
+        found: list[bool] = []
+        handle = module.register_forward_hook(lambda _m, _a, output: found.append(_requires(output)))  # noqa: B023
+        model(torch.ones(2, 6))
+        handle.remove()
+        if not any(found):
+            skipped.append(path)
+    return {"path": "**", "exclude": skipped} if skipped else "**"
 
 
 def _requires(value: Any) -> bool:

@@ -1,14 +1,19 @@
-"""A module with several names or parents is hooked once; a module that is called several times fires at each call."""
+"""A module object is hooked once and fires at each call; the state of a call belongs to that call."""
 
 from __future__ import annotations
 
 import json
 import random
+import threading
+import weakref
+from typing import Any
 
 import pytest
 import torch
+from small_nets import Net
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import hookrun
 
@@ -93,24 +98,19 @@ def test_in_random_trees_each_module_object_is_hooked_once(part: int) -> None:
             assert chosen.choice(hook.matches).path in str(plan) or len(hook.matches) > 3
 
 
-class Shared(nn.Module):
+def shared() -> Net:
     """One layer under three names; it runs three times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(2, 2)
-        self.again = self.first
-        self.inside = nn.Sequential(self.first)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inside(self.again(self.first(x)))
+    first = nn.Linear(2, 2)
+    return Net(
+        lambda m, x: m.inside(m.again(m.first(x))), first=first, again=first, inside=nn.Sequential(first)
+    )
 
 
 @pytest.mark.parametrize(
     "select", ["first", "again", "inside.0", "type:Linear", ["inside.0", "first", "again"]]
 )
 def test_the_plan_shows_all_names_of_a_shared_module(select: object) -> None:
-    plan = hookrun.compile({"h": {"select": select, "hook": "forward", "action": "capture"}}, Shared())
+    plan = hookrun.compile({"h": {"select": select, "hook": "forward", "action": "capture"}}, shared())
     (target,) = plan.hooks[0].matches
     assert (target.path, list(target.names)) == ("first", ["first", "again", "inside.0"])
     shown = " ".join(str(plan).split())
@@ -121,7 +121,7 @@ def test_the_plan_shows_all_names_of_a_shared_module(select: object) -> None:
 
 def test_a_module_called_several_times_fires_at_each_call() -> None:
     torch.manual_seed(0)
-    model, x = Shared(), torch.ones(1, 2)
+    model, x = shared(), torch.ones(1, 2)
     one = model.first(x)
     two = model.first(one)
     three = model.first(two)
@@ -133,7 +133,7 @@ def test_a_module_called_several_times_fires_at_each_call() -> None:
 @pytest.mark.parametrize("call", [0, 1, 2, [0, 2], {"start": 1}, {"every": 2}])
 def test_when_call_selects_calls_within_each_forward(call: object) -> None:
     torch.manual_seed(0)
-    model, x = Shared(), torch.ones(1, 2)
+    model, x = shared(), torch.ones(1, 2)
     spec = {
         "h": {"select": "first", "hook": "forward", "action": "scale", "factor": 3, "when": {"call": call}}
     }
@@ -150,7 +150,7 @@ def test_when_call_selects_calls_within_each_forward(call: object) -> None:
 
 
 def test_calls_count_from_0_within_each_forward_of_the_root() -> None:
-    model = Shared()
+    model = shared()
     spec = {"h": {"select": "first", "hook": "forward", "action": "print"}}
     with hookrun.hooked(model, {**spec, "c": {**spec["h"], "when": {"call": 5}}}) as hooks:
         model(torch.ones(1, 2))
@@ -159,7 +159,7 @@ def test_calls_count_from_0_within_each_forward_of_the_root() -> None:
 
 
 def test_a_gradient_has_the_call_number_of_its_forward() -> None:
-    model = Shared()
+    model = shared()
     spec = {"h": {"select": "first", "hook": "output_grad", "action": "capture", "when": {"call": 1}}}
     gradients = list[Tensor]()
     model.first.register_forward_hook(lambda _m, _a, output: output.register_hook(gradients.append) and None)
@@ -183,6 +183,198 @@ def test_a_tied_parameter_is_hooked_once_and_sees_one_gradient() -> None:
 
 
 def test_a_list_of_selectors_matches_each_object_once() -> None:
-    model = Shared()
+    model = shared()
     spec = {"h": {"select": ["first", "**"], "hook": "forward", "action": "scale", "factor": 2, "expect": 3}}
     assert len(hookrun.compile(spec, model).hooks[0].matches) == 3  # the root, the layer, the Sequential
+
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+class Stops(nn.Module):
+    """Raises once, after it has saved a tensor."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error: type[BaseException] | None = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sigmoid()
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return y
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+def test_saved_tensors_are_hooked_only_until_the_forward_ends_or_raises(error: type[BaseException]) -> None:
+    model = nn.Sequential(nn.Tanh(), Stops(error))
+    spec = {"h": {"select": ["", "1"], "hook": "saved_tensors", "action": "capture"}}
+    x = X.clone().requires_grad_()
+    with hookrun.hooked(model, spec) as hooks:
+        with pytest.raises(error):
+            model(x)
+        before = dict(hooks.fired)
+        (x.sigmoid() * x.exp()).sum().backward()  # outside module calls
+        assert dict(hooks.fired) == before
+        model(x).sum().backward()
+        assert {key: n - before[key] for key, n in hooks.fired.items()} == {("h", ""): 2, ("h", "1"): 1}
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+
+
+def test_a_users_saved_tensors_hooks_end_with_an_interrupted_forward() -> None:
+    model, packed = Stops(KeyboardInterrupt), list[Tensor]()
+    spec = {"h": {"select": "", "hook": "saved_tensors", "action": "capture"}}
+    x = X.clone().requires_grad_()
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    with hookrun.hooked(model, spec):
+        with pytest.raises(KeyboardInterrupt), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            model(x)
+        packed.clear()
+        model(x).sum().backward()
+        x.exp()
+        assert packed == []
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+
+
+@pytest.mark.parametrize("kind", ["backward", "output_grad"])
+def test_gradient_hooks_are_right_after_an_interrupted_forward(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Stops(KeyboardInterrupt))
+    with hookrun.hooked(model, {"h": {"select": "**", "hook": kind, "action": "capture"}}) as hooks:
+        with pytest.raises(KeyboardInterrupt):
+            model(X)
+        model(X).sum().backward()
+    assert set(hooks.fired.values()) == {1}
+
+
+def call_twice(model: Any, x: Tensor, depth: int = 2) -> Tensor:
+    x = model.layer(x)
+    return model(x, depth - 1) * (depth + 1) if depth else x
+
+
+@pytest.mark.parametrize("kind", ["forward_pre", "forward", "output_grad", "backward_pre"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_calls_of_a_recursive_module_are_numbered_separately(kind: str, inside: bool) -> None:
+    torch.manual_seed(0)
+    recursive = Net(call_twice, layer=nn.Linear(4, 4))
+    model = nn.Sequential(recursive) if inside else recursive
+    select = "0" if inside else ""
+    spec = {
+        f"call_{n}": {"select": select, "hook": kind, "action": "capture", "when": {"call": n}}
+        for n in range(3)
+    }
+    spec["all"] = {"select": select, "hook": kind, "action": "capture"}
+    with hookrun.hooked(model, spec) as hooks:
+        for _ in range(2):  # numbers start at 0 in each forward
+            model(X.clone().requires_grad_()).sum().backward()
+    assert [hooks.fired[f"call_{n}", select] for n in range(3)] == [2, 2, 2]
+    captured = [hooks.captures[f"call_{n}"][select][0] for n in range(3)]
+    captured = [each[0] if isinstance(each, tuple) else each for each in captured]
+    everything = [each[0] if isinstance(each, tuple) else each for each in hooks.captures["all"][select][:3]]
+    outwards = kind == "forward"  # the innermost call returns first
+    assert_close(captured, everything[::-1] if outwards else everything)
+    assert len({each.sum().item() for each in captured}) == 3
+
+
+def test_two_threads_can_use_one_hooked_model() -> None:
+    """Each backward pass sees the gradients of its own forward, regardless of other threads."""
+    torch.manual_seed(0)
+    meeting = threading.Barrier(2, timeout=60)
+
+    def meet(_: nn.Module, x: Tensor) -> Tensor:
+        meeting.wait()
+        y = x * x
+        meeting.wait()
+        return y
+
+    model = nn.Sequential(nn.Linear(4, 4), Net(meet))
+    spec: dict[str, Any] = {
+        "back": {"select": "1", "hook": "backward", "action": "capture", "when": {"call": 0}},
+        "out": {"select": "1", "hook": "output_grad", "action": "capture"},
+        "saved": {"select": "1", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]},
+        "noise": {"select": "0", "hook": "forward", "action": "noise", "std": 0.1},
+    }
+    errors = list[BaseException]()
+
+    def run(factor: float) -> None:
+        try:
+            for _ in range(10):
+                (model(X * factor) * factor).sum().backward()
+        except BaseException as error:  # shown by the assertion below
+            errors.append(error)
+            meeting.abort()
+
+    with hookrun.hooked(model, spec) as hooks:
+        threads = [threading.Thread(target=run, args=(factor,)) for factor in (1.0, 100.0)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+    assert {key: n for key, n in hooks.fired.items()} == {
+        ("back", "1"): 20, ("out", "1"): 20, ("saved", "1"): 40, ("noise", "0"): 20
+    }  # fmt: skip
+    for seen in hooks.captures["back"]["1"]:
+        factor = seen["grad_output"].flatten()[0].item()
+        assert factor in (1.0, 100.0)
+        largest = seen["grad_input"].abs().max().item()
+        assert (largest > 1000) == (factor == 100.0), "2 x times the gradient of the same call"
+
+
+# ---- the user's own hooks on saved tensors
+
+
+def test_a_users_saved_tensors_hooks_act_after_ours() -> None:
+    model, events = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()), list[str]()
+
+    def pack(tensor: Tensor) -> Tensor:
+        events.append("pack")
+        return tensor
+
+    def unpack(tensor: Tensor) -> Tensor:
+        events.append("unpack")
+        return tensor
+
+    def run(spec: dict[str, Any]) -> tuple[Tensor, list[str], Any]:
+        events.clear()
+        x = X.clone().requires_grad_()
+        with hookrun.hooked(model, spec) as hooks, torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            model(x).sum().backward()
+        return x.grad, list(events), hooks  # type: ignore[return-value]
+
+    plain = run({})
+    offload = {"action": "offload"}
+    for more in ({"action": "capture"}, {**offload, "to": "cpu"}, {**offload, "to": "disk"}):
+        found = run({"h": {"select": ["", "*"], "hook": "saved_tensors", **more}})
+        assert torch.equal(found[0], plain[0])
+        assert found[1] == plain[1] != []
+        assert found[2].fired["h", ""] == 2
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_an_observer_keeps_the_memory_savings_of_activation_checkpointing(early: bool) -> None:
+    def alive(spec: dict[str, Any]) -> int:
+        """The number of activations that still exist after the forward."""
+        block = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()) for _ in range(6)))
+        activations = list[weakref.ref[Any]]()
+
+        def keep(_module: nn.Module, _args: Any, output: Tensor) -> None:
+            activations.append(weakref.ref(output.untyped_storage()))
+
+        for layer in block:
+            assert isinstance(layer, nn.Sequential)
+            layer[1].register_forward_hook(keep)
+        x = X.clone().requires_grad_()
+        with hookrun.hooked(block, spec), set_checkpoint_early_stop(early):
+            output = checkpoint(block, x, use_reentrant=False)
+            found = sum(each() is not None for each in activations)
+            output.sum().backward()
+        assert x.grad is not None
+        return found
+
+    observed = {"h": {"select": "**", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]}}
+    assert alive(observed) == alive({}) <= 1
