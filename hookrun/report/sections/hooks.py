@@ -18,13 +18,11 @@ import numpy as np
 from hookrun.actions.base import ABOUT
 from hookrun.errors import counted, listed
 from hookrun.report.captures import MOST_VIEWS, CaptureView, place, view_capture
-from hookrun.report.draw.axes import spans_magnitudes
-from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
+from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_magnitudes
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number, one_line, shortened
 from hookrun.report.facts import MOST_HOOKS, NOTICES, ON_PARAMETERS, Facts
 from hookrun.report.lines import is_number
-from hookrun.report.section import ReportSection
 from hookrun.store.captures.read import StoredCapture
 
 MOST_CHARTS = 16
@@ -222,7 +220,7 @@ class HookViews:
     samples: dict[str, Any] | None = None
 
 
-def _hooks(facts: Facts) -> list[HookViews] | None:
+def build(facts: Facts) -> list[HookViews] | None:
     """The hooks that recorded something, in firing order; predictions come last."""
     records = defaultdict[str, list[dict[str, Any]]](list)
     for record in facts.stats.records:
@@ -284,6 +282,3 @@ def _samples(facts: Facts) -> dict[str, Any] | None:
     judged = [line for line in lines if line.get("predicted_class") is not None]
     wrong = sum(line["predicted_class"] != line.get("class") for line in judged) if judged else None
     return {"rows": rows, "total": len(lines), "wrong": wrong}
-
-
-SECTION = ReportSection("hooks", "Hooks", _hooks, "hooks.html")

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hookrun.report.facts import ON_PARAMETERS, Facts
-from hookrun.report.section import ReportSection
 
 SHORT = 40
 """Rows of the tree that are shown at first; of a larger model hooked modules and their parents, from the root down."""
@@ -52,7 +51,7 @@ class ModuleNode:
     children: list[ModuleNode] = field(default_factory=list)
 
 
-def _model(facts: Facts) -> dict[str, Any] | None:
+def build(facts: Facts) -> dict[str, Any] | None:
     """The tree, and the number of modules and parameters; None if the run has no file of the model.
 
     folds:    some of the tree is hidden at first
@@ -147,6 +146,3 @@ def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[HookMa
             if path in modules:
                 marks[path].append(HookMark(name, fired, silent.get(path)))
     return marks
-
-
-SECTION = ReportSection("model", "Model", _model, "model.html")
