@@ -109,17 +109,17 @@ def test_a_tree_as_deep_as_it_may_be_and_with_gaps() -> None:
     """Modules below the deepest level are shown on it; one whose parent is missing is shown under the next ancestor."""
     paths = ["", *(".".join(["m"] * level) for level in range(1, 301)), "gone.child"]
     root = tree_of(*paths)["root"]
-    assert [child.name for child in root.children] == ["m", "child"]
+    assert [child["name"] for child in root["children"]] == ["m", "child"]
     depth, count, level = 0, 0, [root]
     while level:
         depth, count = depth + 1, count + len(level)
-        level = [child for node in level for child in node.children]
+        level = [child for node in level for child in node["children"]]
     assert (depth, count) == (model.DEEPEST + 2, len(paths))
 
 
 def test_a_large_tree_is_folded_to_forty_rows() -> None:
     def rows(node: Any) -> int:
-        return 1 + (sum(map(rows, node.children)) if node.opened else 0)
+        return 1 + (sum(map(rows, node["children"])) if node["opened"] else 0)
 
     shown = tree_of("", "h", *(path for n in range(30) for path in (f"h.{n}", f"h.{n}.mlp")))
     assert shown["folds"] and rows(shown["root"]) <= 40 < shown["modules"]

@@ -240,17 +240,18 @@ def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
         back = "L".join(f"{across(x)} {up(low)}" for x, low, _ in reversed(inside))
         if inside:
             parts.append(f'<path class="band c{colour}" d="M{there}L{back}Z"/>')
-    path, pen, dots = [], "M", []
-    for x, y in zip(series.x, series.y, strict=True):
-        if not _fits(y, up.log):
-            pen = "M"
-            continue
-        path.append(f"{pen}{across(x)} {up(y)}")
-        dots.append(f'<circle cx="{across(x)}" cy="{up(y)}" r="2.6"/>')
-        pen = "L"
+    points = [
+        (across(x), up(y)) if _fits(y, up.log) else None for x, y in zip(series.x, series.y, strict=True)
+    ]
     if not series.dots:
+        path = [
+            f"{'M' if before is None else 'L'}{point[0]} {point[1]}"
+            for before, point in pairwise([None, *points])
+            if point is not None
+        ]
         kind = "line thin" if series.thin else "line"
         parts.append(f'<path class="{kind} c{colour}" d="{"".join(path)}"/>')
+    dots = [f'<circle cx="{point[0]}" cy="{point[1]}" r="2.6"/>' for point in points if point is not None]
     if series.dots or (len(dots) <= 24 and not series.thin):
         parts.append(f'<g class="dot c{colour}">{"".join(dots)}</g>')
     return "".join(parts)
@@ -279,25 +280,22 @@ def _thinned(series: Series) -> Series:
 
 
 def _frame(across: Axis, up: Axis, x: str, y: str, labels: Sequence[str] | None = None) -> str:
-    grid, texts = [], []
-    bottom = HEIGHT - BOTTOM
-    for value in up.ticks():
-        grid.append(f"M{LEFT} {up(value)}H{WIDTH - RIGHT}")
-        texts.append(_text(LEFT - 6, up(value) + 3.5, tick(value), "end"))
+    bottom, width = HEIGHT - BOTTOM, WIDTH - LEFT - RIGHT
+    grid = [f"M{LEFT} {up(value)}H{WIDTH - RIGHT}" for value in up.ticks()]
+    texts = [_text(LEFT - 6, up(value) + 3.5, tick(value), "end") for value in up.ticks()]
     if labels is None:
-        for value in across.ticks(6):
-            grid.append(f"M{across(value)} {TOP}V{bottom}")
-            texts.append(_text(across(value), bottom + 14, tick(value), "middle"))
+        below = [(across(value), tick(value)) for value in across.ticks(6)]
+        grid += [f"M{at} {TOP}V{bottom}" for at, _ in below]
     else:
-        room = (WIDTH - LEFT - RIGHT) / max(len(labels), 1)
-        stride = max(1, math.ceil(len(labels) * 26 / (WIDTH - LEFT - RIGHT)))
-        for n in range(0, len(labels), stride):
-            texts.append(_text(across(n), bottom + 14, _short(labels[n], int(room * stride / 6)), "middle"))
-    texts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x, "middle", "label"))
-    middle = (TOP + bottom) / 2
-    texts.append(
-        f'<text class="label" text-anchor="middle" transform="translate(11 {middle}) rotate(-90)">{_said(y)}</text>'
-    )
+        stride = max(1, math.ceil(len(labels) * 26 / width))
+        room = int(width / max(len(labels), 1) * stride / 6)
+        below = [(across(n), _short(labels[n], room)) for n in range(0, len(labels), stride)]
+    texts += [_text(at, bottom + 14, name, "middle") for at, name in below]
+    texts += [
+        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x, "middle", "label"),
+        f'<text class="label" text-anchor="middle" transform="translate(11 {(TOP + bottom) / 2}) rotate(-90)">'
+        f"{_said(y)}</text>",
+    ]
     axes = f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
     return f'<path class="grid" d="{"".join(grid)}"/>{axes}{"".join(texts)}'
 
