@@ -11,8 +11,7 @@ from torch import Tensor
 
 from hookrun.errors import HookrunError, counted, listed
 from hookrun.report.attention import HeadPictures, attention_of, is_attention
-from hookrun.report.draw.axes import spans_magnitudes
-from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines
+from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines, spans_magnitudes
 from hookrun.report.draw.pictures import MOST_PAGED, heat, mosaic
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts

@@ -19,11 +19,9 @@ from hookrun.errors import counted, listed
 from hookrun.report.captures import place
 from hookrun.report.draw import text
 from hookrun.report.facts import read_facts
-from hookrun.report.jobs import CONFIG, read_yaml
-from hookrun.report.section import ReportSection
-from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP
+from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, ReportSection
 from hookrun.report.sections.metrics import latest
-from hookrun.report.sweep_facts import SweepFacts, read_sweep
+from hookrun.report.sweep_facts import CONFIG, SweepFacts, read_sweep, read_yaml
 from hookrun.store.captures.tensor_file import dtype_name
 from hookrun.store.files import replacing
 from hookrun.store.format import REPORT
@@ -97,7 +95,7 @@ def write_page(
 
     Every text on it is escaped, except `Markup`, which only this package makes.
     """
-    built = [(section, data) for section in sections if (data := section.build(facts)) is not None]
+    built = [(section, data) for section in sections if (data := section.build(facts))]
     style, script = (
         _TEMPLATES.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )

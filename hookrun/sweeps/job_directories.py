@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hookrun.errors import spec_error
-from hookrun.report.jobs import HYDRA, job_folders
+from hookrun.report.sweep_facts import HYDRA, job_folders
 from hookrun.store.files import StoreError
 from hookrun.store.format import JOB, MULTIRUN, STATUS
 from hookrun.store.lock import LockedError, refuse_held

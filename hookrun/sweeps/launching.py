@@ -291,7 +291,7 @@ def interrupted(
     jobs:  the overrides of each job; None where the sweeper chooses its jobs while it runs
     names: of a resumed sweep, job index -> directory of the job; None for a new sweep
     """
-    from hookrun.report.jobs import find_jobs
+    from hookrun.report.sweep_facts import find_jobs
 
     statuses = {job.name: job.status for job in find_jobs(sweep_dir)} if sweep_dir.is_dir() else {}
     started = {name for name, status in statuses.items() if status != "not started"}

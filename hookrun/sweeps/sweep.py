@@ -492,8 +492,7 @@ def _run_jobs(app: App, cfg: DictConfig, sweep_run: SweepRun, job: SweepJob) -> 
 
 def _best(sweep_dir: Path) -> str:
     """A line about the best job; empty where no job has a value, or the jobs have different objectives."""
-    from hookrun.report.jobs import find_jobs
-    from hookrun.report.sweep_facts import SweepFacts
+    from hookrun.report.sweep_facts import SweepFacts, find_jobs
 
     facts = SweepFacts(sweep_dir, find_jobs(sweep_dir))
     best = facts.best

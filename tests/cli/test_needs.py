@@ -292,9 +292,9 @@ def test_previous_is_the_newest_finished_run(call: Call, cwd: Path) -> None:
 def again(run: Run) -> list[str]:
     """The command's arguments in the section `repeat` of the page."""
     from hookrun.report.facts import read_facts
-    from hookrun.report.sections.repeat import OF_A_RUN
+    from hookrun.report.sections.repeat import of_a_run
 
-    words = shlex.split(OF_A_RUN.build(read_facts(run.path))["command"])
+    words = shlex.split(of_a_run(read_facts(run.path))["command"])
     assert words[:3] == ["python", "-m", "hookrun"]
     return words[3:]
 

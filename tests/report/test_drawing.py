@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 
 from hookrun.report.draw import text
-from hookrun.report.draw.axes import axis_of
-from hookrun.report.draw.charts import MOST_POINTS, Figure, Series, bars, lines
+from hookrun.report.draw.charts import MOST_POINTS, Figure, Series, axis_of, bars, lines
 from hookrun.report.draw.numbers import MOST_ROWS, of_bars, of_bins, of_cells, of_curves, of_tiles
 from hookrun.report.draw.pictures import mosaic, palette
 

@@ -17,8 +17,7 @@ from hookrun.cli import main
 from hookrun.report import lines
 from hookrun.report.__main__ import main as report_main
 from hookrun.report.facts import Facts, TokenSequence
-from hookrun.report.section import ReportSection
-from hookrun.report.sections import OF_A_RUN
+from hookrun.report.sections import OF_A_RUN, ReportSection
 from hookrun.store.files import StoreError
 from hookrun.store.records import MetricsLine, ModelRecord
 

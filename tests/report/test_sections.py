@@ -44,7 +44,7 @@ def test_the_facts_of_a_run() -> None:
             "seed": 0,
         },
     )
-    assert dict(summary.SECTION.build(facts) or []) == {
+    assert dict(summary.build(facts) or []) == {
         "task": "train", "model": "resnet18 (ResNet)", "data": "digits", "started": "2026-01-01 00:00 UTC",
         "duration": "3 min 20 s", "seed": "0", "device": "cpu, 1 thread of 2 cores",
         "versions": "torch 2.9, python 3.12", "plan": "0123456789ab", "exit code": "0", "directory": "/runs/a",
@@ -53,11 +53,11 @@ def test_the_facts_of_a_run() -> None:
 
 def test_unknown_facts_are_left_out_and_an_analysis_names_its_run() -> None:
     config = {"task": {"name": "probe", "run": "/runs/b"}, "seed": "x"}
-    assert dict(summary.SECTION.build(Facts(Path("a"), {"status": "running"}, config=config)) or []) == {
+    assert dict(summary.build(Facts(Path("a"), {"status": "running"}, config=config)) or []) == {
         "task": "probe", "of the run": "/runs/b", "started": "–", "directory": "a",
     }  # fmt: skip
     cut_off = Facts(Path("a"), STATUS, cut_off="its process is gone")
-    assert "duration" not in dict(summary.SECTION.build(cut_off) or [])
+    assert "duration" not in dict(summary.build(cut_off) or [])
 
 
 # ---- plan and model
@@ -100,7 +100,7 @@ def test_the_tree_is_nested_as_the_model_is(observed: Path, page) -> None:
 def tree_of(*paths: str) -> dict[str, Any]:
     """What the page shows of a model with these modules."""
     modules = [{"path": path, "names": [path], "class": "M", "parameters": 0} for path in paths]
-    shown = model.SECTION.build(Facts(Path(), {}, model=ModelRecord.model_validate({"modules": modules})))
+    shown = model.build(Facts(Path(), {}, model=ModelRecord.model_validate({"modules": modules})))
     assert shown is not None
     return dict(shown)
 
@@ -109,17 +109,17 @@ def test_a_tree_as_deep_as_it_may_be_and_with_gaps() -> None:
     """Modules below the deepest level are shown on it; one whose parent is missing is shown under the next ancestor."""
     paths = ["", *(".".join(["m"] * level) for level in range(1, 301)), "gone.child"]
     root = tree_of(*paths)["root"]
-    assert [child.name for child in root.children] == ["m", "child"]
+    assert [child["name"] for child in root["children"]] == ["m", "child"]
     depth, count, level = 0, 0, [root]
     while level:
         depth, count = depth + 1, count + len(level)
-        level = [child for node in level for child in node.children]
+        level = [child for node in level for child in node["children"]]
     assert (depth, count) == (model.DEEPEST + 2, len(paths))
 
 
 def test_a_large_tree_is_folded_to_forty_rows() -> None:
     def rows(node: Any) -> int:
-        return 1 + (sum(map(rows, node.children)) if node.opened else 0)
+        return 1 + (sum(map(rows, node["children"])) if node["opened"] else 0)
 
     shown = tree_of("", "h", *(path for n in range(30) for path in (f"h.{n}", f"h.{n}.mlp")))
     assert shown["folds"] and rows(shown["root"]) <= 40 < shown["modules"]
@@ -137,7 +137,7 @@ def line(step: int, of: str = "epoch", split: str = "val", **values: float) -> d
 
 
 def test_each_metric_is_one_chart_and_single_batches_are_named() -> None:
-    found = metrics.SECTION.build(
+    found = metrics.build(
         facts(
             *(line(step, "batch", "train", loss=1.0 / step, lr=0.1) for step in (1, 2)),
             *(line(step, split=split, loss=0.5) for step in (2, 4) for split in ("train", "val")),
@@ -165,7 +165,7 @@ def test_a_nan_can_be_the_latest_value_and_never_the_best() -> None:
 
 
 def test_lines_without_a_step_are_of_analyses() -> None:
-    assert metrics.SECTION.build(facts({"module": "fc", "accuracy": 0.5})) is None
+    assert metrics.build(facts({"module": "fc", "accuracy": 0.5})) is None
 
 
 def test_only_whole_numbers_from_0_are_positions_and_samples() -> None:
@@ -175,7 +175,7 @@ def test_only_whole_numbers_from_0_are_positions_and_samples() -> None:
         for of in ("position", "sample")
         for value in values
     ]
-    parts = parts_of_passes.SECTION.build(facts(*lines))
+    parts = parts_of_passes.build(facts(*lines))
     assert parts is not None
     ((_, rows),) = parts["tables"]
     assert [sample for sample, *_ in rows] == [0, 1, 2**60]
@@ -240,7 +240,7 @@ def test_places_and_sizes_in_the_files_of_a_lens_are_bounded(tmp_path: Path) -> 
     ]
     write_lines(tmp_path / "lens.jsonl", cells)
     (tmp_path / "status.json").write_text(json.dumps({"status": "completed"}))
-    found = lens.SECTION.build(read_facts(tmp_path))
+    found = lens.build(read_facts(tmp_path))
     assert found is not None
     (figure,) = found["figures"]
     assert "--rows:1;--columns:1" in figure.picture

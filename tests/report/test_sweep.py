@@ -11,8 +11,7 @@ from report_pages import SHORT, change_status, ended_process, read_lines, table,
 
 import hookrun
 from hookrun.cli import main
-from hookrun.report.jobs import find_jobs, read_yaml
-from hookrun.report.sweep_facts import read_sweep
+from hookrun.report.sweep_facts import find_jobs, read_sweep, read_yaml
 
 
 def give(job: Path, *overrides: str) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 from markupsafe import Markup, escape
 
-from hookrun.report.draw.axes import Axis, axis_of
 from hookrun.report.draw.numbers import Series as Series
 from hookrun.report.draw.numbers import Table as Table
 from hookrun.report.draw.numbers import of_bars, of_bins, of_curves
@@ -22,6 +21,10 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 10, 10, 36
 COLOURS = 8
 MOST_POINTS = 300
 _FEW_BINS = 5
+_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_LARGEST = 1e280
+"""Larger absolute values are drawn at this bound, on a logarithmic axis also values below 1 / bound, so that positions
+stay finite."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,76 @@ class Figure:
     scale: Markup | None = None
     facts: tuple[str, ...] = ()
     table: Table | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Maps values from `low` to `high` to positions from `start` to `end`.
+
+    log:   on a logarithmic scale; both bounds are then positive
+    whole: values are whole numbers
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+    whole: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high, at = self.low, self.high, _held(value, self.log)
+        if self.log:
+            low, high, at = map(math.log10, (low, high, at))
+        return round(self.start + (at - low) / (high - low) * (self.end - self.start), 1)
+
+    def ticks(self, about: int = 5) -> list[float]:
+        """Round numbers inside the range."""
+        if self.log and self.high / self.low >= 30:
+            first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+            stride = max(1, -(-(last - first) // about))
+            return [10.0**power for power in range(first, last + 1, stride)]
+        wanted = (self.high - self.low) / about
+        power = 10.0 ** math.floor(math.log10(wanted))
+        step = next(step * power for step in _STEPS if step * power >= wanted * (1 - 1e-9))
+        if self.whole:
+            step = 2.0 if step == 2.5 else max(step, 1.0)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [number * step for number in range(first, last + 1)]
+
+
+def axis_of(
+    values: Iterable[float], start: float, end: float, *, log: bool = False, from_zero: bool = False
+) -> Axis:
+    """An axis that contains every finite value, with a margin; if logarithmic, every positive value."""
+    inside = [_held(value, log) for value in values if math.isfinite(value) and (value > 0 or not log)]
+    if not inside:
+        return Axis(1.0 if log else 0.0, 10.0 if log else 1.0, start, end, log)
+    low, high = min(inside), max(inside)
+    if log:
+        room = max((high / low) ** 0.04 if high / low < math.inf else _LARGEST**0.08, 1.05)
+        return Axis(low / room, high * room, start, end, log)
+    if from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    largest = max(abs(high), abs(low))
+    if high - low <= max(1e-12 * largest, 1 / _LARGEST):  # all the same
+        half = largest * 0.5 if largest > 1 / _LARGEST else 0.5
+        low, high = low - half, high + half
+    room = (high - low) * 0.04
+    low -= 0 if from_zero and low == 0 else room
+    high += 0 if from_zero and high == 0 else room
+    return Axis(low, high, start, end)
+
+
+def _held(value: float, log: bool) -> float:
+    """The value, clamped to the bounds that can be drawn."""
+    return min(max(value, 1 / _LARGEST if log else -_LARGEST), _LARGEST)
+
+
+def spans_magnitudes(values: Iterable[float], ratio: float = 50.0) -> bool:
+    """Whether all finite values are positive and so far apart that a logarithmic scale shows more."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) / min(finite) >= ratio
 
 
 def lines(
@@ -167,17 +240,18 @@ def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
         back = "L".join(f"{across(x)} {up(low)}" for x, low, _ in reversed(inside))
         if inside:
             parts.append(f'<path class="band c{colour}" d="M{there}L{back}Z"/>')
-    path, pen, dots = [], "M", []
-    for x, y in zip(series.x, series.y, strict=True):
-        if not _fits(y, up.log):
-            pen = "M"
-            continue
-        path.append(f"{pen}{across(x)} {up(y)}")
-        dots.append(f'<circle cx="{across(x)}" cy="{up(y)}" r="2.6"/>')
-        pen = "L"
+    points = [
+        (across(x), up(y)) if _fits(y, up.log) else None for x, y in zip(series.x, series.y, strict=True)
+    ]
     if not series.dots:
+        path = [
+            f"{'M' if before is None else 'L'}{point[0]} {point[1]}"
+            for before, point in pairwise([None, *points])
+            if point is not None
+        ]
         kind = "line thin" if series.thin else "line"
         parts.append(f'<path class="{kind} c{colour}" d="{"".join(path)}"/>')
+    dots = [f'<circle cx="{point[0]}" cy="{point[1]}" r="2.6"/>' for point in points if point is not None]
     if series.dots or (len(dots) <= 24 and not series.thin):
         parts.append(f'<g class="dot c{colour}">{"".join(dots)}</g>')
     return "".join(parts)
@@ -206,25 +280,22 @@ def _thinned(series: Series) -> Series:
 
 
 def _frame(across: Axis, up: Axis, x: str, y: str, labels: Sequence[str] | None = None) -> str:
-    grid, texts = [], []
-    bottom = HEIGHT - BOTTOM
-    for value in up.ticks():
-        grid.append(f"M{LEFT} {up(value)}H{WIDTH - RIGHT}")
-        texts.append(_text(LEFT - 6, up(value) + 3.5, tick(value), "end"))
+    bottom, width = HEIGHT - BOTTOM, WIDTH - LEFT - RIGHT
+    grid = [f"M{LEFT} {up(value)}H{WIDTH - RIGHT}" for value in up.ticks()]
+    texts = [_text(LEFT - 6, up(value) + 3.5, tick(value), "end") for value in up.ticks()]
     if labels is None:
-        for value in across.ticks(6):
-            grid.append(f"M{across(value)} {TOP}V{bottom}")
-            texts.append(_text(across(value), bottom + 14, tick(value), "middle"))
+        below = [(across(value), tick(value)) for value in across.ticks(6)]
+        grid += [f"M{at} {TOP}V{bottom}" for at, _ in below]
     else:
-        room = (WIDTH - LEFT - RIGHT) / max(len(labels), 1)
-        stride = max(1, math.ceil(len(labels) * 26 / (WIDTH - LEFT - RIGHT)))
-        for n in range(0, len(labels), stride):
-            texts.append(_text(across(n), bottom + 14, _short(labels[n], int(room * stride / 6)), "middle"))
-    texts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x, "middle", "label"))
-    middle = (TOP + bottom) / 2
-    texts.append(
-        f'<text class="label" text-anchor="middle" transform="translate(11 {middle}) rotate(-90)">{_said(y)}</text>'
-    )
+        stride = max(1, math.ceil(len(labels) * 26 / width))
+        room = int(width / max(len(labels), 1) * stride / 6)
+        below = [(across(n), _short(labels[n], room)) for n in range(0, len(labels), stride)]
+    texts += [_text(at, bottom + 14, name, "middle") for at, name in below]
+    texts += [
+        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x, "middle", "label"),
+        f'<text class="label" text-anchor="middle" transform="translate(11 {(TOP + bottom) / 2}) rotate(-90)">'
+        f"{_said(y)}</text>",
+    ]
     axes = f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
     return f'<path class="grid" d="{"".join(grid)}"/>{axes}{"".join(texts)}'
 

@@ -13,7 +13,6 @@ from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
-from hookrun.report.section import ReportSection
 
 MOST_MODULES = 400
 """The largest number of rows in the table of probes, and in the matrix of similarities."""
@@ -24,7 +23,7 @@ _SIMILARITY = {"module", "other", "cka"}
 Line = dict[str, Any]
 
 
-def _analysis(facts: Facts) -> dict[str, Any] | None:
+def build(facts: Facts) -> dict[str, Any] | None:
     """The results in metrics.jsonl: one line for each probed module, or for each pair of modules.
 
     projections: texts that say which modules' features were projected, and how
@@ -72,6 +71,3 @@ def _matrix(similarities: list[Line]) -> Figure:
     shown = [module_name(name) for name in names]
     few = len(names) <= 12
     return heat("linear CKA", values, rows=shown, columns=shown, x="module", numbers=few, limits=(0, 1))
-
-
-SECTION = ReportSection("analysis", "Analysis", _analysis, "analysis.html")

@@ -13,7 +13,6 @@ from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import shortened
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
-from hookrun.report.section import ReportSection
 
 MOST_CLASSES = 40
 """Classes of a matrix; for more classes only the most frequent confusions are listed."""
@@ -24,7 +23,7 @@ MOST_TEXT = 300
 _NUMBERED = 12
 
 
-def _classes(facts: Facts) -> dict[str, Any] | None:
+def build(facts: Facts) -> dict[str, Any] | None:
     """The confusions of each split and the worst samples; None if no sample has both a class and a predicted class.
 
     is_sample: only a part of the samples was read
@@ -99,6 +98,3 @@ def _by_number(name: str) -> tuple[bool, int, str]:
     """A sort key: numbers by size, then other names."""
     is_number = name.isascii() and name.isdecimal() and len(name) < 10
     return not is_number, int(name) if is_number else 0, name
-
-
-SECTION = ReportSection("classes", "Classes", _classes, "classes.html")

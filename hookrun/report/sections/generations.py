@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookrun.report.facts import Facts
-from hookrun.report.section import ReportSection
 
 MOST_OPEN = 8
 """Samples that are shown; more can be unfolded."""
@@ -22,7 +21,7 @@ MOST_NEXT = 8
 _WORDS = re.compile(r"\s*\S+\s*")
 
 
-def _generations(facts: Facts) -> dict[str, Any] | None:
+def build(facts: Facts) -> dict[str, Any] | None:
     """The first samples and the others; `compared`: prompts were continued with and without hooks."""
     records = facts.generations.records
     if not records:
@@ -155,6 +154,3 @@ def _token(token: int, text: str | None) -> str:
     if not text:
         return f"#{token}"
     return repr(text if len(text) <= MOST_TOKEN else f"{text[:MOST_TOKEN]}…")
-
-
-SECTION = ReportSection("generations", "Generations", _generations, "generations.html")

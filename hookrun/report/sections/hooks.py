@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
@@ -17,14 +16,12 @@ import numpy as np
 
 from hookrun.actions.base import ABOUT
 from hookrun.errors import counted, listed
-from hookrun.report.captures import MOST_VIEWS, CaptureView, place, view_capture
-from hookrun.report.draw.axes import spans_magnitudes
-from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
+from hookrun.report.captures import MOST_VIEWS, place, view_capture
+from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_magnitudes
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number, one_line, shortened
 from hookrun.report.facts import MOST_HOOKS, NOTICES, ON_PARAMETERS, Facts
 from hookrun.report.lines import is_number
-from hookrun.report.section import ReportSection
 from hookrun.store.captures.read import StoredCapture
 
 MOST_CHARTS = 16
@@ -105,17 +102,15 @@ def over_steps(title: str, points: Points, unit: str, name: str, *, by_layer: bo
 
 def _map(title: str, points: Points, unit: str) -> Figure:
     """A map of layers over steps; coloured by magnitude if no value is negative and they differ by much."""
-    values = [value for _, ys in points.values() for value in ys]
-    log = not any(value < 0 for value in values) and spans_magnitudes(value for value in values if value > 0)
-    places = sorted({x for xs, _ in points.values() for x in xs})
+    xs, ys = (np.concatenate([np.array(pair[which]) for pair in points.values()]) for which in (0, 1))
+    log = not (ys < 0).any() and spans_magnitudes(ys[ys > 0])
+    places, column = np.unique(xs, return_inverse=True)
     block = -(-len(places) // MOST_COLUMNS)
-    column = {x: n // block for n, x in enumerate(places)}
-    total = np.zeros((len(points), max(column.values()) + 1))
+    row = np.repeat(range(len(points)), [len(values) for _, values in points.values()])
+    total = np.zeros((len(points), -(-len(places) // block)))
     count = np.zeros(total.shape)
-    for row, (xs, ys) in enumerate(points.values()):
-        for x, y in zip(xs, ys, strict=True):
-            total[row, column[x]] += y
-            count[row, column[x]] += 1
+    np.add.at(total, (row, column // block), ys)
+    np.add.at(count, (row, column // block), 1)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean, there = total / count, count > 0
     names = [module_name(path) for path in points]
@@ -148,35 +143,27 @@ def _map(title: str, points: Points, unit: str) -> Figure:
 
 def _of_single_layers(points: Points, unit: str) -> list[str]:
     """Texts that name the layers with the largest and smallest values, and those with zeros, NaN and infinities."""
-    largest, smallest = list[tuple[float, float, str]](), list[tuple[float, float, str]]()
-    zero = list[str]()
-    first: dict[str, dict[str, float]] = {"NaN": {}, "infinite": {}}
-    for path, (xs, ys) in points.items():
-        name = module_name(path)
-        above = [(abs(y), x, name) for x, y in zip(xs, ys, strict=True) if math.isfinite(y) and y]
-        if above:
-            largest.append(max(above, key=itemgetter(0)))  # the first of equal ones
-            smallest.append(min(above, key=itemgetter(0)))
-        elif 0 in ys:
-            zero.append(name)
-        for kind, is_one in (("NaN", math.isnan), ("infinite", math.isinf)):
-            if steps := [x for x, y in zip(xs, ys, strict=True) if is_one(y)]:
-                first[kind][name] = steps[0]
+    layers = {module_name(path): list(zip(xs, ys, strict=True)) for path, (xs, ys) in points.items()}
+    sizes = {
+        name: [(abs(y), x) for x, y in pairs if math.isfinite(y) and y] for name, pairs in layers.items()
+    }
     facts = list[str]()
-    if len(largest) > 1:
-        for title, extremes, is_most in (("largest", largest, True), ("smallest above 0", smallest, False)):
-            extremes.sort(key=itemgetter(0), reverse=is_most)
-            some = [
-                f"{name} {number(value)} ({unit} {number(x)})" for value, x, name in extremes[:MOST_NAMED]
-            ]
+    for title, extreme, is_most in (("largest", max, True), ("smallest above 0", min, False)):
+        # the first of equal ones
+        extremes = [(name, *extreme(pairs, key=itemgetter(0))) for name, pairs in sizes.items() if pairs]
+        extremes.sort(key=itemgetter(1), reverse=is_most)
+        if len(extremes) > 1:
+            some = [f"{name} {number(size)} ({unit} {number(x)})" for name, size, x in extremes[:MOST_NAMED]]
             facts.append(f"{title}: {', '.join(some)}")
+    zero = [name for name, pairs in layers.items() if not sizes[name] and any(y == 0 for _, y in pairs)]
     if zero:
         facts.append(f"exactly 0 throughout, {counted(len(zero), 'layer')}: {listed(zero, MOST_NAMED)}")
-    for kind, layers in first.items():
-        if layers:
-            shown = listed(sorted(layers, key=layers.__getitem__), MOST_NAMED)
-            since = number(min(layers.values()))
-            facts.append(f"{kind} from {unit} {since}, {counted(len(layers), 'layer')}: {shown}")
+    for kind, is_one in (("NaN", math.isnan), ("infinite", math.isinf)):
+        steps = {name: [x for x, y in pairs if is_one(y)] for name, pairs in layers.items()}
+        first = sorted((at[0], place, name) for place, (name, at) in enumerate(steps.items()) if at)
+        if first:
+            shown = listed([name for *_, name in first], MOST_NAMED)
+            facts.append(f"{kind} from {unit} {number(first[0][0])}, {counted(len(first), 'layer')}: {shown}")
     return facts
 
 
@@ -202,28 +189,14 @@ MOST_SAMPLES = 200
 """Samples that are listed with their predicted class."""
 
 
-@dataclass(frozen=True)
-class HookViews:
-    """What one hook recorded.
+def build(facts: Facts) -> list[dict[str, Any]]:
+    """The hooks that recorded something, in firing order; predictions come last.
 
     order: its position in the plan; -1 if the plan does not have it
     left:  captured tensors that are not drawn
     lines: (place, text) of the first records that contain more than numbers
     samples: for predictions, those of the samples
     """
-
-    name: str
-    title: str
-    order: int
-    figures: list[Figure]
-    views: list[CaptureView]
-    left: list[StoredCapture]
-    lines: list[tuple[str, str]]
-    samples: dict[str, Any] | None = None
-
-
-def _hooks(facts: Facts) -> list[HookViews] | None:
-    """The hooks that recorded something, in firing order; predictions come last."""
     records = defaultdict[str, list[dict[str, Any]]](list)
     for record in facts.stats.records:
         records[record["hook"]].append(record)
@@ -242,9 +215,19 @@ def _hooks(facts: Facts) -> list[HookViews] | None:
     ]
     for captures in list(predicted.values())[:MOST_VIEWS]:
         views = [view_capture(capture, facts, is_prediction=True) for capture in captures[:share]]
-        title, left = "what the model predicted", captures[share:]
-        shown.append(HookViews("predictions", title, -1, [], views, left, [], _samples(facts)))
-    return [each for each in shown if each.figures or each.views or each.left or each.lines] or None
+        shown.append(
+            {
+                "name": "predictions",
+                "title": "what the model predicted",
+                "order": -1,
+                "figures": [],
+                "views": views,
+                "left": captures[share:],
+                "lines": [],
+                "samples": _samples(facts),
+            }
+        )
+    return [each for each in shown if any(each[key] for key in ("figures", "views", "left", "lines"))]
 
 
 def _of_hook(
@@ -254,7 +237,7 @@ def _of_hook(
     records: Sequence[dict[str, Any]],
     captures: list[StoredCapture],
     share: int,
-) -> HookViews:
+) -> dict[str, Any]:
     title, places = "", dict[str, int]()
     if hook := facts.planned.get(name):
         matches = counted(len(hook.targets), "parameter" if hook.hook in ON_PARAMETERS else "module")
@@ -265,7 +248,16 @@ def _of_hook(
     figures = statistics(records, places, are_gradients=facts.sees_gradients(name))
     if norms := {place(view.capture): view.norms for view in views if view.norms is not None}:
         figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
-    return HookViews(name, title, order, figures, views, captures[share:], as_lines(records))
+    return {
+        "name": name,
+        "title": title,
+        "order": order,
+        "figures": figures,
+        "views": views,
+        "left": captures[share:],
+        "lines": as_lines(records),
+        "samples": None,
+    }
 
 
 def _samples(facts: Facts) -> dict[str, Any] | None:
@@ -284,6 +276,3 @@ def _samples(facts: Facts) -> dict[str, Any] | None:
     judged = [line for line in lines if line.get("predicted_class") is not None]
     wrong = sum(line["predicted_class"] != line.get("class") for line in judged) if judged else None
     return {"rows": rows, "total": len(lines), "wrong": wrong}
-
-
-SECTION = ReportSection("hooks", "Hooks", _hooks, "hooks.html")

@@ -14,7 +14,6 @@ from hookrun.report.draw.pictures import LEVELS, heat, palette
 from hookrun.report.draw.text import number, one_line, shortened
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number, is_place, sampled
-from hookrun.report.section import ReportSection
 from hookrun.store.format import LENS
 from hookrun.store.records import LensLine
 
@@ -31,7 +30,7 @@ _LIGHT = 0.55
 Line = dict[str, Any]
 
 
-def _lens(facts: Facts) -> dict[str, Any] | None:
+def build(facts: Facts) -> dict[str, Any] | None:
     """The tables of the first samples, figures of the means, and notes on what is not shown."""
     read = sampled(facts.path / LENS, LensLine, limit=_BYTES, from_start=True)
     means = [line for line in facts.metrics.records if _is_mean(line)]
@@ -165,6 +164,3 @@ def _by_head(name: str, lines: list[Line]) -> Figure:
         x="head",
         numbers=count <= 12 and len(rows) <= 12,
     )
-
-
-SECTION = ReportSection("lens", "Lens", _lens, "lens.html")

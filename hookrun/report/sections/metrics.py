@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.facts import Facts
 from hookrun.report.lines import numbers
-from hookrun.report.section import ReportSection
 from hookrun.spec.objective import direction_of
 from hookrun.store.scores import ABOUT, Line, is_batch, is_part
 
@@ -31,7 +30,7 @@ class LatestValue:
     of_batch: bool
 
 
-def _curves(facts: Facts) -> list[Figure] | None:
+def build(facts: Facts) -> list[Figure] | None:
     """One chart for each metric with more than one value, with a curve for each split; no chart of a constant lr.
 
     Single training batches are a thin curve, epoch means have points.
@@ -84,6 +83,3 @@ def _measured(facts: Facts) -> Iterator[tuple[Line, str, int, dict[str, float]]]
     for line in facts.metrics.records:
         if isinstance(line.get("step"), int) and not is_part(line):
             yield line, str(line.get("split", "")), line["step"], numbers(line, without=ABOUT)
-
-
-SECTION = ReportSection("metrics", "Metrics", _curves, "metrics.html")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from hookrun.report.facts import ON_PARAMETERS, Facts
-from hookrun.report.section import ReportSection
 
 SHORT = 40
 """Rows of the tree that are shown at first; of a larger model hooked modules and their parents, from the root down."""
@@ -18,45 +16,18 @@ DEEPEST = 40
 """Levels of the tree; modules further down are shown on the last one."""
 
 
-@dataclass(frozen=True)
-class HookMark:
-    """A hook at a module.
-
-    counts: (parameter or "", how often the hook fired there; None if the run kept no counts)
-    silent: why it did nothing at the module, or at one of its parameters
-    """
-
-    hook: str
-    counts: list[tuple[str, int | None]]
-    silent: str | None
-
-
-@dataclass(frozen=True)
-class ModuleNode:
-    """A module and its children.
-
-    others: other paths of the same module
-    shape:  shape of its output; None if no hook needed it
-    quiet:  it is hidden at first, because neither it nor a descendant is hooked
-    opened: its children are shown at first
-    """
-
-    name: str
-    others: list[str]
-    type: str
-    parameters: int
-    shape: str | None
-    marks: list[HookMark]
-    quiet: bool
-    opened: bool = True
-    children: list[ModuleNode] = field(default_factory=list)
-
-
-def _model(facts: Facts) -> dict[str, Any] | None:
+def build(facts: Facts) -> dict[str, Any] | None:
     """The tree, and the number of modules and parameters; None if the run has no file of the model.
 
     folds:    some of the tree is hidden at first
     left_out: number of modules that are not in the tree, because there are too many
+
+    Of each module in the tree:
+    others: other paths of the same module
+    shape:  shape of its output; None if no hook needed it
+    marks:  its hooks, as `_marks` describes them
+    quiet:  it is hidden at first, because neither it nor a descendant is hooked
+    opened: its children are shown at first
     """
     modules = {module.path: module for module in facts.model.modules}
     if "" not in modules:
@@ -78,22 +49,23 @@ def _model(facts: Facts) -> dict[str, Any] | None:
     chosen = set(by_need[:MOST])
     kept = [path for path in modules if path in chosen]
     opened = _opened([path for path in kept if not hides or path in loud]) if is_large else set(kept)
-    nodes = {
-        path: ModuleNode(
-            name=path.rpartition(".")[2],
-            others=[name for name in modules[path].names if name != path],
-            type=modules[path].type,
-            parameters=modules[path].parameters,
-            shape=shapes.get(path),
-            marks=marks.get(path, []),
-            quiet=hides and path not in loud,
-            opened=path in opened or (hides and path not in loud),
-        )
+    nodes: dict[str, dict[str, Any]] = {
+        path: {
+            "name": path.rpartition(".")[2],
+            "others": [name for name in modules[path].names if name != path],
+            "type": modules[path].type,
+            "parameters": modules[path].parameters,
+            "shape": shapes.get(path),
+            "marks": marks.get(path, []),
+            "quiet": hides and path not in loud,
+            "opened": path in opened or (hides and path not in loud),
+            "children": list[Any](),
+        }
         for path in kept
     }
     for path, node in nodes.items():
         if path:
-            nodes[_holder(path, nodes)].children.append(node)
+            nodes[_holder(path, nodes)]["children"].append(node)
     return {
         "root": nodes[""],
         "modules": len(modules),
@@ -130,9 +102,13 @@ def _holder(path: str, nodes: Mapping[str, object]) -> str:
     return ".".join(parts)
 
 
-def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[HookMark]]:
-    """Module -> marks of its hooks; hooks on a parameter are shown at the module that owns it."""
-    marks = defaultdict[str, list[HookMark]](list)
+def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[dict[str, Any]]]:
+    """Module -> marks of its hooks; hooks on a parameter are shown at the module that owns it.
+
+    counts: (parameter or "", how often the hook fired there; None if the run kept no counts)
+    silent: why it did nothing at the module, or at one of its parameters
+    """
+    marks = defaultdict[str, list[dict[str, Any]]](list)
     for name, hook in facts.planned.items():
         counts, silent = defaultdict[str, list[tuple[str, int | None]]](list), dict[str, str]()
         for match in hook.targets:
@@ -145,8 +121,5 @@ def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[HookMa
                 silent[path] = site.silent
         for path, fired in counts.items():
             if path in modules:
-                marks[path].append(HookMark(name, fired, silent.get(path)))
+                marks[path].append({"hook": name, "counts": fired, "silent": silent.get(path)})
     return marks
-
-
-SECTION = ReportSection("model", "Model", _model, "model.html")

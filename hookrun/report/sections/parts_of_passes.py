@@ -10,7 +10,6 @@ from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_place, numbers
-from hookrun.report.section import ReportSection
 from hookrun.spec.objective import direction_of
 from hookrun.store.scores import ABOUT, Line
 
@@ -20,7 +19,8 @@ MOST_SAMPLES = 10
 _ABOUT = {*ABOUT, "position", "sample", "tokens"}
 
 
-def _parts(facts: Facts) -> dict[str, Any] | None:
+def build(facts: Facts) -> dict[str, Any] | None:
+    """Charts by position, and tables of the worst samples; None without either."""
     figures, tables = _by_position(facts)[:MOST_FIGURES], _by_sample(facts)[:MOST_TABLES]
     return {"figures": figures, "tables": tables} if figures or tables else None
 
@@ -76,6 +76,3 @@ def _by_sample(facts: Facts) -> list[tuple[str, list[tuple[int, str, str]]]]:
             ]
             tables.append((f"{split}: the worst of {len(samples):,} samples by {name}", shown))
     return tables
-
-
-SECTION = ReportSection("parts", "By position and sample", _parts, "parts_of_passes.html")

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from hookrun.report.facts import MOST_HOOKS, Facts
-from hookrun.report.section import ReportSection
 
 SHOWN_MODULES = 4
 
 
-def _rows(facts: Facts) -> list[dict[str, Any]] | None:
+def build(facts: Facts) -> list[dict[str, Any]] | None:
     """One row for each hook, in firing order.
 
     fired:   how often, over all its modules; None if the run kept no counts
@@ -87,6 +86,3 @@ def _when(when: Mapping[str, Any]) -> list[str]:
             shown = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             parts.append(f"{key} {shown}")
     return parts
-
-
-SECTION = ReportSection("plan", "Plan", _rows, "plan.html")

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hookrun.report.facts import Facts
-from hookrun.report.jobs import read_yaml
-from hookrun.report.section import ReportSection
-from hookrun.report.sweep_facts import SweepFacts
+from hookrun.report.sweep_facts import SweepFacts, read_yaml
 from hookrun.store.format import MULTIRUN
 from hookrun.store.records import HydraRecord, UsedRunRecord, checked
 
@@ -20,7 +18,7 @@ _SHIPPED = "conf"
 WEIGHTS = "model.weights"
 
 
-def _of_a_run(facts: Facts) -> dict[str, str] | None:
+def of_a_run(facts: Facts) -> dict[str, str] | None:
     """The command of a run or a job of a sweep, and its configuration; None if it was a loop of the user's own."""
     if facts.env.recorded:
         return None
@@ -32,7 +30,8 @@ def _of_a_run(facts: Facts) -> dict[str, str] | None:
     return {**again, "composed": facts.composed}
 
 
-def _of_a_sweep(facts: SweepFacts) -> dict[str, str]:
+def of_a_sweep(facts: SweepFacts) -> dict[str, str]:
+    """The command of a sweep."""
     argv = next((job.argv for job in facts.jobs if job.argv), [])
     return _again(facts.folder / MULTIRUN, facts.folder, argv, is_job=False)
 
@@ -94,6 +93,3 @@ def _value(path: str) -> str:
 
 
 _NAMES_A_RUN = re.compile(r"(task|model\.weights|hooks(\.[\w-]+)+)\.run|model\.weights")
-
-OF_A_RUN = ReportSection("repeat", "Run it again", _of_a_run, "repeat.html")
-OF_A_SWEEP = ReportSection("repeat", "Run it again", _of_a_sweep, "repeat.html")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from hookrun.errors import counted
 from hookrun.report.draw.text import duration, moment, number, seconds_between
 from hookrun.report.facts import Facts
-from hookrun.report.jobs import tags_of
-from hookrun.report.section import ReportSection
+from hookrun.report.sweep_facts import tags_of
 
 _VERSIONS = ("hookrun", "torch", "torchvision", "hydra", "python")
 
 
-def _summary(facts: Facts) -> list[tuple[str, str]]:
+def build(facts: Facts) -> list[tuple[str, str]]:
     """(name, value) pairs; unknown values are left out."""
     status, env, config = facts.status, facts.env, facts.config
     name, cls = "" if facts.source else facts.named("model"), facts.model.type or facts.plan.model or ""
@@ -38,6 +37,3 @@ def _summary(facts: Facts) -> list[tuple[str, str]]:
         "directory": str(facts.path),
     }
     return [(name, str(value)) for name, value in rows.items() if value not in (None, "")]
-
-
-SECTION = ReportSection("summary", "Summary", _summary, "summary.html")

@@ -1,4 +1,4 @@
-"""The metrics of a sweep against its keys: curves for one key, a map for two, curves for each key of more."""
+"""The objective of a sweep, and its metrics against its keys: curves for one key or many, a map for two."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hookrun.errors import counted
-from hookrun.report.draw.axes import spans_magnitudes
-from hookrun.report.draw.charts import Figure, Series, lines
+from hookrun.report.draw.charts import Figure, Series, lines, spans_magnitudes
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import number
-from hookrun.report.jobs import JobFacts
-from hookrun.report.section import ReportSection
-from hookrun.report.sweep_facts import SweepFacts
+from hookrun.report.sweep_facts import JobFacts, SweepFacts
 
 K = TypeVar("K")
 
@@ -28,21 +25,33 @@ REPEATS = "seed"
 """The key whose values are repetitions of the same experiment."""
 
 
-def _figures(facts: SweepFacts) -> list[Figure] | None:
+def objective(facts: SweepFacts) -> dict[str, Any] | None:
+    """The objective as text, how many jobs are done without a finite value, and the metrics of single batches."""
+    of_batch = sorted({name for job in facts.jobs for name in job.of_batch})
+    said = str(facts.goal) if facts.goal else ""
+    if len(facts.goals) > 1:
+        said = "not the same for every job: " + "; ".join(sorted(map(str, facts.goals)))
+    if not said and not of_batch:
+        return None
+    without = sum(job.result is not None and job.value is None for job in facts.jobs) if facts.goal else 0
+    return {"objective": said, "without": without, "of_batch": of_batch}
+
+
+def figures(facts: SweepFacts) -> list[Figure]:
     """One figure for each metric; jobs that differ only in their seed are one point with a band."""
     jobs = facts.compared
     measured = {name for job in jobs for name in job.metrics}
     names = [name for name in facts.metrics if name in measured and not name.endswith("/samples")]
     keys = [key for key in facts.varied if key != REPEATS] or facts.varied
     is_small = all(len({job.overrides.get(key) for job in jobs}) <= MOST_CELLS for key in keys)
-    figures = list[Figure]()
+    shown = list[Figure]()
     for name in names[:MOST_METRICS]:
         if len(keys) == 2 and is_small:
             drawn = [_map(jobs, keys[0], keys[1], name)]
         else:
             drawn = [_curve([job for job in jobs if name in job.metrics], key, name) for key in keys]
-        figures += [_with_baselines(figure, facts, name) for figure in drawn]
-    return figures[:MOST_FIGURES] or None
+        shown += [_with_baselines(figure, facts, name) for figure in drawn]
+    return shown[:MOST_FIGURES]
 
 
 def _with_baselines(figure: Figure, facts: SweepFacts, name: str) -> Figure:
@@ -128,6 +137,3 @@ def _rank(text: str) -> tuple[bool, float, str]:
     """A sort key: numbers by size, then texts."""
     number = _number(text)
     return not math.isfinite(number), number if math.isfinite(number) else 0.0, text
-
-
-SECTION = ReportSection("figures", "Metrics by swept key", _figures, "swept.html")
