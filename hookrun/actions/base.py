@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from hookrun.actions.fields import Meaning
-from hookrun.actions.python_values import InlineFunction, InlineTensor
 from hookrun.actions.site import HookSite as HookSite
 from hookrun.actions.site import Keeper as Keeper
-from hookrun.actions.values import FileValue, RunValue
+from hookrun.actions.values import FileValue, InlineFunction, InlineTensor, RunValue
 from hookrun.hook_types import FORWARD, FORWARD_PRE, ON_VALUES, HookType
 
 if TYPE_CHECKING:

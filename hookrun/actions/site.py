@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from hookrun.actions.fields import Keep
-    from hookrun.actions.python_values import InlineFunction
+    from hookrun.actions.values import InlineFunction
     from hookrun.trust.load import Trusted
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hookrun.actions import Action
-from hookrun.actions.python_values import InlineFunction
 from hookrun.actions.site import HookContext
+from hookrun.actions.values import InlineFunction
 from hookrun.hook_types import FORWARD
 from hookrun.values.tensors import check_broadcast, scalars
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hookrun.errors import HookError
-from hookrun.runtime.parameters import HookedParameters
+from hookrun.runtime.sharded import HookedParameters
 
 
 def hooked() -> tuple[nn.Sequential, HookedParameters]:

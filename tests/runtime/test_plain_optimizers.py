@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from hookrun.runtime.plain_optimizers import without_compiler
+from hookrun.runtime.optimizers import without_compiler
 from hookrun.tasks.training.optimizers import OPTIMIZERS
 
 

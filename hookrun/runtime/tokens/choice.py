@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from hookrun.actions.site import TokenRows
 from hookrun.errors import nearest
-from hookrun.runtime.tokens.passes import Pass
+from hookrun.runtime.tokens.calls import Pass
 from hookrun.spec.tokens import Place, TokenFilter, Tokens, TokenSet
 
 Texts = Mapping[str, tuple[int, ...]]

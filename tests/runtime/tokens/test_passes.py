@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookrun.runtime.tokens.calls import CallTokens
-from hookrun.runtime.tokens.passes import Pass
+from hookrun.runtime.tokens.calls import CallTokens, Pass
 
 
 def of(real: Tensor, **fields: Any) -> Pass:
