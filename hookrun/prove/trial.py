@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.nn.modules import module as nn_module
 
-from hookrun.actions.base import Keeper, Packed
-from hookrun.actions.site import TokenRows
+from hookrun.actions.base import Keeper, Packed, TokenRows
 from hookrun.actions.user_code import UserCodeError, only_without_data
 from hookrun.actions.values import InlineFunction
 from hookrun.errors import (

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import ABOUT, RECORD_KEYS, Keeper
+from hookrun.actions.base import ABOUT, RECORD_KEYS, Keeper, TokenRows
 from hookrun.actions.check import verdict
 from hookrun.actions.fields import Meaning
-from hookrun.actions.site import TokenRows
 from hookrun.actions.stats import Measured
 from hookrun.errors import HookError, reason
 from hookrun.plan.texts import decoder_of

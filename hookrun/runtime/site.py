@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator, Tensor, nn
 
-from hookrun.actions.base import RECORD_KEYS, Keeper, add_parameter, was_added
+from hookrun.actions.base import RECORD_KEYS, HookContext, Keeper, TokenRows, add_parameter, was_added
 from hookrun.actions.check import finding, verdict
 from hookrun.actions.fields import Meaning
-from hookrun.actions.site import HookContext, TokenRows
 from hookrun.actions.user_code import on_tensor
 from hookrun.actions.values import InlineFunction, OutsideValue
 from hookrun.errors import CheckFailed, HookError, reason
@@ -108,7 +107,7 @@ class Sink:
 
 
 class HookSite:
-    """One hook at one module or parameter, see `hookrun.actions.site`; each installation creates new ones.
+    """One hook at one module or parameter, see `hookrun.actions.base`; each installation creates new ones.
 
     fired:     how often the hook fired here (its schedule let it through)
     idle:      firings in which the hook found nothing to act on

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.actions.site import TokenRows
+from hookrun.actions.base import TokenRows
 from hookrun.runtime.install import describe_inactive
 from hookrun.runtime.records import CapturedRows, Memory
 

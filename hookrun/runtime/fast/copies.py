@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from hookrun.actions.site import TokenRows
+from hookrun.actions.base import TokenRows
 from hookrun.runtime.fast import private
 from hookrun.values.containers import functorch_level
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hookrun.actions.site import TokenRows
+from hookrun.actions.base import TokenRows
 from hookrun.data.samples import IGNORED
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.lens.read_split import PartMeans, write_lines
