@@ -11,8 +11,8 @@ from pydantic.json_schema import SkipJsonSchema
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import Meaning
-from hookrun.actions.python_values import InlineFunction, as_data, as_python_value, copy_of
 from hookrun.actions.user_code import CONTEXT, called, made, on_tensor
+from hookrun.actions.values import InlineFunction, as_data, as_python_value, copy_of
 from hookrun.config.validation import takes
 from hookrun.errors import HookrunError
 from hookrun.hook_types import APPLY, ON_VALUES

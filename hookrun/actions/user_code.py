@@ -13,7 +13,7 @@ from hookrun.values.tensors import holds_data
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookrun.actions.python_values import InlineFunction
+    from hookrun.actions.values import InlineFunction
     from hookrun.trust.load import Trusted
 
 CONTEXT = "context"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hookrun.actions.python_values import InlineFunction
+from hookrun.actions.values import InlineFunction
 from hookrun.errors import Problem
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.spec.hook import HookSpec

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hookrun.actions.python_values import InlineFunction
+from hookrun.actions.values import InlineFunction
 from hookrun.plan.heads import HeadCount
 from hookrun.run_values import Source
 from hookrun.run_values.sources import digest_of

@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hookrun.actions.fields import Meaning
-from hookrun.actions.python_values import InlineFunction
 from hookrun.actions.user_code import wrong_function
-from hookrun.actions.values import OutsideValue
+from hookrun.actions.values import InlineFunction, OutsideValue
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
 from hookrun.plan.heads import HeadCount, head_count
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.nn.modules import module as nn_module
 
-from hookrun.actions.base import Keeper, Packed
-from hookrun.actions.python_values import InlineFunction
-from hookrun.actions.site import TokenRows
+from hookrun.actions.base import Keeper, Packed, TokenRows
 from hookrun.actions.user_code import UserCodeError, only_without_data
+from hookrun.actions.values import InlineFunction
 from hookrun.errors import (
     CompileError,
     HookError,
@@ -38,7 +37,7 @@ from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
 from hookrun.run_values.runs import RunReferences, with_origins
 from hookrun.runtime.install import Installation
-from hookrun.runtime.plain_optimizers import without_compiler
+from hookrun.runtime.optimizers import without_compiler
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.snapshot import held
 from hookrun.spec import Spec

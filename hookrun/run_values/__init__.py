@@ -14,8 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hookrun.actions.python_values import InlineFunction, InlineTensor
-from hookrun.actions.values import FileValue, RunValue
+from hookrun.actions.values import FileValue, InlineFunction, InlineTensor, RunValue
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, listed, nearest
 from hookrun.run_values.runs import (

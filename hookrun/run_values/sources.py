@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from hookrun.actions.python_values import InlineFunction
+from hookrun.actions.values import InlineFunction
 from hookrun.errors import HookrunError
 from hookrun.store.captures.read import StoredCapture
 from hookrun.trust.callables import tensor_digest

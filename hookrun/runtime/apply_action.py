@@ -13,8 +13,7 @@ from hookrun.actions.base import Action, Packed
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import PASSED_ON
 from hookrun.runtime.clock import Clock
-from hookrun.runtime.fast.copies import OF_GRADIENT
-from hookrun.runtime.fast.memory import KeptInMemory
+from hookrun.runtime.fast.copies import OF_GRADIENT, KeptInMemory
 from hookrun.runtime.part import TensorPart
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.snapshot import copied

@@ -20,7 +20,7 @@ from torch.utils import checkpoint
 from hookrun.errors import HookrunError
 
 if TYPE_CHECKING:
-    from hookrun.runtime.tokens.passes import Pass
+    from hookrun.runtime.tokens.calls import Pass
 
 graph_task = torch._C._current_graph_task_id
 """The number of the current backward pass in this thread; `NO_BACKWARD` outside a backward pass."""

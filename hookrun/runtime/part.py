@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookrun.plan.heads import HeadCount
 from hookrun.plan.plan import PlannedHook
-from hookrun.runtime.current_call import CurrentCall
+from hookrun.runtime.clock import CurrentCall
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.spec.heads import Heads
 from hookrun.values.index import Index, Item

@@ -11,19 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import ABOUT, RECORD_KEYS, Keeper
+from hookrun.actions.base import ABOUT, RECORD_KEYS, Keeper, TokenRows
 from hookrun.actions.check import verdict
 from hookrun.actions.fields import Meaning
-from hookrun.actions.site import TokenRows
 from hookrun.actions.stats import Measured
 from hookrun.errors import HookError, reason
 from hookrun.plan.texts import decoder_of
-from hookrun.runtime.check_result import CheckedTensor, LastPassed
-from hookrun.runtime.fast.copies import held_bytes
-from hookrun.runtime.fast.memory import KeptInMemory
+from hookrun.runtime.fast.copies import KeptInMemory, held_bytes
 from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting
-from hookrun.runtime.site import HookSite, Sink
-from hookrun.runtime.snapshot import copied, held, in_reach, snapshot
+from hookrun.runtime.site import HookSite, LastPassed, Sink
+from hookrun.runtime.snapshot import append_copy, copied, held, in_reach, snapshot
 from hookrun.values.containers import readable
 
 
@@ -150,15 +147,11 @@ class RecordSink(Sink):
     def _settle(self, record: dict[str, Any]) -> None:
         is_good = record.get("ok")
         if is_good is not None:
-            when = (record["mode"], record["epoch"], record["step"])
-            checked = CheckedTensor(
-                record["module"], record.get("class", ""), record["path"], record["call"], when
-            )
             if is_good:
-                self.last_good.passed(record["hook"], checked)
+                self.last_good.passed(record)
                 return
             if "last_good" not in record:
-                record = {**record, "last_good": self.last_good.before(record["hook"], checked)}
+                record = {**record, "last_good": self.last_good.before(record)}
         try:
             plain = read(record)
         except RuntimeError as error:  # for a kind of tensor that torch cannot convert
@@ -205,7 +198,7 @@ class Memory(RecordSink):
         of_hook = self.captures.setdefault(site.hook_name, {})
         if site.spec.keys.tokens is not None:
             return self.within_budget(site, self._keeper_of_rows(site, of_hook))
-        return self.within_budget(site, KeptInMemory(of_hook.setdefault(site.path, [])))
+        return self.within_budget(site, KeptInMemory(of_hook.setdefault(site.path, []), append_copy))
 
     def _keeper_of_rows(self, site: HookSite, of_hook: dict[str, list[Any]]) -> Keeper:
         """A function that appends rows chosen by `tokens`, together with the tokens they belong to."""

@@ -17,8 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hookrun.errors import HookError
 from hookrun.runtime.hooks.base import ParameterHook
-from hookrun.runtime.parameters import HookedParameters, Moves
-from hookrun.runtime.sharded import is_fully_sharded, is_sharded, reduces
+from hookrun.runtime.sharded import HookedParameters, Moves, is_fully_sharded, is_sharded, reduces
 from hookrun.values.containers import tensors
 
 

@@ -11,28 +11,54 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator, Tensor, nn
 
-from hookrun.actions.base import Keeper, add_parameter, was_added
+from hookrun.actions.base import RECORD_KEYS, HookContext, Keeper, TokenRows, add_parameter, was_added
+from hookrun.actions.check import finding, verdict
 from hookrun.actions.fields import Meaning
-from hookrun.actions.python_values import InlineFunction
-from hookrun.actions.site import HookContext, TokenRows
 from hookrun.actions.user_code import on_tensor
-from hookrun.actions.values import OutsideValue
-from hookrun.errors import HookError, reason
+from hookrun.actions.values import InlineFunction, OutsideValue
+from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows, Source
-from hookrun.runtime.check_result import LastPassed, check_result
-from hookrun.runtime.clock import Calls, Clock
-from hookrun.runtime.current_call import CurrentCall
+from hookrun.runtime.clock import Calls, Clock, CurrentCall
 from hookrun.runtime.part import part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn, kept_samples
 from hookrun.runtime.snapshot import copied
 from hookrun.trust.load import Trusted
 from hookrun.values import containers
-from hookrun.values.containers import readable
+from hookrun.values.containers import plain, readable
 from hookrun.values.tensors import check_broadcast, holds_data, scalars
 
 if TYPE_CHECKING:
     from hookrun.actions.fields import Keep
+
+
+class LastPassed:
+    """The tensors that passed each check in the current pass through the model, from the records of checks.
+
+    A new pass begins with a new step, or when the same tensor is checked again.
+    """
+
+    def __init__(self) -> None:
+        self._passed = dict[str, dict[tuple[Any, ...], None]]()
+
+    def passed(self, record: Mapping[str, Any]) -> None:
+        """Note that the tensor passed the check."""
+        since, checked = self._since(record)
+        since[checked] = None
+
+    def before(self, record: Mapping[str, Any]) -> str | None:
+        """Path and class of the module where the check passed last before this tensor; None: nowhere in this pass."""
+        since, _ = self._since(record)
+        return next(reversed(since))[0] if since else None
+
+    def _since(self, record: Mapping[str, Any]) -> tuple[dict[tuple[Any, ...], None], tuple[Any, ...]]:
+        when = record["mode"], record["epoch"], record["step"]
+        module = f"{record['module'] or '(root)'} ({record.get('class', '')})"
+        checked = (module, record["path"], record["call"], when)
+        since = self._passed.setdefault(record["hook"], {})
+        if since and (checked in since or next(iter(since))[-1] != when):
+            since.clear()
+        return since, checked
 
 
 class Sink:
@@ -81,7 +107,7 @@ class Sink:
 
 
 class HookSite:
-    """One hook at one module or parameter, see `hookrun.actions.site`; each installation creates new ones.
+    """One hook at one module or parameter, see `hookrun.actions.base`; each installation creates new ones.
 
     fired:     how often the hook fired here (its schedule let it through)
     idle:      firings in which the hook found nothing to act on
@@ -434,11 +460,14 @@ class HookSite:
     # ---- records and captures ----------------------------------------------------------------------------------
 
     def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
+        self.sink.emit(self._start(path), data, show=show)
+
+    def _start(self, path: str | None = None) -> tuple[Any, ...]:
+        """The values of RECORD_KEYS for a record about the tensor at `path`, by default the one that is acted on."""
         clock, current = self.clock, self.current
         at = current.within + (current.at if path is None else path)
         when = clock.mode, clock.epoch, clock.step, self.call
-        start = (self.hook_name, self.path, at, self.spec.action.action_name, *when)
-        self.sink.emit(start, data, show=show)
+        return (self.hook_name, self.path, at, self.spec.action.action_name, *when)
 
     def fail(self, what: str) -> None:
         """The hook cannot do its work here: raises HookError; a trial run collects the message instead."""
@@ -481,7 +510,31 @@ class HookSite:
 
     def check_result(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """Judge a check: policy `error` reads the result and raises CheckFailed, others emit a record."""
-        check_result(self, ok, message, policy, least, largest)
+        result, has_values = readable(ok), self.sink.has_values
+        if result is None and has_values and not ok.is_meta:  # the model is being traced
+            return
+        # under `torch.vmap` there is one result for each mapped element
+        if result is not None and result is not ok:
+            with torch._C._DisableFuncTorch():
+                ok, least, largest = result.all(), plain(least).min(), plain(largest).max()
+        clock, samples = self.clock, None
+        if (
+            self.hook_type.of_rows and clock.rows is not None and clock.samples is not None
+        ):  # this rank's samples
+            samples = clock.samples.tolist()
+        record = finding(ok, message, policy, least, largest, samples)
+        record["class"] = type(self.module).__name__
+        if policy == "error" and has_values:
+            checked = {**dict(zip(RECORD_KEYS, self._start(), strict=True)), **record}
+            if ok:
+                self.sink.last_good.passed(checked)
+                return
+            record["last_good"] = self.sink.last_good.before(checked)
+        self.emit(record)
+        if policy == "error" and has_values:
+            at = f" at {self.current.at}" if self.current.at else ""
+            step = f"epoch {clock.epoch}, step {clock.step}"
+            raise CheckFailed(f"{self.where} ({record['class']}){at}, {step}: {verdict(record)}")
 
     def found_nothing(self) -> None:
         """Count the current firing as idle: it found nothing for its action."""

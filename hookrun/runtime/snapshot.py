@@ -23,8 +23,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hookrun.runtime.fast.copies import snapshot_of_tensor
-from hookrun.values.containers import attributes, children, leaves, readable, replaced
+from hookrun.values.containers import attributes, children, functorch_level, leaves, readable, replaced
 from hookrun.values.target import Key, path_text
+from hookrun.values.tensors import holds_data
 
 Members = list[tuple[Key, Any]]
 
@@ -119,6 +120,15 @@ def in_reach(value: Any) -> Any:
         if plain is not tensor:
             others[id(tensor)] = plain
     return copied(value, lambda tensor: others.get(id(tensor), tensor)) if others else value
+
+
+def append_copy(values: list[Any], value: Any) -> None:
+    """Append a copy of the value to the list, unless a tensor of it has no data. Raises Uncopyable."""
+    if type(value) is Tensor and functorch_level() is None and holds_data(value):
+        values.append(value.detach().clone() if value.requires_grad else value.clone())
+    elif (value := in_reach(value)) is not None:
+        with torch._C._DisableFuncTorch():
+            values.append(snapshot(value))
 
 
 # ---- known containers of tensors -------------------------------------------------------------------------------

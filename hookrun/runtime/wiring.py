@@ -27,9 +27,8 @@ from hookrun.runtime.hooks.base import BoundHook, Listener, ModuleHook, Paramete
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow
-from hookrun.runtime.parameters import HookedParameters
 from hookrun.runtime.reduced import GradientsOfWrapped, ReducedGradients
-from hookrun.runtime.sharded import is_sharded, move_inside_sharding, sharded_too_early
+from hookrun.runtime.sharded import HookedParameters, is_sharded, move_inside_sharding, sharded_too_early
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.tokens.sequences import Sequences
 

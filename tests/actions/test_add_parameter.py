@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from fake_site import build
 from pydantic import ValidationError
 from torch import nn
 
@@ -19,7 +19,7 @@ from hookrun.hook_types import APPLY
 from hookrun.spec.hook import parse_hooks
 
 
-def test_the_parameter_is_registered_with_its_shape_and_value(build: Callable[..., Any]) -> None:
+def test_the_parameter_is_registered_with_its_shape_and_value() -> None:
     module = nn.Linear(3, 2)
     assert build(AddParameter(name="gain", shape=[4, 2], value=[1, 2]))(module) is None
     assert isinstance(module.gain, nn.Parameter)
@@ -28,7 +28,7 @@ def test_the_parameter_is_registered_with_its_shape_and_value(build: Callable[..
     assert list(module.state_dict()) == ["weight", "bias", "gain"]
 
 
-def test_the_initial_value_defaults_to_0_and_the_shape_may_be_empty(build: Callable[..., Any]) -> None:
+def test_the_initial_value_defaults_to_0_and_the_shape_may_be_empty() -> None:
     module = nn.ReLU()
     build(AddParameter(name="slope", shape=[]))(module)
     assert module.slope.shape == () and module.slope.item() == 0
@@ -45,7 +45,7 @@ def test_the_initial_value_defaults_to_0_and_the_shape_may_be_empty(build: Calla
         nn.Linear(2, 2, device="meta"),
     ],
 )
-def test_it_has_the_dtype_and_device_of_the_module(module: nn.Module, build: Callable[..., Any]) -> None:
+def test_it_has_the_dtype_and_device_of_the_module(module: nn.Module) -> None:
     tensors = [*module.parameters(), *module.buffers()]
     lazy = any(isinstance(tensor, nn.UninitializedParameter) for tensor in tensors)
     like = torch.empty(0) if lazy or not tensors else tensors[0]
@@ -53,7 +53,7 @@ def test_it_has_the_dtype_and_device_of_the_module(module: nn.Module, build: Cal
     assert (module.gain.dtype, module.gain.device) == (like.dtype, like.device)
 
 
-def test_a_second_installation_keeps_the_trained_values(build: Callable[..., Any]) -> None:
+def test_a_second_installation_keeps_the_trained_values() -> None:
     module, action = nn.Linear(3, 2), AddParameter(name="gain", shape=[2])
     build(action)(module)
     gain = module.gain
@@ -65,7 +65,7 @@ def test_a_second_installation_keeps_the_trained_values(build: Callable[..., Any
     assert gain.tolist() == [7, 7]
 
 
-def test_an_earlier_parameter_of_another_shape_is_an_error(build: Callable[..., Any]) -> None:
+def test_an_earlier_parameter_of_another_shape_is_an_error() -> None:
     module = nn.Linear(3, 2)
     build(AddParameter(name="gain", shape=[2]))(module)
     other = AddParameter(name="gain", shape=[3])
@@ -76,7 +76,7 @@ def test_an_earlier_parameter_of_another_shape_is_an_error(build: Callable[..., 
         build(other)(module)
 
 
-def test_a_tensor_that_does_not_broadcast_is_refused(build: Callable[..., Any]) -> None:
+def test_a_tensor_that_does_not_broadcast_is_refused() -> None:
     action = AddParameter(name="gain", shape=[2], value={"file": "f.safetensors"})
     with pytest.raises(ValueError, match=r"shape \[3\], .*shape \[2\]"):
         build(action, values={"value": torch.ones(3)})(nn.ReLU())

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from fake_site import FakeSite
 from pydantic import ValidationError
 
+from hookrun.actions.base import TokenRows
 from hookrun.actions.capture import Capture
-from hookrun.actions.site import TokenRows
 
 
-def test_a_value_is_stored_whole_by_default(site_of: Callable[..., Any]) -> None:
-    site = site_of(Capture())
+def test_a_value_is_stored_whole_by_default() -> None:
+    site = FakeSite(Capture())
     keep = Capture().build(site)
     value = {"logits": torch.ones(2), "hidden": (torch.zeros(1), None)}
     keep(value)
@@ -22,9 +22,9 @@ def test_a_value_is_stored_whole_by_default(site_of: Callable[..., Any]) -> None
     assert site.kept == [value, None]
 
 
-def kept(site_of: Callable[..., Any], value: Any, **keys: Any) -> Any:
+def kept(value: Any, **keys: Any) -> Any:
     action = Capture(**keys)
-    site = site_of(action)
+    site = FakeSite(action)
     action.build(site)(value)
     return site.kept[-1]
 
@@ -44,51 +44,47 @@ X = torch.linspace(-2, 3, 48).reshape(2, 4, 3, 2)
         ({"topk": 9}, X.sort(-1, descending=True).values),
     ],
 )
-def test_reductions_store_less_of_each_tensor(
-    site_of: Callable[..., Any], reduce: Any, expected: torch.Tensor
-) -> None:
-    torch.testing.assert_close(kept(site_of, X, reduce=reduce), expected)
-    found = kept(site_of, {"a": (X, None)}, reduce=reduce)
+def test_reductions_store_less_of_each_tensor(reduce: Any, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(kept(X, reduce=reduce), expected)
+    found = kept({"a": (X, None)}, reduce=reduce)
     torch.testing.assert_close(found["a"][0], expected)
     assert found["a"][1] is None
 
 
-def test_a_random_projection_is_the_same_for_every_row_and_preserves_lengths(
-    site_of: Callable[..., Any],
-) -> None:
+def test_a_random_projection_is_the_same_for_every_row_and_preserves_lengths() -> None:
     x = torch.randn(20, 500, generator=torch.Generator().manual_seed(0))
-    found = kept(site_of, x, reduce={"project": 400})
+    found = kept(x, reduce={"project": 400})
     assert found.shape == (20, 400)
-    torch.testing.assert_close(kept(site_of, x[3:5], reduce={"project": 400}), found[3:5])
+    torch.testing.assert_close(kept(x[3:5], reduce={"project": 400}), found[3:5])
     torch.testing.assert_close(found.norm(dim=1), x.norm(dim=1), rtol=0.15, atol=0)
-    assert kept(site_of, X, reduce={"project": 5}).shape == (2, 5)
+    assert kept(X, reduce={"project": 5}).shape == (2, 5)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float64"])
-def test_dtype_is_the_dtype_in_which_tensors_are_stored(site_of: Callable[..., Any], dtype: str) -> None:
-    found = kept(site_of, (X, torch.arange(3)), dtype=dtype)
+def test_dtype_is_the_dtype_in_which_tensors_are_stored(dtype: str) -> None:
+    found = kept((X, torch.arange(3)), dtype=dtype)
     assert found[0].dtype == getattr(torch, dtype)
     assert torch.equal(found[0].float(), X.to(getattr(torch, dtype)).float())
     assert found[1].dtype == torch.int64
 
 
-def test_rows_are_chosen_before_they_are_reduced(site_of: Callable[..., Any]) -> None:
+def test_rows_are_chosen_before_they_are_reduced() -> None:
     x = torch.arange(20.0).reshape(5, 4)
     numbers = torch.arange(5)
-    found = kept(site_of, (x, numbers), keep={"every": 2}, reduce="mean", dtype="float64")
+    found = kept((x, numbers), keep={"every": 2}, reduce="mean", dtype="float64")
     assert torch.equal(found[0], x[::2].mean(1).double())
     assert torch.equal(found[1], numbers[::2])
 
 
-def test_a_batch_without_a_chosen_sample_is_not_stored(site_of: Callable[..., Any]) -> None:
+def test_a_batch_without_a_chosen_sample_is_not_stored() -> None:
     action = Capture(keep={"every": 2})
-    site = site_of(action)
+    site = FakeSite(action)
     action.build(site)(torch.empty(0, 3))
     assert site.kept == []
 
 
-def test_a_reduced_value_is_detached(site_of: Callable[..., Any]) -> None:
-    assert not kept(site_of, X.clone().requires_grad_(), reduce="mean").requires_grad
+def test_a_reduced_value_is_detached() -> None:
+    assert not kept(X.clone().requires_grad_(), reduce="mean").requires_grad
 
 
 @pytest.mark.parametrize(

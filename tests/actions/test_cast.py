@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
+from fake_site import build
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hookrun.actions.base import Packed
@@ -17,7 +15,7 @@ from hookrun.actions.cast import Cast
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
 def test_the_restored_tensor_is_rounded_once(
-    original: torch.dtype, dtype: str, shape: tuple[int, ...], build: Callable[..., Any]
+    original: torch.dtype, dtype: str, shape: tuple[int, ...]
 ) -> None:
     x = torch.randn(shape, dtype=original, requires_grad=True)
     packed = build(Cast(dtype=dtype))(x)
@@ -39,13 +37,11 @@ def test_the_restored_tensor_is_rounded_once(
     ],
     ids=str,
 )
-def test_a_tensor_that_would_not_get_smaller_is_unchanged(
-    original: torch.dtype, dtype: str, build: Callable[..., Any]
-) -> None:
+def test_a_tensor_that_would_not_get_smaller_is_unchanged(original: torch.dtype, dtype: str) -> None:
     assert build(Cast(dtype=dtype))(torch.ones(2, dtype=original)) is None
 
 
-def test_a_backward_works_with_it(build: Callable[..., Any]) -> None:
+def test_a_backward_works_with_it() -> None:
     x = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
     cast = build(Cast(dtype="bfloat16"))
     with torch.autograd.graph.saved_tensors_hooks(cast, lambda packed: packed.undo(packed.tensor)):
@@ -54,7 +50,7 @@ def test_a_backward_works_with_it(build: Callable[..., Any]) -> None:
     assert x.grad.tolist() == [2, 4, 8]
 
 
-def test_it_works_on_fake_tensors(build: Callable[..., Any]) -> None:
+def test_it_works_on_fake_tensors() -> None:
     with FakeTensorMode():
         packed = build(Cast(dtype="float16"))(torch.ones(3))
         assert packed.undo(packed.tensor).dtype == torch.float32

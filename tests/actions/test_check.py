@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from fake_site import FakeSite
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -106,11 +106,9 @@ def test_an_empty_tensor_passes() -> None:
     ],
 )
 @pytest.mark.parametrize("policy", ["error", "stop", "warn"])
-def test_the_message_states_the_requirement(
-    params: dict[str, Any], message: str, policy: str, site_of: Callable[..., Any]
-) -> None:
+def test_the_message_states_the_requirement(params: dict[str, Any], message: str, policy: str) -> None:
     action = Check(**params, policy=policy)
-    site = site_of(action)
+    site = FakeSite(action)
     action.build(site)(torch.ones(2))
     ((_, text, of_policy),) = site.verdicts
     assert text == f"expected every element to be {message}"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from fake_site import build
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -31,7 +30,7 @@ def test_results_equal_torch_clamp(
     assert torch.equal(clamp(x), torch.clamp(x, low, high))
 
 
-def test_nan_stays_and_infinities_are_limited(build: Callable[..., Any]) -> None:
+def test_nan_stays_and_infinities_are_limited() -> None:
     x = torch.tensor([math.nan, math.inf, -math.inf])
     clamped = build(Clamp(min=-1, max=1))(x)
     assert torch.equal(clamped.isnan(), torch.tensor([True, False, False]))
@@ -39,9 +38,7 @@ def test_nan_stays_and_infinities_are_limited(build: Callable[..., Any]) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_bound_beyond_the_dtype_counts_as_its_largest_number(
-    dtype: torch.dtype, build: Callable[..., Any]
-) -> None:
+def test_a_bound_beyond_the_dtype_counts_as_its_largest_number(dtype: torch.dtype) -> None:
     x = torch.tensor([-math.inf, -3.0, 3.0, math.inf], dtype=dtype)
     top = torch.finfo(dtype).max
     clamped = build(Clamp(min=-1e5, max=1e300))(x)
@@ -49,22 +46,20 @@ def test_a_bound_beyond_the_dtype_counts_as_its_largest_number(
     assert torch.equal(clamped, expected)
 
 
-def test_an_infinite_bound_means_no_bound(build: Callable[..., Any]) -> None:
+def test_an_infinite_bound_means_no_bound() -> None:
     x = torch.tensor([-math.inf, 2.0, math.inf])
     assert build(Clamp(min=0, max=math.inf))(x).tolist() == [0, 2, math.inf]
     assert build(Clamp(min=-1e6, max=math.inf))(x).tolist() == [-1e6, 2, math.inf]
 
 
 @pytest.mark.parametrize("bounds", [{"min": -1}, {"max": 1}, {"min": -1, "max": 1}], ids=str)
-def test_the_gradient_passes_between_the_bounds_only(
-    bounds: dict[str, float], build: Callable[..., Any]
-) -> None:
+def test_the_gradient_passes_between_the_bounds_only(bounds: dict[str, float]) -> None:
     x = torch.tensor([-2.0, -0.5, 0.5, 2.0], requires_grad=True)
     build(Clamp(**bounds))(x).sum().backward()
     assert x.grad.tolist() == ["min" not in bounds, 1, 1, "max" not in bounds]
 
 
-def test_complex_tensors_are_refused(build: Callable[..., Any]) -> None:
+def test_complex_tensors_are_refused() -> None:
     for bounds in ({"min": 0}, {"min": 0, "max": 1e300}):
         with pytest.raises(RuntimeError, match="complex"):
             build(Clamp(**bounds))(torch.ones(2, dtype=torch.complex64))

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 import torch
 import yaml
+from fake_site import FakeSite, build
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing import assert_close
@@ -19,7 +20,6 @@ from hookrun.actions.stats import Statistic
 from hookrun.hook_types import APPLY, SAVED_TENSORS
 from hookrun.spec.hook import parse_hooks
 
-Build = Callable[..., Callable[[Any], Any]]
 A = actions()
 FOLDER = Path(__file__).parents[2] / "conf" / "hooks"
 FORMS: dict[str, Action] = {
@@ -97,7 +97,7 @@ def test_these_are_all_actions_that_see_tensors() -> None:
 
 
 @each_edit
-def test_an_edit_keeps_shape_and_dtype_and_does_not_write_its_input(action: Action, build: Build) -> None:
+def test_an_edit_keeps_shape_and_dtype_and_does_not_write_its_input(action: Action) -> None:
     for kind, x in each_tensor():
         before = x.clone()
         new = edit(action, build(action), x)
@@ -107,7 +107,7 @@ def test_an_edit_keeps_shape_and_dtype_and_does_not_write_its_input(action: Acti
 
 
 @each_edit
-def test_an_edit_works_on_a_tensor_without_dimensions(action: Action, build: Build) -> None:
+def test_an_edit_works_on_a_tensor_without_dimensions(action: Action) -> None:
     for dtype in DTYPES:
         x, function = torch.tensor(0.25, dtype=dtype), build(action)
         if isinstance(next(iter(action.model_dump().values())), tuple):
@@ -119,7 +119,7 @@ def test_an_edit_works_on_a_tensor_without_dimensions(action: Action, build: Bui
 
 
 @each_edit
-def test_an_edit_runs_on_fake_tensors(action: Action, build: Build) -> None:
+def test_an_edit_runs_on_fake_tensors(action: Action) -> None:
     for dtype in DTYPES:
         with FakeTensorMode(allow_non_fake_inputs=True):
             x = torch.empty(4, 3, dtype=dtype)
@@ -129,14 +129,14 @@ def test_an_edit_runs_on_fake_tensors(action: Action, build: Build) -> None:
 
 
 @each_edit
-def test_an_edit_does_not_use_the_global_generator(action: Action, build: Build) -> None:
+def test_an_edit_does_not_use_the_global_generator(action: Action) -> None:
     x, state = torch.randn(4, 3), torch.get_rng_state()
     edit(action, build(action), x)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @each_observer
-def test_an_observer_returns_none_and_does_not_write_its_input(action: Action, build: Build) -> None:
+def test_an_observer_returns_none_and_does_not_write_its_input(action: Action) -> None:
     for kind, x in each_tensor():
         before, state = x.clone(), torch.get_rng_state()
         assert build(action)(x) is None, kind
@@ -145,16 +145,14 @@ def test_an_observer_returns_none_and_does_not_write_its_input(action: Action, b
 
 
 @each_observer
-def test_an_observer_runs_on_fake_tensors(action: Action, build: Build) -> None:
+def test_an_observer_runs_on_fake_tensors(action: Action) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert build(action)(torch.empty(4, 3)) is None
 
 
 @each_observer
-def test_an_observer_records_nothing_that_holds_the_graph(
-    action: Action, site_of: Callable[..., Any]
-) -> None:
-    site = site_of(action)
+def test_an_observer_records_nothing_that_holds_the_graph(action: Action) -> None:
+    site = FakeSite(action)
     x = torch.randn(4, 3, requires_grad=True) * 2
     action.build(site)(x)
     recorded = [value for _, data in site.emitted for value in data.values()]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from fake_site import build
 from torch import nn
 
 from hookrun.actions.fill import Fill
@@ -25,7 +25,7 @@ def names(module: nn.Module) -> list[str]:
     return [name for name, _ in module.named_parameters(recurse=False)]
 
 
-def test_all_own_parameters_and_none_of_the_children_s(module: nn.Module, build: Callable[..., Any]) -> None:
+def test_all_own_parameters_and_none_of_the_children_s(module: nn.Module) -> None:
     child = module.child.weight.clone()
     assert build(Fill(value=0.5))(module) is None
     assert torch.equal(module.weight, torch.full((2, 3), 0.5))
@@ -34,9 +34,7 @@ def test_all_own_parameters_and_none_of_the_children_s(module: nn.Module, build:
 
 
 @pytest.mark.parametrize("parameters", ["bias", ["bias"]])
-def test_only_the_named_parameters_are_filled(
-    parameters: Any, module: nn.Module, build: Callable[..., Any]
-) -> None:
+def test_only_the_named_parameters_are_filled(parameters: Any, module: nn.Module) -> None:
     weight = module.weight.clone()
     build(Fill(value=0, parameters=parameters))(module)
     assert torch.equal(module.bias, torch.zeros(2))
@@ -44,23 +42,19 @@ def test_only_the_named_parameters_are_filled(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_a_list_is_converted_and_broadcast(
-    dtype: torch.dtype, module: nn.Module, build: Callable[..., Any]
-) -> None:
+def test_a_list_is_converted_and_broadcast(dtype: torch.dtype, module: nn.Module) -> None:
     build(Fill(value=[0.1, 2, 3], parameters="weight"))(module.to(dtype))
     assert torch.equal(module.weight, torch.tensor([[0.1, 2, 3]] * 2, dtype=dtype))
 
 
-def test_the_parameter_stays_the_same_object_and_can_be_trained(
-    module: nn.Module, build: Callable[..., Any]
-) -> None:
+def test_the_parameter_stays_the_same_object_and_can_be_trained(module: nn.Module) -> None:
     weight = module.weight
     build(Fill(value=0))(module)
     assert module.weight is weight
     assert weight.requires_grad and weight.is_leaf
 
 
-def test_a_tensor_that_does_not_broadcast_is_refused(module: nn.Module, build: Callable[..., Any]) -> None:
+def test_a_tensor_that_does_not_broadcast_is_refused(module: nn.Module) -> None:
     fill = build(Fill(value={"file": "f.safetensors"}), values={"value": torch.ones(4)})
     with pytest.raises(ValueError, match=r"shape \[4\], .*shape \[2, 3\]"):
         fill(module)

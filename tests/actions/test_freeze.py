@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
+from fake_site import build
 from torch import nn
 
 from hookrun.actions.freeze import Freeze
 from hookrun.hook_types import APPLY
 
 
-def test_every_parameter_of_the_module_and_its_descendants_stops_training(build: Callable[..., Any]) -> None:
+def test_every_parameter_of_the_module_and_its_descendants_stops_training() -> None:
     backbone = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
     model = nn.Sequential(backbone, nn.Linear(2, 2))
     assert build(Freeze())(backbone) is None

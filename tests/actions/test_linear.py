@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from fake_site import build
 from torch import nn
 
 from hookrun.actions.linear import Linear
 from hookrun.hook_types import FORWARD
 
 
-def test_by_default_it_computes_what_the_module_computes(build: Callable[..., Any]) -> None:
+def test_by_default_it_computes_what_the_module_computes() -> None:
     module, x = nn.Linear(3, 2), torch.randn(4, 3)
     assert torch.equal(build(Linear(), module=module, args=(x,))(torch.zeros(4, 2)), module(x))
 
 
-def test_other_parameters_can_be_named(build: Callable[..., Any]) -> None:
+def test_other_parameters_can_be_named() -> None:
     module, x = nn.Linear(3, 2), torch.randn(4, 3)
     module.probe = nn.Parameter(torch.randn(5, 3))
     linear = build(Linear(weight="probe", bias=None), module=module, args=(x,))
     assert torch.equal(linear(torch.zeros(4, 2)), x @ module.probe.T)
 
 
-def test_the_parameters_are_trained_and_read_at_each_call(build: Callable[..., Any]) -> None:
+def test_the_parameters_are_trained_and_read_at_each_call() -> None:
     module, x = nn.Linear(3, 2), torch.randn(4, 3)
     linear = build(Linear(bias=None), module=module, args=(x,))
     linear(torch.zeros(4, 2)).sum().backward()
@@ -36,7 +36,7 @@ def test_the_parameters_are_trained_and_read_at_each_call(build: Callable[..., A
     assert torch.equal(linear(torch.zeros(4, 2)), torch.zeros(4, 2))
 
 
-def test_a_call_without_a_positional_argument_is_an_error(build: Callable[..., Any]) -> None:
+def test_a_call_without_a_positional_argument_is_an_error() -> None:
     with pytest.raises(ValueError, match="first positional argument"):
         build(Linear(), module=nn.Linear(3, 2))(torch.zeros(4, 2))
 

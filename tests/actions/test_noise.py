@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from fake_site import build
 from pydantic import ValidationError
 
 from hookrun.actions.noise import Noise
@@ -17,7 +17,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @each_kind
-def test_the_noise_has_mean_0_and_the_standard_deviation_std(kind: str, build: Callable[..., Any]) -> None:
+def test_the_noise_has_mean_0_and_the_standard_deviation_std(kind: str) -> None:
     x = torch.full((40_000,), 2.0, dtype=torch.float64)
     noise = build(Noise(std=0.25, kind=kind))(x) - x
     std = 0.25 * (2 if kind == "multiplicative" else 1)
@@ -25,7 +25,7 @@ def test_the_noise_has_mean_0_and_the_standard_deviation_std(kind: str, build: C
     assert noise.std().item() == pytest.approx(std, rel=0.02)
 
 
-def test_uniform_noise_stays_within_its_bounds(build: Callable[..., Any]) -> None:
+def test_uniform_noise_stays_within_its_bounds() -> None:
     noise = build(Noise(std=0.5, kind="uniform"))(torch.zeros(10_000))
     bound = 0.5 * math.sqrt(3)
     assert noise.abs().max() <= bound
@@ -33,22 +33,20 @@ def test_uniform_noise_stays_within_its_bounds(build: Callable[..., Any]) -> Non
 
 
 @each_kind
-def test_the_same_generator_gives_the_same_noise(kind: str, build: Callable[..., Any]) -> None:
+def test_the_same_generator_gives_the_same_noise(kind: str) -> None:
     x, noise = torch.randn(3, 4), Noise(kind=kind)
     assert torch.equal(build(noise)(x), build(noise)(x))
     assert not torch.equal(build(noise)(x), x)
 
 
 @each_kind
-def test_a_std_of_0_adds_no_noise(kind: str, build: Callable[..., Any]) -> None:
+def test_a_std_of_0_adds_no_noise(kind: str) -> None:
     x = torch.randn(3, 4)
     assert torch.equal(build(Noise(std=0, kind=kind))(x), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_small_multiplicative_noise_survives_half_precision(
-    dtype: torch.dtype, build: Callable[..., Any]
-) -> None:
+def test_small_multiplicative_noise_survives_half_precision(dtype: torch.dtype) -> None:
     x = torch.rand(40_000).add(0.5).to(dtype)  # a zero would have no ratio
     noise = build(Noise(std=0.002, kind="multiplicative"))(x).float() / x.float() - 1
     # The remaining difference is the rounding of the result; a factor rounded first would be 1 nearly everywhere.
@@ -57,13 +55,13 @@ def test_small_multiplicative_noise_survives_half_precision(
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "uniform"])
-def test_the_gradient_passes_additive_noise_unchanged(kind: str, build: Callable[..., Any]) -> None:
+def test_the_gradient_passes_additive_noise_unchanged(kind: str) -> None:
     x = torch.randn(3, 4, requires_grad=True)
     build(Noise(kind=kind))(x).sum().backward()
     assert torch.equal(x.grad, torch.ones(3, 4))
 
 
-def test_the_gradient_of_multiplicative_noise_is_its_factor(build: Callable[..., Any]) -> None:
+def test_the_gradient_of_multiplicative_noise_is_its_factor() -> None:
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     noisy = build(Noise(kind="multiplicative"))(x)
     noisy.sum().backward()

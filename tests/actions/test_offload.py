@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fake_site import build
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("x", TENSORS.values(), ids=TENSORS)
-def test_a_tensor_is_restored_unchanged_from_disk(x: Tensor, folder: Path, build: Callable[..., Any]) -> None:
+def test_a_tensor_is_restored_unchanged_from_disk(x: Tensor, folder: Path) -> None:
     packed = build(Offload(to="disk"))(x)
     assert isinstance(packed, Packed)
     assert packed.tensor is None
@@ -48,7 +48,7 @@ def test_a_tensor_is_restored_unchanged_from_disk(x: Tensor, folder: Path, build
         assert (restored.dtype, restored.device, restored.requires_grad) == (x.dtype, x.device, False)
 
 
-def test_the_file_exists_as_long_as_the_packed_tensor(folder: Path, build: Callable[..., Any]) -> None:
+def test_the_file_exists_as_long_as_the_packed_tensor(folder: Path) -> None:
     offload = build(Offload(to="disk"))
     first, second = offload(torch.ones(2)), offload(torch.zeros(2))
     assert len(list(folder.iterdir())) == 2
@@ -62,9 +62,7 @@ def test_the_file_exists_as_long_as_the_packed_tensor(folder: Path, build: Calla
     assert list(folder.iterdir()) == []
 
 
-def test_a_failed_write_leaves_no_file(
-    folder: Path, build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(tensors: Any, path: str) -> None:
         raise OSError(28, "No space left on device")
 
@@ -75,9 +73,7 @@ def test_a_failed_write_leaves_no_file(
     assert list(folder.iterdir()) == []
 
 
-def test_a_backward_pass_restores_from_disk_and_removes_the_files(
-    folder: Path, build: Callable[..., Any]
-) -> None:
+def test_a_backward_pass_restores_from_disk_and_removes_the_files(folder: Path) -> None:
     x = torch.randn(3, 4, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(
         build(Offload(to="disk")), lambda packed: packed.undo(packed.tensor)
@@ -91,11 +87,11 @@ def test_a_backward_pass_restores_from_disk_and_removes_the_files(
     assert list(folder.iterdir()) == []
 
 
-def test_a_cpu_tensor_stays_unchanged(build: Callable[..., Any]) -> None:
+def test_a_cpu_tensor_stays_unchanged() -> None:
     assert build(Offload(to="cpu"))(torch.ones(2)) is None
 
 
-def test_another_device_s_tensor_goes_to_the_cpu_and_back(build: Callable[..., Any]) -> None:
+def test_another_device_s_tensor_goes_to_the_cpu_and_back() -> None:
     with FakeTensorMode():
         x = torch.empty(2, 3, device="cuda")
         packed = build(Offload(to="cpu"))(x)
@@ -103,7 +99,7 @@ def test_another_device_s_tensor_goes_to_the_cpu_and_back(build: Callable[..., A
         assert packed.undo(packed.tensor).device == x.device
 
 
-def test_a_fake_tensor_leaves_nothing_on_disk(folder: Path, build: Callable[..., Any]) -> None:
+def test_a_fake_tensor_leaves_nothing_on_disk(folder: Path) -> None:
     with FakeTensorMode():
         assert build(Offload(to="disk"))(torch.ones(2)) is None
     assert list(folder.iterdir()) == []

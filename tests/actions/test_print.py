@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_site import FakeSite
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -17,12 +18,12 @@ Printed = Callable[[str, Any], list[tuple[str, dict[str, Any]]]]
 
 
 @pytest.fixture
-def printed(site_of: Callable[..., Any]) -> Printed:
+def printed() -> Printed:
     """The records that `what` gives for a value."""
 
     def run(what: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
         action = Print(what=what)
-        site = site_of(action)
+        site = FakeSite(action)
         assert action.build(site)(value) is None
         emitted: list[tuple[str, dict[str, Any]]] = site.emitted
         return emitted

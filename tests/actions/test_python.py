@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookrun
-from hookrun.actions.site import HookContext
+from hookrun.actions.base import HookContext
 from hookrun.hook_types import HOOK_TYPES
 
 X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.25, -1.0]])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_site import FakeSite
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -129,8 +130,8 @@ def test_bytes_are_those_of_the_dtype(dtype: torch.dtype, size: int) -> None:
     assert measuring(["bytes", "numel"])(torch.ones(3, 4, dtype=dtype)) == {"bytes": 12 * size, "numel": 12}
 
 
-def test_the_default_is_recorded_in_order_as_tensors_of_no_dimensions(site_of: Callable[..., Any]) -> None:
-    site = site_of(Stats())
+def test_the_default_is_recorded_in_order_as_tensors_of_no_dimensions() -> None:
+    site = FakeSite(Stats())
     Stats().build(site)(torch.randn(4, 5))
     ((path, data),) = site.emitted
     assert path is None

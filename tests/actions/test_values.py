@@ -14,15 +14,18 @@ from pydantic import TypeAdapter, ValidationError
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hookrun.actions.fields import Bound, Finite, Number, OneOrMore, OwnName, check_order
-from hookrun.actions.python_values import (
+from hookrun.actions.values import (
     InlineFunction,
     InlineTensor,
     PythonValue,
+    RunValue,
+    Value,
     as_data,
     as_python_value,
     copy_of,
+    fixed_shape,
+    shape_of,
 )
-from hookrun.actions.values import RunValue, Value, fixed_shape, shape_of
 from hookrun.values.tensors import broadcasts, check_broadcast, holds_data, nearest_finite, scalars
 
 

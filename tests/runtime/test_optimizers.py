@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from typing import Any
+
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from hookrun.runtime.optimizers import follow
+from hookrun.runtime.optimizers import follow, without_compiler
+from hookrun.tasks.training.optimizers import OPTIMIZERS
 
 
 class Follower:
@@ -48,3 +53,58 @@ def test_a_follower_is_called_once_around_each_step_with_or_without_a_closure() 
         assert follower.heard == [("before", 1.0, 2.0), ("after", 0.0, 2.0)], with_closure
         optimizer.step()
         assert len(follower.heard) == 2
+
+
+def trained(cls: type) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7, bias=False), nn.Linear(7, 3, bias=False))
+    optimizer = cls(model.parameters())
+    steps = list[Optimizer]()
+    optimizer.register_step_post_hook(lambda optimizer, args, kwargs: steps.append(optimizer))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 5)).square().mean().backward()
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert torch.is_grad_enabled() and len(steps) == 3
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return weights.tolist(), repr(optimizer), cls.__module__, cls.__qualname__
+
+
+def test_every_optimizer_trains_to_the_same_weights() -> None:
+    for name, cls in OPTIMIZERS.items():
+        if name == "SparseAdam":
+            continue
+        without_compiler.cache_clear()  # so that it meets classes that were used before, and new ones
+        first = trained(without_compiler(cls))
+        assert first == trained(cls), name
+        without_compiler.cache_clear()
+        assert first == trained(without_compiler(cls)), name
+
+
+def test_no_method_imports_the_compiler() -> None:
+    plain = without_compiler(SGD)
+    for name in ("zero_grad", "add_param_group", "state_dict", "load_state_dict", "step"):
+        assert getattr(plain, name) is not getattr(SGD, name), name
+
+
+def test_a_differentiable_step_keeps_its_graph() -> None:
+    start = torch.ones(2, requires_grad=True)
+    weight = start.clone()
+    optimizer = without_compiler(SGD)([weight], lr=0.5, differentiable=True)
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    weight.sum().backward()
+    assert start.grad is not None and start.grad.tolist() == [1, 1]
+
+
+def test_it_is_pickled_and_copied_as_torchs_own_class() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    optimizer = without_compiler(SGD)([weight], lr=0.5, momentum=0.9)
+    weight.sum().backward()
+    optimizer.step()
+    for protocol in (0, pickle.HIGHEST_PROTOCOL):
+        again = pickle.loads(pickle.dumps(optimizer, protocol))
+        assert type(again) is SGD and again.param_groups[0]["lr"] == 0.5
+        assert again.state_dict()["state"][0]["momentum_buffer"].tolist() == [1, 1]
+    assert type(copy.deepcopy(optimizer)) is SGD

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 import hookrun
 from hookrun.plan.heads import HeadCount
 from hookrun.runtime.part import HeadsPart, Part, PartOfPart, TensorPart, TokensPart, part_of
-from hookrun.runtime.tokens.calls import CallTokens
+from hookrun.runtime.tokens.calls import CallTokens, Pass
 from hookrun.runtime.tokens.choice import Chosen, Rule
-from hookrun.runtime.tokens.passes import Pass
 from hookrun.spec.heads import Heads
 from hookrun.spec.tokens import Tokens
 from hookrun.values.index import Index, Item

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import hookrun
+from hookrun.errors import HookError
 from hookrun.runtime.sharded import (
+    HookedParameters,
     edited,
     is_fully_sharded,
     is_sharded,
@@ -50,3 +53,30 @@ def test_an_unsharded_model_is_not_changed() -> None:
         move_inside_sharding(model, numbers)
         assert list(model[0]._forward_hooks) == numbers
     assert not list(sharded_modules(model)) and not is_fully_sharded(model) and reduces(model)
+
+
+def hooked() -> tuple[nn.Sequential, HookedParameters]:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    parameters = HookedParameters(model)
+    parameters.places["0.weight"] = model[0], "weight", model[0].weight
+    return model, parameters
+
+
+def test_a_parameter_that_was_replaced_is_an_error_at_the_next_step() -> None:
+    model, parameters = hooked()
+    optimizer = torch.optim.SGD(model.parameters())
+    parameters.follow(optimizer)
+    model[0].weight = nn.Parameter(torch.zeros(1, 1))
+    assert not parameters.all_there
+    for check in (lambda: parameters.follow(optimizer), lambda: parameters.follow(shards=False)):
+        with pytest.raises(HookError, match=r"parameter 0\.weight was replaced after hooks were installed"):
+            check()
+    parameters.clear()
+    parameters.follow(optimizer)
+
+
+def test_a_parameter_that_moved_within_the_model_keeps_its_hooks() -> None:
+    model, parameters = hooked()
+    old = model[0].weight
+    model[0].weight, model[1].weight = model[1].weight, old
+    parameters.follow(shards=False)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.runtime.clock import Clock
-from hookrun.runtime.current_call import CurrentCall
+from hookrun.runtime.clock import Clock, CurrentCall
 
 
 def test_a_record_begins_with_hook_module_and_step() -> None:

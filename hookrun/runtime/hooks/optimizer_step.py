@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.runtime.apply_action import run_unscaled
 from hookrun.runtime.hooks.base import BoundHook, RegisteredHook, Shared, write
-from hookrun.runtime.parameters import Moves
-from hookrun.runtime.sharded import due, is_sharded, shard_of, whole
+from hookrun.runtime.sharded import Moves, due, is_sharded, shard_of, whole
 
 
 class OptimizerSteps(RegisteredHook):

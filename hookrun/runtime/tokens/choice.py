@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from hookrun.actions.site import TokenRows
+from hookrun.actions.base import TokenRows
 from hookrun.errors import nearest
-from hookrun.runtime.tokens.passes import Pass
+from hookrun.runtime.tokens.calls import Pass
 from hookrun.spec.tokens import Place, TokenFilter, Tokens, TokenSet
 
 Texts = Mapping[str, tuple[int, ...]]

@@ -20,13 +20,13 @@ from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.tokens.calls import (
     CallReader,
     CallTokens,
+    Pass,
     Session,
     labelled,
     made_from_labels,
     session,
     sources,
 )
-from hookrun.runtime.tokens.passes import Pass
 
 
 class _ThreadState(local):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookrun.actions.site import TokenRows
+from hookrun.actions.base import TokenRows
 from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background
 from hookrun.store.captures.shard import RowKind, index_name, shard_name

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from hookrun.actions.site import TokenRows
+from hookrun.actions.base import TokenRows
 from hookrun.data.info import Split
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError

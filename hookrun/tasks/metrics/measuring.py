@@ -15,9 +15,8 @@ from hookrun.errors import HookrunError, listed
 from hookrun.plan.texts import FoundTokenizer, texts_of
 from hookrun.run_values import RunReferences
 from hookrun.run_values.sources import CaptureRows
-from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, on_cpu, parameters_of
+from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, Pass, on_cpu, parameters_of
 from hookrun.runtime.tokens.choice import Chosen, Rule
-from hookrun.runtime.tokens.passes import Pass
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
 from hookrun.tasks.base import metric_tokens_of

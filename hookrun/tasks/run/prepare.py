@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun import data, models
-from hookrun.actions.python_values import InlineFunction
+from hookrun.actions.values import InlineFunction
 from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
 from hookrun.data.samples import IGNORED

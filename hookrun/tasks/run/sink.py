@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import OF_RANK, Keeper
+from hookrun.actions.base import OF_RANK, Keeper, TokenRows
 from hookrun.actions.fields import Meaning
-from hookrun.actions.site import TokenRows
 from hookrun.data import Split
 from hookrun.plan.texts import decoder_of
 from hookrun.ranks.alone import share

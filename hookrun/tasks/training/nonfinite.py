@@ -21,7 +21,7 @@ from hookrun.errors import HookrunError, listed, reason
 from hookrun.hook_types import FORWARD, FORWARD_PRE
 from hookrun.plan.plan import Match, PlannedHook
 from hookrun.runtime import Installation
-from hookrun.runtime.plain_optimizers import without_compiler
+from hookrun.runtime.optimizers import without_compiler
 from hookrun.runtime.records import Memory
 from hookrun.runtime.site import HookSite
 from hookrun.tasks.run.batches import Batch

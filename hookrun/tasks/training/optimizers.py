@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import (
 
 from hookrun.config.validation import missing_arguments, parameters, unknown_arguments, wrong_call
 from hookrun.errors import Problem, SpecError, nearest, spec_error
-from hookrun.runtime.plain_optimizers import without_compiler
+from hookrun.runtime.optimizers import without_compiler
 from hookrun.runtime.sharded import whole
 from hookrun.spec.experiment import MOST, Named, Schedule, Scheduler, Train
 from hookrun.spec.experiment import Optimizer as OptimizerKeys

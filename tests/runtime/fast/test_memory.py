@@ -10,8 +10,8 @@ import torch
 
 import hookrun
 from hookrun.runtime import fast
-from hookrun.runtime.fast.copies import OF_GRADIENT, UNSHARED
-from hookrun.runtime.fast.memory import KeptInMemory
+from hookrun.runtime.fast.copies import OF_GRADIENT, UNSHARED, KeptInMemory
+from hookrun.runtime.snapshot import append_copy
 
 
 class Site:
@@ -23,7 +23,7 @@ class Site:
 @pytest.mark.parametrize("way", ["any", "new", "gradient"])
 def test_a_kept_value_does_not_change_with_later_writes(way: str) -> None:
     values, site, others = list[torch.Tensor](), Site(), list[torch.Tensor]()
-    kept = KeptInMemory(values)
+    kept = KeptInMemory(values, append_copy)
 
     def otherwise(value: torch.Tensor) -> torch.Tensor:
         others.append(value)
@@ -51,7 +51,7 @@ def test_a_kept_value_does_not_change_with_later_writes(way: str) -> None:
 def test_members_of_containers_are_kept_too() -> None:
     values = list[dict[str, torch.Tensor]]()
     given = {"a": torch.zeros(2)}
-    KeptInMemory(values)(given)
+    KeptInMemory(values, append_copy)(given)
     given["a"].add_(1)
     assert values[0]["a"].tolist() == [0, 0]
 

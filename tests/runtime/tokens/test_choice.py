@@ -8,9 +8,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from hookrun.runtime.tokens.calls import CallTokens
+from hookrun.runtime.tokens.calls import CallTokens, Pass
 from hookrun.runtime.tokens.choice import Chosen, Rule
-from hookrun.runtime.tokens.passes import Pass
 from hookrun.spec.tokens import Tokens
 
 REAL = torch.tensor([[False, True, True], [True, True, True]])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hookrun.runtime.tokens.calls import CallTokens
-from hookrun.runtime.tokens.passes import Pass
+from hookrun.runtime.tokens.calls import CallTokens, Pass
 from hookrun.runtime.tokens.sequences import Sequences
 
 IDS = torch.tensor([[5, 6, 7]])

@@ -10,7 +10,7 @@ import torch
 from observed_decoders import ROWS, decoder, edit, observed, places_of, structure_of
 from torch import Tensor, nn
 
-from hookrun.actions.site import TokenRows
+from hookrun.actions.base import TokenRows
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.store.run_dir import RunDir

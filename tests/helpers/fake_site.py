@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import pytest
 import torch
 from torch import Generator, Tensor, nn
 
 from hookrun.actions import Action
-from hookrun.actions.python_values import InlineFunction
-from hookrun.actions.site import HookContext
+from hookrun.actions.base import HookContext
+from hookrun.actions.values import InlineFunction
 from hookrun.hook_types import FORWARD
 from hookrun.values.tensors import check_broadcast, scalars
 
@@ -111,13 +110,6 @@ class FakeSite:
         self.verdicts.append((ok, message, policy))
 
 
-@pytest.fixture
-def site_of() -> Callable[..., FakeSite]:
-    """A site for an action."""
-    return FakeSite
-
-
-@pytest.fixture
-def build() -> Callable[..., Callable[[Any], Any]]:
+def build(action: Action, **site: Any) -> Callable[[Any], Any]:
     """The function that an action builds for a fake site."""
-    return lambda action, **site: action.build(FakeSite(action, **site))
+    return action.build(FakeSite(action, **site))
