@@ -22,8 +22,8 @@ from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.ranks.alone import ALONE, Ranks, is_main, started
 from hookrun.spec import Experiment
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, State, differences
-from hookrun.store.outputs import outputs_folder
 from hookrun.store.records import Status, read_record
+from hookrun.store.run_dir import outputs_folder
 from hookrun.store.stored_config import read_yaml
 from hookrun.sweeps.exit_codes import DONE, exit_code
 from hookrun.sweeps.gc_control import import_torch

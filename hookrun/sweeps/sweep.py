@@ -29,8 +29,8 @@ from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
 from hookrun.store.files import StoreError, os_reason, write_json
 from hookrun.store.format import STATUS, SWEEP
-from hookrun.store.outputs import outputs_folder
 from hookrun.store.records import SweepRecord, read_record
+from hookrun.store.run_dir import outputs_folder
 from hookrun.sweeps.composed_jobs import ComposedJob, command_of, jobs_of
 from hookrun.sweeps.exit_codes import DONE, FAILED, most_serious
 from hookrun.sweeps.gc_control import free_job_memory, import_torch, modules_not_collected

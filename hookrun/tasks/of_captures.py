@@ -61,8 +61,8 @@ class TaskOfCaptures(Task):
 
     def execute(self, prepared: Analysis, run_dir: RunDir) -> str | None:
         """Run the analysis. Returns None, since checks do not run here."""
-        from hookrun.store.environment import environment
         from hookrun.store.format import ENV
+        from hookrun.store.run_dir import environment
         from hookrun.tasks.analysis.input import Analysing
         from hookrun.tasks.resume.states import results_of
         from hookrun.tasks.run.progress import Screen
