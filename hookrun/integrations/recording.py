@@ -241,7 +241,12 @@ class Recording(Installation):
     def _finish(self, error: BaseException | None) -> None:
         """Write the remaining data, the manifest and the status, with the error of the block, which is not raised."""
         run_dir = self._run_dir
-        last = (self.sink.settle, run_dir.flush, self._write_hooks, run_dir.close)
+        last = (
+            self.sink.settle,
+            run_dir.flush,
+            lambda: run_dir.write(HOOKS, hook_facts(self)),
+            run_dir.close,
+        )
         try:
             if error is not None:
                 for write in last:
@@ -259,9 +264,6 @@ class Recording(Installation):
             self._is_open = False
             self._lock.close()
             try_report(self.path)
-
-    def _write_hooks(self) -> None:
-        self._run_dir.write(HOOKS, hook_facts(self))
 
 
 class CallWatcher(RegisteredHook):
@@ -357,8 +359,9 @@ class NotInstalled(HookrunError, ImportError):
 class LoopFollower:
     """Installs the hooks for each run of a loop, each with its own run directory.
 
-    hooks:    the recording of the current or last run: `captures`, `records`, `fired`, `path`
-    run_dirs: the directories of all runs so far
+    hooks:     the recording of the current or last run: `captures`, `records`, `fired`, `path`
+    following: the recording of the current run; None between runs
+    run_dirs:  the directories of all runs so far
 
     spec:     the hooks: a Spec, or a dict
     run_dir:  a new or empty directory for the first run; the second run is written beside it, into ``run_dir-2``, and
@@ -380,27 +383,21 @@ class LoopFollower:
         self.run_dir = run_dir
         self.run_dirs = list[Path]()
         self.hooks: Recording | None = None
+        self.following: Recording | None = None
         self._samples = samples
-        self._effects = effects
-        self._strict = strict
+        self._options = {"effects": effects, "strict": strict}
         self._may_stop = any(hook.action.value_of(Meaning.POLICY) == "stop" for hook in self.spec.hooks)
-        self._open = False
         self._applied: tuple[ReferenceType[nn.Module], list[str]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "hooks": None, "_open": False, "_applied": None}
-
-    @property
-    def following(self) -> Recording | None:
-        """The recording of the current run; None between runs."""
-        return self.hooks if self._open else None
+        return {**vars(self), "hooks": None, "following": None, "_applied": None}
 
     def begin(self, model: nn.Module, scaler: GradScaler | None = None, *, trains: bool = True) -> Recording:
         """Open a run directory and install the hooks on the model.
 
         `apply` hooks that have acted on the model before do not act again.
         """
-        if self._open:
+        if self.following is not None:
             self.end(HookrunError("another run began before this one had ended"))
         plan = compile_plan(self.spec, model)
         before = self._applied
@@ -409,24 +406,22 @@ class LoopFollower:
             plan,
             model,
             self._folder(),
-            effects=self._effects,
             scaler=scaler,
-            strict=self._strict,
             restored=restored,
             trains=trains,
             latest=self.run_dir is None,
+            **self._options,
         )
         hooks.__enter__()
-        self.hooks, self._open = hooks, True
+        self.hooks = self.following = hooks
         self.run_dirs.append(hooks.path)
         self._applied = ref(model), plan.applied()
         return hooks
 
     def end(self, error: BaseException | None = None) -> None:
         """Remove the hooks and end the run. error: the exception that ended the loop, if any."""
-        hooks = self.following
+        hooks, self.following = self.following, None
         if hooks is not None:
-            self._open = False
             trace = None if error is None else error.__traceback__
             hooks.__exit__(None if error is None else type(error), error, trace)
 
@@ -471,7 +466,12 @@ class LoopFollower:
 
     def write(self, split: str, values: Mapping[str, Any], step: int | None = None) -> None:
         """Write the numbers in `values` as a line of metrics.jsonl; their names may be any text."""
-        plain = {_free(name): value for name, value in values.items() if _is_number(value)}
+        # a name that is a key which hookrun writes into each line gets a prefix
+        plain = {
+            re.sub(r"^(split|epoch|step)$", r"logged_\1", name): value
+            for name, value in values.items()
+            if _is_number(value)
+        }
         if self.following is not None and plain:
             self.following.log(split=split, step=step, **plain)
 
@@ -494,8 +494,3 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.dim() == 0 and not value.is_complex()
     return isinstance(value, int | float) or getattr(value, "ndim", None) == 0
-
-
-def _free(name: str) -> str:
-    """The name, changed if it is a key that hookrun writes into each line."""
-    return re.sub(r"^(split|epoch|step)$", r"logged_\1", name)

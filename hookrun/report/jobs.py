@@ -15,9 +15,9 @@ from hookrun.store import stored_config
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, METRICS, REPORT, STATUS
 from hookrun.store.inside import is_there
-from hookrun.store.records import EnvRecord, MetricsLine, Record, Status, read_record
+from hookrun.store.records import EnvRecord, MetricsLine, ObjectiveRecord, Record, Status, read_record
 from hookrun.store.run_dir import cut_off
-from hookrun.store.scores import Result, is_batch, measures, result_of
+from hookrun.store.scores import is_batch, measures, result_of
 
 HYDRA = ".hydra"
 OVERRIDES = f"{HYDRA}/overrides.yaml"
@@ -48,7 +48,7 @@ class JobFacts:
     overrides: dict[str, str]
     metrics: dict[str, float]
     of_batch: frozenset[str]
-    result: Result | None
+    result: ObjectiveRecord | None
     argv: list[Any]
     has_report: bool
 

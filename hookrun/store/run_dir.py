@@ -96,6 +96,7 @@ class RunDir:
         except ValueError as error:
             raise StoreError(f"{path}: not a position of a run directory: {error}") from error
         self.batches = self.reached.batches
+        self._before = {CAPTURES: self.reached.captures, PREDICTIONS: self.reached.predictions}
         self.checkpoints = path / CHECKPOINTS
         self.resumed: SavedState | None = None
         self.ended = False
@@ -146,12 +147,11 @@ class RunDir:
 
         on_disk: wait until every line is on the disk; False: `sync` is called later
         """
-        reached = {CAPTURES: self.reached.captures, PREDICTIONS: self.reached.predictions}
         mine = {
             name: self._writers[name].position()
             if name in self._writers
             else before.of_rank(self.ranks.rank).model_dump(exclude={"others"})
-            for name, before in reached.items()
+            for name, before in self._before.items()
         }
         of_ranks = self.ranks.gathered(mine)
         if not self.ranks.is_main:
@@ -160,7 +160,7 @@ class RunDir:
         if on_disk:
             self.sync()
         shards = {}
-        for name, before in reached.items():
+        for name, before in self._before.items():
             others = [of_rank[name] for of_rank in of_ranks[1:]]
             # those of ranks that the resumed run does not have
             absent = [part.model_dump() for part in before.others[self.ranks.size - 1 :]]
@@ -284,10 +284,9 @@ class RunDir:
     @property
     def shards(self) -> int:
         """The number of shards of captures and predictions on the disk, with those of earlier processes of the run."""
-        before = {CAPTURES: self.reached.captures, PREDICTIONS: self.reached.predictions}
         return sum(
             self._writers[name].shards if name in self._writers else reached.of_rank(self.ranks.rank).shards
-            for name, reached in before.items()
+            for name, reached in self._before.items()
         )
 
     def close(self) -> None:
@@ -320,14 +319,13 @@ class RunDir:
             from hookrun.store.captures.write import BUFFERS, SHARD_BYTES, CaptureWriter
 
             shard_bytes = SHARD_BYTES if self.buffer is None else max(self.buffer // BUFFERS, 1)
-            before = self.reached.captures if name == CAPTURES else self.reached.predictions
-            in_turns = self.ranks.several or any(part.turns for part in before.parts)
+            in_turns = self.ranks.several or any(part.turns for part in self._before[name].parts)
             self._writers[name] = CaptureWriter(
                 self.path / name,
                 shard_bytes,
                 self.ranks.rank if in_turns else own_rank(),
                 partial(getattr, self, "batches") if in_turns else None,
-                before.of_rank(self.ranks.rank),
+                self._before[name].of_rank(self.ranks.rank),
             )
         return self._writers[name]
 

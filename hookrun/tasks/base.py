@@ -94,14 +94,13 @@ def changed(where: str, section: Section, but: Collection[str] = ()) -> list[str
 
 def metrics_of(task: TaskKeys) -> tuple[MetricKeys, ...] | None:
     """`task.metrics`; None if it is not given or the task has no such key."""
-    found: tuple[MetricKeys, ...] | None = getattr(task, "metrics", None)
-    return found
+    return cast(tuple[MetricKeys, ...] | None, getattr(task, "metrics", None))
 
 
 def metric_tokens_of(task: TaskKeys) -> Tokens | None:
     """The tokens at which a task computes its metrics, `task.tokens`; None: at each token that is to be predicted."""
-    found: Tokens | None = getattr(task, "tokens", None) if "metrics" in type(task).model_fields else None
-    return found
+    has_metrics = "metrics" in type(task).model_fields
+    return cast(Tokens | None, getattr(task, "tokens", None)) if has_metrics else None
 
 
 @dataclass(frozen=True)

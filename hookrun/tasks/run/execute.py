@@ -80,7 +80,7 @@ def execute(
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
         ranks.meet()  # the captures of the other ranks are on disk now
-        objective = None if goal is None else result(open_run(path).metrics, goal).to_dict()
+        objective = None if goal is None else result(open_run(path).metrics, goal).model_dump()
         run_dir.write_manifest()
         with shielded():
             if stopped is None:
