@@ -217,8 +217,10 @@ def _end_for(parent: int) -> None:
 
 def _handle(signum: int, _frame: FrameType | None) -> None:
     state = _state
-    if os.getpid() != state.owner:
-        _in_child(signum)
+    if os.getpid() != state.owner:  # a forked child, which has its parent's handlers: only SIGTERM ends it
+        if signum == signal.SIGTERM:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
         return
     now = time.monotonic()
     if state.closing or (state.count and now - state.last < SAME):
@@ -245,13 +247,6 @@ def _raise_waiting(state: _State) -> None:
     if state.waiting and state.first is not None and not state.shielded and not loop_raises:
         state.waiting = False
         raise Interrupted(state.first)
-
-
-def _in_child(signum: int) -> None:
-    """Handle a signal in a forked child, which has its parent's handlers: SIGTERM ends it, others do nothing."""
-    if signum == signal.SIGTERM:
-        signal.signal(signum, signal.SIG_DFL)
-        os.kill(os.getpid(), signum)
 
 
 def _say(text: str) -> None:

@@ -22,8 +22,8 @@ from hookrun.errors import HookrunError, SpecError, nearest, spec_error
 from hookrun.ranks.alone import ALONE, Ranks, is_main, started
 from hookrun.spec import Experiment
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, differences
-from hookrun.store.outputs import outputs_folder
 from hookrun.store.records import Status, read_record
+from hookrun.store.run_dir import outputs_folder
 from hookrun.store.stored_config import read_yaml
 from hookrun.sweeps.exit_codes import DONE, exit_code
 from hookrun.sweeps.jobs import SingleRun, make_missing_page

@@ -9,13 +9,13 @@ from typing import Any
 try:
     from lightning.pytorch import Callback as LightningCallback
 except ModuleNotFoundError as error:
-    from hookrun.integrations.following import NotInstalled
+    from hookrun.integrations.recording import NotInstalled
 
     if error.name is None or error.name.partition(".")[0] != "lightning":
         raise
     raise NotInstalled("lightning", "lightning") from error
 
-from hookrun.integrations.following import LoopFollower
+from hookrun.integrations.recording import LoopFollower
 
 _OF_A_LOADER = "/dataloader_idx_"
 

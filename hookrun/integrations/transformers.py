@@ -14,15 +14,14 @@ from typing import Any
 try:
     from transformers import Trainer, TrainerCallback
 except ModuleNotFoundError as error:
-    from hookrun.integrations.following import NotInstalled
+    from hookrun.integrations.recording import NotInstalled
 
     if error.name is None or error.name.partition(".")[0] != "transformers":
         raise
     raise NotInstalled("transformers", "transformers") from error
 
 from hookrun.errors import HookrunError
-from hookrun.integrations.following import LoopFollower
-from hookrun.integrations.recording import CallWatcher
+from hookrun.integrations.recording import CallWatcher, LoopFollower
 
 _METHODS = ((Trainer.train, "train"), (Trainer.evaluate, "val"), (Trainer.predict, "test"))
 """Method of the Trainer -> the split in metrics.jsonl."""

@@ -29,7 +29,7 @@ from hookrun.store.records import (
     typed_record,
 )
 from hookrun.store.run_dir import cut_off
-from hookrun.store.scores import Result, is_batch, measures, result_of
+from hookrun.store.scores import is_batch, measures, result_of
 
 HYDRA = ".hydra"
 OVERRIDES = f"{HYDRA}/overrides.yaml"
@@ -65,7 +65,7 @@ class JobFacts:
     overrides: dict[str, str]
     metrics: dict[str, float]
     of_batch: frozenset[str]
-    result: Result | None
+    result: ObjectiveRecord | None
     argv: list[Any]
     has_report: bool
 

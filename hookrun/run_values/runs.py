@@ -19,9 +19,9 @@ from hookrun.spec.experiment import PREVIOUS, RunWeights, runs_of
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.files import StoreError
 from hookrun.store.format import CHECKPOINTS
-from hookrun.store.outputs import newest_finished, outputs_folder
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import UsedRunRecord
+from hookrun.store.run_dir import newest_finished, outputs_folder
 
 
 @dataclass(frozen=True)

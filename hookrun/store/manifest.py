@@ -17,7 +17,7 @@ from hookrun.errors import listed
 from hookrun.store.captures.shard import index_names
 from hookrun.store.files import StoreError, os_errors, os_reason, read_lines, write_json
 from hookrun.store.format import CAPTURES, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
-from hookrun.store.inside import kind_of, listed_inside, open_inside
+from hookrun.store.inside import kind_of, listed_inside, open_inside, size_inside
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -85,22 +85,28 @@ def manifest_faults(
             yield name, f"{path} is {kind}"
         elif name not in manifest:
             yield name, f"{path} is not in the manifest: it was added after the run"
-        elif info.st_size != manifest[name][0]:
-            yield name, f"{path} has {info.st_size:,} bytes, the manifest says {manifest[name][0]:,}"
         else:
             try:
-                sha256 = hashed(path, folder)[1]
+                require_unchanged(path, folder, *manifest[name], says="the manifest")
+                if recorded.get(name, manifest[name][1]) != manifest[name][1]:
+                    yield name, f"{path} has another SHA-256 in its index than in the manifest"
             except StoreError as error:
                 yield name, str(error)
-                continue
-            expected = manifest[name][1]
-            if sha256 != expected:
-                yield (
-                    name,
-                    f"{path} was changed: its SHA-256 is {sha256[:12]}…, the manifest says {expected[:12]}…",
-                )
-            elif recorded.get(name, expected) != expected:
-                yield name, f"{path} has another SHA-256 in its index than in the manifest"
+
+
+def require_unchanged(path: Path, root: Path, size: int, sha256: str, *, says: str) -> None:
+    """StoreError if the file cannot be read, or has another size in bytes or another SHA-256.
+
+    says: where the expected ones are from
+    """
+    with os_errors(f"cannot read {path}"):
+        there = size_inside(path, root)
+    if there != size:  # before it is read: it may have become very large
+        raise StoreError(f"{path} has {there:,} bytes, {says} says {size:,}")
+    actual = hashed(path, root)[1]
+    if actual != sha256:
+        message = f"its SHA-256 is {actual[:12]}…, {says} says {sha256[:12]}…"
+        raise StoreError(f"{path} was changed: {message}")
 
 
 def hashed(path: Path, root: Path | None = None, digest: _Hash | Crc32 | None = None) -> tuple[int, str]:

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from hookrun.spec.objective import Direction, OfRun
+from hookrun.spec.objective import Direction, Goal, OfRun
 from hookrun.store.files import StoreError, read_json, read_lines
 from hookrun.store.format import GENERATIONS, LENS, METRICS, SAMPLES, STATS, TOKENS
 
@@ -57,13 +57,22 @@ class Record(BaseModel):
 
 
 class ObjectiveRecord(Record):
-    """The result of a run by its objective; `value` is None where the run has no finite one."""
+    """The result of a run by its objective.
+
+    value: None if the run has no finite value
+    epoch: the epoch of the value; None if its line has none
+    """
 
     metric: Name
     direction: Direction
     of: OfRun
     value: Annotated[float, Field(allow_inf_nan=False)] | None
     epoch: Count | None
+
+    @property
+    def goal(self) -> Goal:
+        """The objective."""
+        return Goal(self.metric, self.direction, self.of)
 
 
 class Status(Record):

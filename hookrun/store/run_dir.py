@@ -1,5 +1,7 @@
 """An open run directory: status, plan, metrics and captures, written so that a crash leaves them readable.
 
+Also the default folder of runs, the finished runs in it, and what env.json says.
+
 torch is not imported at module level, so that the status is written before imports that may fail.
 """
 
@@ -9,10 +11,12 @@ import errno
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +38,7 @@ from hookrun.store.format import (
     EXIT_CODES,
     INDEX,
     METRICS,
+    OUTPUT,
     PICTURES,
     PLAN,
     PREDICTIONS,
@@ -42,13 +47,15 @@ from hookrun.store.format import (
     decode,
     encode,
 )
-from hookrun.store.manifest import write_manifest
-from hookrun.store.records import STREAMS, Status, checked, typed_record
+from hookrun.store.manifest import manifest_faults, read_manifest, write_manifest
+from hookrun.store.records import STREAMS, Status, checked, read_record, typed_record
 from hookrun.store.states.position import PositionRecord, cut_back
+from hookrun.version import __version__
 
 if TYPE_CHECKING:
     from hookrun.store.captures.write import CaptureWriter
     from hookrun.store.states.files import SavedState
+
 
 MOST_REASON = 200_000
 """Most characters of the reason in status.json."""
@@ -89,6 +96,7 @@ class RunDir:
         except ValueError as error:
             raise StoreError(f"{path}: not a position of a run directory: {error}") from error
         self.batches = self.reached.batches
+        self._before = {CAPTURES: self.reached.captures, PREDICTIONS: self.reached.predictions}
         self.checkpoints = path / CHECKPOINTS
         self.resumed: SavedState | None = None
         self.ended = False
@@ -139,12 +147,11 @@ class RunDir:
 
         on_disk: wait until every line is on the disk; False: `sync` is called later
         """
-        reached = {CAPTURES: self.reached.captures, PREDICTIONS: self.reached.predictions}
         mine = {
             name: self._writers[name].position()
             if name in self._writers
             else before.of_rank(self.ranks.rank).model_dump(exclude={"others"})
-            for name, before in reached.items()
+            for name, before in self._before.items()
         }
         of_ranks = self.ranks.gathered(mine)
         if not self.ranks.is_main:
@@ -153,7 +160,7 @@ class RunDir:
         if on_disk:
             self.sync()
         shards = {}
-        for name, before in reached.items():
+        for name, before in self._before.items():
             others = [of_rank[name] for of_rank in of_ranks[1:]]
             # those of ranks that the resumed run does not have
             absent = [part.model_dump() for part in before.others[self.ranks.size - 1 :]]
@@ -277,10 +284,9 @@ class RunDir:
     @property
     def shards(self) -> int:
         """The number of shards of captures and predictions on the disk, with those of earlier processes of the run."""
-        before = {CAPTURES: self.reached.captures, PREDICTIONS: self.reached.predictions}
         return sum(
             self._writers[name].shards if name in self._writers else reached.of_rank(self.ranks.rank).shards
-            for name, reached in before.items()
+            for name, reached in self._before.items()
         )
 
     def close(self) -> None:
@@ -313,14 +319,13 @@ class RunDir:
             from hookrun.store.captures.write import BUFFERS, SHARD_BYTES, CaptureWriter
 
             shard_bytes = SHARD_BYTES if self.buffer is None else max(self.buffer // BUFFERS, 1)
-            before = self.reached.captures if name == CAPTURES else self.reached.predictions
-            in_turns = self.ranks.several or any(part.turns for part in before.parts)
+            in_turns = self.ranks.several or any(part.turns for part in self._before[name].parts)
             self._writers[name] = CaptureWriter(
                 self.path / name,
                 shard_bytes,
                 self.ranks.rank if in_turns else own_rank(),
                 partial(getattr, self, "batches") if in_turns else None,
-                before.of_rank(self.ranks.rank),
+                self._before[name].of_rank(self.ranks.rank),
             )
         return self._writers[name]
 
@@ -359,3 +364,77 @@ def update_latest(path: str | os.PathLike[str]) -> str:
     except OSError as error:
         return f"{link} does not point to the newest run: {os_reason(error)}"
     return ""
+
+
+def environment(argv: Sequence[str] | None = None, device: str | None = None) -> dict[str, Any]:
+    """Versions, machine and command line of a run; values of environment variables are left out.
+
+    argv:   the command line; default: that of this process
+    device: the device that the run uses; default: the machine's accelerator, else cpu
+    """
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    chosen = torch.device(device) if device is not None else accelerator or torch.device("cpu")
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": _version("torchvision"),
+        "hydra": _version("hydra-core"),
+        "hookrun": __version__,
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "device": str(chosen),
+        "device_name": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.processor(),
+        "threads": torch.get_num_threads(),
+        "argv": list(sys.argv if argv is None else argv),
+    }
+
+
+@cache
+def _version(package: str) -> str | None:
+    """The installed version; None if the package is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+OUTPUTS = "outputs"
+
+
+def outputs_folder() -> Path:
+    """The folder of single runs, as an absolute path: `outputs` in HOOKRUN_OUTPUT, else in the current directory."""
+    return Path(os.path.abspath(Path(os.path.expanduser(os.environ.get(OUTPUT, "")), OUTPUTS)))
+
+
+def newest_unchanged(folder: Path) -> Path | None:
+    """The newest run in `folder` that is done and whose files have not changed since; None if there is none.
+
+    Reads every file of the run.
+    """
+    for run, status in _ended(folder):
+        with suppress(StoreError):  # a run that cannot be read is not reused
+            if status["status"] == "done":
+                manifest = read_manifest(run, status["manifest"])
+                if not any(manifest_faults(run, manifest, {})):
+                    return run
+    return None
+
+
+def newest_finished(folder: Path) -> Path:
+    """The directory of the run in `folder` that ended last. StoreError if there is none."""
+    ended = sorted((status["ended"], run) for run, status in _ended(folder) if status.get("ended"))
+    if not ended:
+        raise StoreError(f"there is no finished run in {folder}: run one first, or name a run directory")
+    return ended[-1][1]
+
+
+def _ended(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The directories of runs with a manifest and their status, the newest name first, without unreadable ones."""
+    for path in sorted(folder.glob(f"*/{STATUS}"), reverse=True):
+        if not path.parent.is_symlink():
+            with suppress(StoreError):
+                status = read_record(path, Status)
+                if status.get("manifest"):
+                    yield path.parent, status

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hookrun.spec.objective import Goal, direction_of, preferred
@@ -17,31 +16,13 @@ OF_PARTS = frozenset({"kind", "layer", "head", "positions"})
 """The same for lines about parts of a model, which task=lens writes."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """The result of a run by its objective.
-
-    value: None if the run has no finite value
-    epoch: the epoch of the value; None if its line has none
-    """
-
-    goal: Goal
-    value: float | None
-    epoch: int | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The form in status.json."""
-        return {**vars(self.goal), "value": self.value, "epoch": self.epoch}
-
-
-def result_of(status: Mapping[str, Any], lines: Iterable[Line]) -> Result | None:
+def result_of(status: Mapping[str, Any], lines: Iterable[Line]) -> ObjectiveRecord | None:
     """The result in a run's status; for a run of an earlier version the result of its metrics, by a default objective.
 
     None if there is neither. Raises ValueError if the status holds something else.
     """
     if (stored := status.get("objective")) is not None:
-        record = checked(stored, ObjectiveRecord)
-        return Result(Goal(record.metric, record.direction, record.of), record.value, record.epoch)
+        return checked(stored, ObjectiveRecord)
     lines = list(lines)
     metric = preferred(names(lines))
     direction = None if metric is None else direction_of(metric)
@@ -86,19 +67,22 @@ def names(lines: Iterable[Line]) -> list[str]:
     )
 
 
-def result(lines: Iterable[Line], goal: Goal) -> Result:
+def result(lines: Iterable[Line], goal: Goal) -> ObjectiveRecord:
     """The result of a run whose objective is known.
 
     The best epoch is the best of those with a finite value; a last epoch whose value is not finite has no result.
     Single batches are ignored.
     """
-    best = Result(goal, None, None)
+    best: float | None = None
+    epoch: Any = None
     for line in lines:
         value = None if is_batch(line) else measures(line).get(goal.metric)
         if value is None:
             continue
-        is_best = math.isfinite(value) and (best.value is None or goal.is_better(value, best.value))
+        is_best = math.isfinite(value) and (best is None or goal.is_better(value, best))
         if goal.of == "last" or is_best:
-            epoch = line.get("epoch")
-            best = Result(goal, value, epoch if isinstance(epoch, int) else None)
-    return best if best.value is None or math.isfinite(best.value) else Result(goal, None, None)
+            best, epoch = value, line.get("epoch")
+    if best is None or not math.isfinite(best):
+        best = epoch = None
+    epoch = epoch if isinstance(epoch, int) else None
+    return ObjectiveRecord.model_construct(**vars(goal), value=best, epoch=epoch)  # lines may be from anybody

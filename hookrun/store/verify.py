@@ -24,7 +24,7 @@ from hookrun.store.format import (
     UNFINISHED,
 )
 from hookrun.store.inside import is_there, listed_inside
-from hookrun.store.manifest import hashed, manifest_faults, read_manifest
+from hookrun.store.manifest import manifest_faults, read_manifest, require_unchanged
 from hookrun.store.reader import open_run
 from hookrun.store.records import STREAMS, Status, read_record
 from hookrun.store.run_dir import cut_off
@@ -141,12 +141,7 @@ def _judge_by_indexes(findings: _Findings, shards: Mapping[str, Shard]) -> None:
             path = folder / name
             if not is_there(path):
                 raise StoreError(f"{path} is missing")
-            size, sha256 = hashed(path, folder)
-            if size != shard.bytes:
-                raise StoreError(f"{path} has {size} bytes, its index says {shard.bytes}")
-            if sha256 != shard.sha256:
-                says = f"its SHA-256 is {sha256[:12]}…, its index says {shard.sha256[:12]}…"
-                raise StoreError(f"{path} was changed: {says}")
+            require_unchanged(path, folder, shard.bytes, shard.sha256, says="its index")
 
 
 def _judge_json(findings: _Findings) -> None:

@@ -30,7 +30,7 @@ from hookrun.spec import Experiment
 from hookrun.spec.experiment import PREVIOUS, Need, runs_of
 from hookrun.store.format import STATUS
 from hookrun.store.named_files import named_files
-from hookrun.store.outputs import newest_finished, newest_unchanged, outputs_folder
+from hookrun.store.run_dir import newest_finished, newest_unchanged, outputs_folder
 from hookrun.sweeps.jobs import JobFailed, SingleRun, free_job_memory
 from hookrun.version import __version__
 

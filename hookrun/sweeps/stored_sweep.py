@@ -23,8 +23,8 @@ from hookrun.store import stored_config
 from hookrun.store.files import StoreError
 from hookrun.store.format import MULTIRUN, STATUS
 from hookrun.store.lock import LockedError, refuse_held
-from hookrun.store.outputs import OUTPUTS, outputs_folder
 from hookrun.store.records import HydraRecord, checked
+from hookrun.store.run_dir import OUTPUTS, outputs_folder
 
 KEY = "resume"
 LATEST = "latest"

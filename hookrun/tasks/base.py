@@ -1,19 +1,22 @@
-"""The base class of tasks: a task's own keys, its preparation, and what it runs or prints. Imports no torch."""
+"""The base class of tasks: a task's own keys, its preparation, what it runs or prints, and its objective.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from hookrun.errors import CompileError, HookrunError
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, nearest
 from hookrun.spec import Experiment, Settings, TaskKeys
 from hookrun.spec.experiment import Section
 from hookrun.spec.metric import MetricKeys
-from hookrun.spec.objective import Direction
+from hookrun.spec.objective import Direction, Goal, direction_of, preferred
 from hookrun.spec.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -91,14 +94,13 @@ def changed(where: str, section: Section, but: Collection[str] = ()) -> list[str
 
 def metrics_of(task: TaskKeys) -> tuple[MetricKeys, ...] | None:
     """`task.metrics`; None if it is not given or the task has no such key."""
-    found: tuple[MetricKeys, ...] | None = getattr(task, "metrics", None)
-    return found
+    return cast(tuple[MetricKeys, ...] | None, getattr(task, "metrics", None))
 
 
 def metric_tokens_of(task: TaskKeys) -> Tokens | None:
     """The tokens at which a task computes its metrics, `task.tokens`; None: at each token that is to be predicted."""
-    found: Tokens | None = getattr(task, "tokens", None) if "metrics" in type(task).model_fields else None
-    return found
+    has_metrics = "metrics" in type(task).model_fields
+    return cast(Tokens | None, getattr(task, "tokens", None)) if has_metrics else None
 
 
 @dataclass(frozen=True)
@@ -157,3 +159,58 @@ def model_key(settings: Settings) -> str:
     sections = [settings.model, settings.data, settings.task, settings.compute]
     dumped = [each.model_dump(mode="json") for each in sections]
     return json.dumps([settings.task.name, str(settings.train.parameters), *dumped])
+
+
+METRIC = "objective.metric"
+_SHOWN = 8
+
+
+def goal_of(experiment: Experiment) -> Goal | None:
+    """The objective of the experiment; None if its task does not log the metric or the direction is not known.
+
+    Raises SpecError if the data cannot be described.
+    """
+    asked, there = experiment.settings.objective, task_of(experiment).measures(experiment.settings)
+    metric = asked.metric or preferred(there)
+    if metric is None or metric not in there:
+        return None
+    direction = asked.direction or there[metric]
+    return None if direction is None else Goal(metric, direction, asked.of)
+
+
+def required_goal(experiment: Experiment) -> Goal:
+    """The objective, for a sweeper that optimizes it. Raises SpecError with the reason if there is none."""
+    goal = goal_of(experiment)
+    if goal is None:
+        raise SpecError([_why_none(experiment)])
+    return goal
+
+
+def check_objective(experiment: Experiment, others: Iterable[str]) -> None:
+    """Raise SpecError if no task logs the metric of the objective.
+
+    A metric that only another task logs is accepted: one file may be used with several tasks.
+
+    others: the first parts of the names of metrics of other tasks: splits and names of analyses
+    """
+    metric = experiment.settings.objective.metric
+    if metric is None or (metric.rpartition("/")[0] in set(others) and direction_of(metric) is not None):
+        return
+    if task_of(experiment).measures(experiment.settings) and goal_of(experiment) is None:
+        raise SpecError([_why_none(experiment)])
+
+
+def _why_none(experiment: Experiment) -> Problem:
+    metric, task = experiment.settings.objective.metric, task_of(experiment)
+    there = task.measures(experiment.settings)
+    if not there:
+        what = f"task={task.name} logs neither accuracy nor loss, nor another metric to optimize"
+        return Problem(METRIC, what, "use task=train or evaluate, or a sweeper that does not optimize")
+    if metric is None:
+        return Problem(METRIC, "is not given", f"name one; {nearest('', there)}")
+    if metric in there:
+        what = f"is not known for {metric!r}: is a larger value better, or a smaller one?"
+        return Problem("objective.direction", what, "write maximize or minimize")
+    near, every = nearest(metric, there), f"task={task.name} logs {listed(there, _SHOWN)}"
+    hint = f"{near} {every}" if near.startswith("did you mean") else every
+    return Problem(METRIC, f"found {metric!r}, which this run does not log", hint)

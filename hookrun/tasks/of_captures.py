@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -61,8 +62,8 @@ class TaskOfCaptures(Task):
 
     def execute(self, prepared: Analysis, run_dir: RunDir) -> str | None:
         """Run the analysis. Returns None, since checks do not run here."""
-        from hookrun.store.environment import environment
         from hookrun.store.format import ENV
+        from hookrun.store.run_dir import environment
         from hookrun.tasks.analysis.input import Analysing
         from hookrun.tasks.resume.states import results_of
         from hookrun.tasks.run.progress import Screen
@@ -82,6 +83,23 @@ class TaskOfCaptures(Task):
         from hookrun.tasks.analysis.input import features_of
 
         return features_of(analysis, self.max_bytes, self.project)
+
+    def too_large(
+        self, analysis: Analysis, what: str, needed: Callable[[int | None], Mapping[str, int]]
+    ) -> Problem | None:
+        """A problem if the analysis needs more memory than allowed.
+
+        what:   the analysis, as the subject of the message
+        needed: number of features after a projection (None: no projection) -> the bytes needed, by module path
+        """
+        from hookrun.tasks.analysis.features import too_large
+
+        by_module = needed(self.project)
+        most = max(by_module, key=by_module.__getitem__)
+        if by_module[most] <= self.max_bytes:
+            return None
+        features = self.features(analysis)[most]
+        return too_large(what, features, by_module[most], self.max_bytes, lambda to: max(needed(to).values()))
 
     def say_memory(self, analysing: Analysing, needed: int) -> None:
         """Print the memory that the analysis needs, in bytes."""

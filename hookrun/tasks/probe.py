@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.errors import Problem, SpecError
@@ -32,25 +33,7 @@ class ProbeTask(TaskOfCaptures):
         if info.target is None:
             text = f"the data {info.name!r} of {run.path} has no targets to probe for"
             return Problem("task.run", text, "give a run on data that has labels")
-        return self._too_large(analysis, _outputs(info))
-
-    def _too_large(self, analysis: Analysis, outputs: int) -> Problem | None:
-        """A problem if probing needs more memory than allowed.
-
-        outputs: the number of classes or targets
-        """
-        from hookrun.tasks.analysis.features import too_large
-
-        needed = self._needed(analysis, outputs, self.project)
-        most = max(needed, key=needed.__getitem__)
-        if needed[most] <= self.max_bytes:
-            return None
-
-        def projected(to: int) -> int:
-            return max(self._needed(analysis, outputs, to).values())
-
-        features = self.features(analysis)[most]
-        return too_large("probing", features, needed[most], self.max_bytes, projected)
+        return self.too_large(analysis, "probing", partial(self._needed, analysis, _outputs(info)))
 
     def _needed(self, analysis: Analysis, outputs: int, project: int | None) -> dict[str, int]:
         """Module path -> the bytes needed while it is probed, including the weights of all probes."""
@@ -82,7 +65,7 @@ class ProbeTask(TaskOfCaptures):
         outputs = max(
             each[0].numel() if each.is_floating_point() else len(each.unique()) for each in labels.values()
         )
-        if problem := self._too_large(analysis, outputs):
+        if problem := self.too_large(analysis, "probing", partial(self._needed, analysis, outputs)):
             raise SpecError([problem])
         weights: dict[str, Tensor] = {}
         self.say_memory(analysing, max(self._needed(analysis, outputs, self.project).values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.errors import HookrunError, Problem
@@ -21,20 +22,15 @@ class SimilarityTask(TaskOfCaptures):
 
     def problem(self, analysis: Analysis) -> Problem | None:
         """A problem if there are fewer than two modules, or if the analysis needs too much memory."""
-        from hookrun.tasks.analysis.features import too_large
-
         if len(analysis.captures) < 2:
             text = f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with"
             return Problem("task.capture", text, "capture several modules")
-        needed = self._way(analysis, self.project).needed
-        if needed <= self.max_bytes:
-            return None
+        return self.too_large(analysis, "comparing the modules", partial(self._needed, analysis))
+
+    def _needed(self, analysis: Analysis, project: int | None) -> dict[str, int]:
+        """The widest module -> the bytes needed to compare all modules."""
         widest = max(self.features(analysis).values(), key=lambda each: each.captured)
-
-        def projected(to: int) -> int:
-            return self._way(analysis, to).needed
-
-        return too_large("comparing the modules", widest, needed, self.max_bytes, projected)
+        return {widest.name: self._way(analysis, project).needed}
 
     def _way(self, analysis: Analysis, project: int | None) -> Way:
         from hookrun.tasks.analysis.cka import chosen_way

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hookrun
-from hookrun.integrations.following import LoopFollower
+from hookrun.integrations.recording import LoopFollower
 
 HOOKS = {"seen": {"select": "fc", "hook": "forward", "action": "capture"}}
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from hookrun.store.files import StoreError
-from hookrun.store.outputs import newest_finished, newest_unchanged, outputs_folder
-from hookrun.store.run_dir import RunDir
+from hookrun.store.run_dir import RunDir, newest_finished, newest_unchanged, outputs_folder
 
 
 def finished(folder: Path, name: str, ended: str) -> Path:

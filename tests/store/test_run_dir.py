@@ -20,7 +20,7 @@ from hookrun.ranks.alone import Ranks
 from hookrun.store.files import StoreError
 from hookrun.store.format import EXIT_CODES, State
 from hookrun.store.reader import open_run
-from hookrun.store.run_dir import RunDir, cut_off, update_latest
+from hookrun.store.run_dir import RunDir, cut_off, environment, update_latest
 
 
 def status(run: RunDir) -> dict[str, object]:
@@ -229,3 +229,14 @@ def test_only_rank_0_writes_the_files_of_the_run(tmp_path: Path) -> None:
     other.write_manifest()
     other.sync()
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before and other.ended
+
+
+def test_the_environment_names_versions_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "0123456789abcdef")
+    found = environment(argv=["hookrun", "experiment=clip_fc"], device="cpu")
+    assert found["torch"] == torch.__version__
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["argv"] == ["hookrun", "experiment=clip_fc"]
+    assert (found["device"], found["threads"]) == ("cpu", torch.get_num_threads())
+    assert {"torchvision", "hydra", "hookrun", "platform", "cpu_count"} <= set(found)
+    assert "0123456789abcdef" not in json.dumps(found)

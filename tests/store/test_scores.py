@@ -67,10 +67,10 @@ def test_the_similarity_of_a_module_with_itself_does_not_count() -> None:
 
 def test_the_status_contains_the_result_and_is_checked(tmp_path) -> None:
     run = RunDir.create(tmp_path)
-    run.set_status("done", objective=result(EPOCHS, LOSS).to_dict())
+    run.set_status("done", objective=result(EPOCHS, LOSS).model_dump())
     found = result_of(open_run(tmp_path).status, [])
     assert found == result(EPOCHS, LOSS)
-    run.set_status("done", objective={**result(EPOCHS, LOSS).to_dict(), "direction": "up"})
+    run.set_status("done", objective={**result(EPOCHS, LOSS).model_dump(), "direction": "up"})
     with pytest.raises(StoreError, match=r"objective\.direction"):
         open_run(tmp_path).status  # noqa: B018
 

@@ -10,7 +10,7 @@ from hookrun.errors import SpecError
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
 from hookrun.tasks import parse_experiment
-from hookrun.tasks.goals import check_objective, goal_of, required_goal
+from hookrun.tasks.base import check_objective, goal_of, required_goal
 
 
 def experiment(objective: Any = None, **task: Any) -> Experiment:

@@ -35,9 +35,8 @@ _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 _ROW_NUMBERS = {"int64", "int32", "int16", "int8", "uint8"}
 _OPEN_SHARDS = 16
 
-# Column of COLUMNS -> (value where the column is missing, smallest allowed value).
-_DEFAULTS = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
 _LEAST = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
+"""The smallest allowed value of each column of COLUMNS, which is also its value where the column is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +265,11 @@ class StoredCapture:
     def _table_of(self, part: _Part) -> Tensor:
         """[rows of the part, columns]; columns that an earlier version did not write hold their defaults."""
         stored = read_tensor(self._shards.file_of(part), f"{part.entry.key}.rows")
-        table = torch.tensor(_DEFAULTS, dtype=torch.int64, device="cpu").repeat(len(stored), 1)
+        least = torch.tensor(_LEAST, dtype=torch.int64, device="cpu")
+        table = least.repeat(len(stored), 1)
         for place, name in enumerate(COLUMNS):
             if name in part.shard.columns:
                 table[:, place] = stored[:, part.shard.columns.index(name)]
-        least = torch.tensor(_LEAST, dtype=torch.int64, device="cpu")
         if (table < least).any() or (table[:, COLUMNS.index("split")] >= len(SPLITS)).any():
             raise StoreError(
                 f"{self.label}: {part.shard.file} holds rows of impossible samples, steps or splits"

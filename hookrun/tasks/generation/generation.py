@@ -26,7 +26,7 @@ from hookrun.tasks.generation.continuing import (
 )
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
-from hookrun.tasks.run.generators import generator_states, set_generators
+from hookrun.tasks.run.session import generator_states, set_generators
 
 NEXT = 10
 """How many of the most probable first new tokens are recorded."""

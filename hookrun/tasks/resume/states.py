@@ -30,8 +30,8 @@ from hookrun.store.states.files import SECONDS, SavedState, write_state
 from hookrun.store.states.tree import NotPlain, flatten
 from hookrun.tasks.base import Ready
 from hookrun.tasks.metrics.average import Average
-from hookrun.tasks.run.generators import generator_states, set_generators
 from hookrun.tasks.run.prepare import Prepared
+from hookrun.tasks.run.session import generator_states, set_generators
 from hookrun.tasks.sharded.over_ranks import RANKS, for_rank, gathered_trees, with_sums
 from hookrun.version import __version__
 

@@ -18,8 +18,8 @@ from hookrun.ranks.alone import ALONE, Ranks, share
 from hookrun.runtime.rng import derived_seed
 from hookrun.signals import left_to_main
 from hookrun.spec import Settings
-from hookrun.tasks.run.generators import all_seeded, seeded
 from hookrun.tasks.run.prepare import Prepared
+from hookrun.tasks.run.session import all_seeded, seeded
 from hookrun.values.containers import rebuild
 
 

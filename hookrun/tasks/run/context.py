@@ -29,11 +29,10 @@ from hookrun.tasks.metrics.measuring import Measuring
 from hookrun.tasks.resume.states import Resuming
 from hookrun.tasks.run.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.run.compile_check import Compiled, buffers_kept
-from hookrun.tasks.run.generators import generator_states, set_generators
 from hookrun.tasks.run.prepare import Prepared, as_call
 from hookrun.tasks.run.progress import Screen, numbers
 from hookrun.tasks.run.sample_names import SampleNames
-from hookrun.tasks.run.session import leave_new_memory
+from hookrun.tasks.run.session import generator_states, leave_new_memory, set_generators
 from hookrun.tasks.run.sink import RunSink
 from hookrun.tasks.sharded.over_ranks import agreed_stop, draws_of_main, summed
 from hookrun.tasks.sharded.sharding import reshard

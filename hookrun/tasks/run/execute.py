@@ -6,7 +6,7 @@ execute(ready, path)                   this file: the run directory and its stat
         task.perform(context)          tasks/train.py, evaluate.py, predict.py, ...: batches through the model
             train(context)             training.py: epochs of steps, validation, checkpoints
                 train_step(training)   step.py: forward, backward, clip, check, step, log
-    hook_lines(context)                summaries.py: how often each hook fired, what it changed
+    hook_lines(context)                endings.py: how often each hook fired, what it changed
 hookrun.report                         report.html, made from the directory alone
 """
 
@@ -28,24 +28,28 @@ from hookrun.runtime import Installation
 from hookrun.runtime.install import describe_inactive
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.signals import listening, shielded
-from hookrun.store.environment import environment
 from hookrun.store.format import ENV, HOOKS, MODEL, PLAN
 from hookrun.store.reader import open_run
-from hookrun.store.run_dir import RunDir
+from hookrun.store.run_dir import RunDir, environment
 from hookrun.store.scores import result
 from hookrun.store.states.files import newest_state, read_state, remove_states, remove_unfinished
-from hookrun.tasks.base import Ready
-from hookrun.tasks.goals import goal_of
+from hookrun.tasks.base import Ready, goal_of
 from hookrun.tasks.loggers import Loggers
 from hookrun.tasks.loggers.base import LoggedRun
 from hookrun.tasks.resume.states import Resuming, require_same
 from hookrun.tasks.run.context import RunContext
-from hookrun.tasks.run.endings import ending, failure_recorded, print_failure
+from hookrun.tasks.run.endings import (
+    ending,
+    failure_recorded,
+    hook_facts,
+    hook_lines,
+    model_facts,
+    print_failure,
+)
 from hookrun.tasks.run.prepare import Prepared
 from hookrun.tasks.run.progress import Screen
 from hookrun.tasks.run.session import session
 from hookrun.tasks.run.sink import RunSink
-from hookrun.tasks.run.summaries import hook_facts, hook_lines, model_facts
 from hookrun.tasks.sharded.over_ranks import RANKS, bytes_of_all, counts_of_all, effects_of_all, left_out
 from hookrun.tasks.sharded.rank_fit import under_ranks
 from hookrun.tasks.sharded.sharding import shard
@@ -76,7 +80,7 @@ def execute(
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
         ranks.meet()  # the captures of the other ranks are on disk now
-        objective = None if goal is None else result(open_run(path).metrics, goal).to_dict()
+        objective = None if goal is None else result(open_run(path).metrics, goal).model_dump()
         run_dir.write_manifest()
         with shielded():
             if stopped is None:

@@ -26,9 +26,9 @@ from hookrun.runtime.records import Memory
 from hookrun.runtime.site import HookSite
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
-from hookrun.tasks.run.generators import generator_states, set_generators
 from hookrun.tasks.run.observers import observer
 from hookrun.tasks.run.prepare import as_call
+from hookrun.tasks.run.session import generator_states, set_generators
 from hookrun.tasks.training.finite import all_finite, not_finite
 from hookrun.tasks.training.optimizers import clip
 from hookrun.values.containers import tensors

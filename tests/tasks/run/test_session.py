@@ -12,7 +12,15 @@ import torch
 
 from hookrun.errors import SpecError
 from hookrun.spec.experiment import Compute
-from hookrun.tasks.run.session import device_named, leave_new_memory, session
+from hookrun.tasks.run.session import (
+    all_seeded,
+    device_named,
+    generator_states,
+    leave_new_memory,
+    seeded,
+    session,
+    set_generators,
+)
 
 ONE = Compute(threads=1)
 
@@ -106,3 +114,25 @@ def test_auto_is_a_device_of_this_machine() -> None:
 def test_a_device_that_this_machine_does_not_have_is_refused(name: str) -> None:
     with pytest.raises(SpecError, match=r"compute\.device: found"):
         device_named(name)
+
+
+def test_generators_continue_from_a_saved_state() -> None:
+    states = generator_states()
+    first = draws()
+    assert draws() != first
+    set_generators(states)
+    assert draws() == first
+
+
+def test_seeded_blocks_repeat_and_restore_the_generators() -> None:
+    states = generator_states()
+    outside = draws()
+    set_generators(states)
+    with all_seeded(2**32 + 7):  # more than NumPy accepts
+        first = draws()
+    with pytest.raises(ZeroDivisionError), all_seeded(2**32 + 7):
+        assert draws() == first
+        raise ZeroDivisionError
+    with seeded(2**32 + 7):
+        assert float(torch.rand(())) == first[0]
+    assert draws() == outside

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hookrun
-from hookrun.tasks.run.summaries import hook_facts, model_facts
+from hookrun.tasks.run.endings import hook_facts, model_facts
 
 
 def test_a_module_with_two_names_is_listed_once_with_both() -> None:
