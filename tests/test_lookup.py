@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from hookrun.errors import HookrunError
-from hookrun.lookup import Lookup
+from hookrun.errors import HookrunError, Lookup
 
 
 def test_a_key_or_its_alias_is_found_and_a_missing_one_is_an_error_with_similar_keys() -> None:

@@ -26,7 +26,7 @@ from hookrun.compose.overrides import Resume, take, take_resume, take_trust
 from hookrun.errors import Problem, SpecError
 from hookrun.sweeps.exit_codes import DONE, REFUSED
 from hookrun.sweeps.waiting import waiting_for
-from hookrun.trust.packages import of_environment, read_once
+from hookrun.trust import of_environment, read_once
 
 if TYPE_CHECKING:
     from hookrun.sweeps.stored_sweep import StoredSweep

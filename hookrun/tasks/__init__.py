@@ -23,7 +23,7 @@ from hookrun.spec import Experiment, in_file_order
 from hookrun.tasks.base import JobCache, Ready, Task, model_key, task_of
 from hookrun.tasks.goals import check_objective, goal_of, required_goal
 from hookrun.tasks.names import unknown_names
-from hookrun.trust.packages import of_environment, read_once
+from hookrun.trust import of_environment, read_once
 
 __all__ = [
     "JobCache",

@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from hookrun.errors import Problem, SpecError, nearest, reason
+from hookrun.trust import VARIABLE, of_environment
 from hookrun.trust.callables import Code, code_of_name, place_of
-from hookrun.trust.packages import VARIABLE, of_environment
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import hookrun
-from hookrun.plan.graph_support import uncompilable, unexportable
+from hookrun.plan.plan import uncompilable, unexportable
 
 SCALE: dict[str, Any] = {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0}
 

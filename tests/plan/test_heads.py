@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from hookrun.plan.heads import HeadCount, head_count
+from hookrun.plan.plan import HeadCount
+from hookrun.plan.resolve import head_count
 from hookrun.spec.heads import Heads
 
 PICK = Heads(pick=(0,))

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from hookrun.actions.values import FileValue, RunValue
 from hookrun.errors import HookrunError
-from hookrun.run_values import read_value
+from hookrun.run_values import PendingRun, read_value
 from hookrun.run_values.runs import RunReferences
-from hookrun.run_values.sources import PendingRun
 from hookrun.spec import Settings
 from hookrun.store.run_dir import RunDir
 

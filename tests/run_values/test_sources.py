@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hookrun.errors import HookrunError
-from hookrun.run_values.sources import (
+from hookrun.run_values import (
     CaptureRows,
     PendingRun,
     computable,

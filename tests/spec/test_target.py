@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookrun.values.index import parse_index
-from hookrun.values.target import parse_target, path_text
+from hookrun.values.index import parse_index, parse_target, path_text
 
 
 @pytest.mark.parametrize(
