@@ -195,7 +195,7 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
     problems = uncompilable(plan)
     for hook in plan.hooks:
         spec, kind, when = hook.spec, hook.spec.hook_type, hook.spec.keys.when
-        if kind.phase in ("backward", "step") and kind.graph.refused is None:
+        if kind.phase in ("backward", "step") and kind.refused_by_graph is None:
             why = f"hook type {kind.name!r} belongs to training: an exported program computes outputs only"
             problems.append(Problem(spec.where, why, f"leave it out: ~{spec.where}"))
         for key in ("step", "epoch"):
@@ -207,15 +207,15 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
 
 def _graph_problems(spec: HookSpec) -> Iterator[Problem]:
     """A problem for each part of the hook that a graph cannot contain."""
-    action, graph, when = spec.action, spec.hook_type.graph, spec.keys.when
+    action, kind, when = spec.action, spec.hook_type, spec.keys.when
     plainly = f"run it without compiling, or leave it out: ~{spec.where}"
 
     def problem(key: str, why: str, hint: str = plainly) -> Problem:
-        return Problem(spec.where + key, f"{action.action_name} on {spec.hook_type.name!r} {why}", hint)
+        return Problem(spec.where + key, f"{action.action_name} on {kind.name!r} {why}", hint)
 
-    if graph.refused is not None:
-        yield problem("", *graph.refused)
-    elif not graph.inside:
+    if kind.refused_by_graph is not None:
+        yield problem("", *kind.refused_by_graph)
+    elif not kind.in_graph:
         return
     elif action.own_functions():
         yield problem("", "runs your own Python, which may not work inside a graph")

@@ -11,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -53,33 +52,6 @@ Places = Mapping[str, tuple[str, ...]]
 """Path of a module or parameter -> all its names."""
 
 
-class Rows(Protocol):
-    """A value for each sample of a batch.
-
-    shape:  of one row
-    dtype:  of the rows
-    digest: a hash of the rows, for the plan's hash
-    draws:  rows are drawn at random at each firing
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    digest: str
-    draws: bool
-
-    def of(self, samples: Tensor, generator: Generator) -> Tensor:
-        """The rows [B, *shape] of the samples [B] int64, on the CPU.
-
-        Raises HookrunError for a sample without a row.
-        """
-
-    def missing(self, samples: Tensor) -> Tensor:
-        """The samples that have no row but need one."""
-
-    def lacks(self, samples: Tensor) -> str:
-        """The error message for samples without a row."""
-
-
 class PendingRun:
     """A value of a run that does not exist yet.
 
@@ -89,13 +61,6 @@ class PendingRun:
     def __init__(self, name: str) -> None:
         self.name = name
         self.digest = f"not yet run: {name}"
-
-
-Found = Tensor | Rows | PendingRun
-"""A value from a file or from another run: one tensor, a row for each sample, or one that is not known yet."""
-
-Source = Found | InlineFunction
-"""A value from a file or run, or from Python: a tensor, or a function of the action's tensor."""
 
 
 def digest_of(source: Source) -> str:
@@ -192,6 +157,16 @@ class MappedRows:
     def lacks(self, samples: Tensor) -> str:
         """The error message for samples without a row."""
         return "; ".join(rows.lacks(samples) for rows in self._rows if len(rows.missing(samples)))
+
+
+Rows = CaptureRows | MappedRows
+"""A value for each sample of a batch. Its `shape` is the shape of one row; `draws`: rows are drawn at each firing."""
+
+Found = Tensor | Rows | PendingRun
+"""A value from a file or from another run: one tensor, a row for each sample, or one that is not known yet."""
+
+Source = Found | InlineFunction
+"""A value from a file or run, or from Python: a tensor, or a function of the action's tensor."""
 
 
 def form(source: Source) -> tuple[str, int]:

@@ -161,7 +161,7 @@ class Wiring:
             return op if open_gate is None else partial(_scheduled, op, open_gate)
 
         op, op_of_new = compose(site, targeted=targeted)
-        inside = self._compiles and site.hook_type.graph.inside
+        inside = self._compiles and site.hook_type.in_graph
         traced = in_graph_of(site, targeted=targeted) if inside else self._refused
         return BoundHook(site, finished(op), traced, None if op_of_new is None else finished(op_of_new))
 
