@@ -86,7 +86,7 @@ class CaptureRows:
     def __init__(self, capture: StoredCapture, name: str, part: Tensor, *, resample: bool) -> None:
         self._capture = capture
         self._name = name
-        self.draws = resample
+        self.draws: bool = resample
         self.shape, self.dtype = capture.shape[1:], capture.dtype
         self._ids, order = capture.sample_ids[part].sort()
         self._order = part[order]
@@ -139,7 +139,7 @@ class MappedRows:
         self._rows = [value for value in values if not isinstance(value, Tensor)]
         example = self._changed(lambda rows: torch.empty((), dtype=rows.dtype).expand(1, *rows.shape))
         self.shape, self.dtype = tuple(example.shape[1:]), example.dtype
-        self.draws = any(rows.draws for rows in self._rows)
+        self.draws: bool = any(rows.draws for rows in self._rows)
         self.digest = hashlib.sha256(how.encode()).hexdigest()
 
     def _changed(self, read: Callable[[Rows], Tensor]) -> Tensor:
