@@ -138,7 +138,7 @@ def build(
     from hookrun.compose.overrides import take_trust
     from hookrun.sweeps.needs import with_made_needs
     from hookrun.tasks.run.own_loop import parts
-    from hookrun.trust.packages import of_environment
+    from hookrun.trust import of_environment
 
     typed, others = take_trust(overrides)
     chosen = [] if experiment is None else [f"experiment={experiment}"]

@@ -10,29 +10,6 @@ from types import MappingProxyType
 from typing import Literal
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """How `torch.compile` and `torch.export` treat the hooks of a type.
-
-    inside:  they become part of the graph
-    refused: why they cannot be part of a graph, and the next step; None if they can, or if they run outside of it
-    """
-
-    inside: bool
-    refused: tuple[str, str] | None = None
-
-
-INSIDE_THE_GRAPH = Graph(inside=True)
-OUTSIDE_THE_GRAPH = Graph(inside=False)
-BREAKS_THE_GRAPH = Graph(
-    inside=False,
-    refused=(
-        "puts autograd nodes of its own around the module, at which a graph breaks",
-        "use output_grad, which a graph can hold, or run without compiling",
-    ),
-)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class HookType:
     """A hook type. Equal only to itself; `str()` is the name that YAML uses.
@@ -43,7 +20,8 @@ class HookType:
     on:      what the hook is attached to; `select` names parameters unless it is "module"
     phase:   in which part of a step it fires; "installation" is once, before the model runs
     takes:   the optional keys of a hook that have a meaning for this type
-    graph:   how torch.compile treats it
+    in_graph: its hooks become part of a graph of torch.compile or torch.export
+    refused_by_graph: why they cannot be part of a graph, and the next step; None: they can, or run outside of it
     gradient: its value consists of gradients
     batch:    the first dimension of its tensors is the batch
     in_tuple: its value is a tuple even for a single tensor; observers see that tensor
@@ -56,7 +34,8 @@ class HookType:
     on: Literal["module", "parameter", "optimizer"]
     phase: Literal["installation", "forward", "backward", "step"]
     takes: frozenset[str] = frozenset({"target", "index", "tokens", "heads", "when", "when.call"})
-    graph: Graph = OUTSIDE_THE_GRAPH
+    in_graph: bool = False
+    refused_by_graph: tuple[str, str] | None = None
     gradient: bool = False
     batch: bool = False
     in_tuple: bool = False
@@ -85,6 +64,10 @@ class HookType:
 
 
 _ON_A_PARAMETER = frozenset({"index", "when"})
+_HAS_OWN_NODES = (
+    "puts autograd nodes of its own around the module, at which a graph breaks",
+    "use output_grad, which a graph can hold, or run without compiling",
+)
 
 FORWARD_PRE = HookType(
     "forward_pre",
@@ -92,7 +75,7 @@ FORWARD_PRE = HookType(
     sees="its arguments",
     on="module",
     phase="forward",
-    graph=INSIDE_THE_GRAPH,
+    in_graph=True,
     batch=True,
     in_tuple=True,
 )
@@ -102,7 +85,7 @@ FORWARD = HookType(
     sees="its output",
     on="module",
     phase="forward",
-    graph=INSIDE_THE_GRAPH,
+    in_graph=True,
     batch=True,
 )
 BACKWARD_PRE = HookType(
@@ -111,7 +94,7 @@ BACKWARD_PRE = HookType(
     sees="grad_output",
     on="module",
     phase="backward",
-    graph=BREAKS_THE_GRAPH,
+    refused_by_graph=_HAS_OWN_NODES,
     gradient=True,
     batch=True,
     in_tuple=True,
@@ -122,7 +105,7 @@ BACKWARD = HookType(
     sees="grad_input, observers see grad_input and grad_output",
     on="module",
     phase="backward",
-    graph=BREAKS_THE_GRAPH,
+    refused_by_graph=_HAS_OWN_NODES,
     gradient=True,
     batch=True,
     in_tuple=True,
@@ -133,7 +116,7 @@ OUTPUT_GRAD = HookType(
     sees="that gradient",
     on="module",
     phase="backward",
-    graph=INSIDE_THE_GRAPH,
+    in_graph=True,
     gradient=True,
     batch=True,
 )
@@ -162,12 +145,9 @@ SAVED_TENSORS = HookType(
     on="module",
     phase="forward",
     takes=frozenset({"index", "when", "when.call", "parameters"}),
-    graph=Graph(
-        inside=False,
-        refused=(
-            "sees nothing: the compiler itself decides what a graph saves",
-            "run it without compiling, or leave it out",
-        ),
+    refused_by_graph=(
+        "sees nothing: the compiler itself decides what a graph saves",
+        "run it without compiling, or leave it out",
     ),
     until_backward=True,
 )

@@ -26,8 +26,7 @@ with atheris.instrument_imports(include=["hookrun"]):
     from hookrun.spec.selector import parse_selector
     from hookrun.spec.when import When, parse_expect
     from hookrun.store.reader import open_run
-    from hookrun.values.index import parse_index
-    from hookrun.values.target import parse_target
+    from hookrun.values.index import parse_index, parse_target
 
 FOLDER = Path(tempfile.mkdtemp(prefix="hookrun-fuzz-"))
 

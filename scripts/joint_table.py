@@ -18,8 +18,7 @@ import hookrun
 from hookrun.actions import actions
 from hookrun.errors import Problem
 from hookrun.hook_types import HOOK_TYPES
-from hookrun.plan.graph_support import uncompilable
-from hookrun.plan.plan import ResolvedPlan
+from hookrun.plan.plan import ResolvedPlan, uncompilable
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Compute, Train
 from hookrun.tasks.metrics.losses import load_loss

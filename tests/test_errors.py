@@ -1,14 +1,24 @@
-"""The exceptions: what they print, and that each must have a problem."""
+"""The exceptions: what they print, and that each must have a problem; mappings that explain missing keys."""
 
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from hookrun.errors import CompileError, Problem, SpecError, at_module, counted, reason
+from hookrun.errors import (
+    CompileError,
+    HookrunError,
+    Lookup,
+    Problem,
+    SpecError,
+    at_module,
+    counted,
+    reason,
+)
 
 
 @pytest.mark.parametrize("error", [SpecError, CompileError])
@@ -50,3 +60,15 @@ def test_an_exception_in_a_forward_names_the_innermost_module() -> None:
 
 def test_a_count_has_its_noun_in_the_singular_or_plural() -> None:
     assert [counted(count, "job") for count in (0, 1, 2000)] == ["0 jobs", "1 job", "2,000 jobs"]
+
+
+def test_a_key_or_its_alias_is_found_and_a_missing_one_is_an_error_with_similar_keys() -> None:
+    found: Any = Lookup("module", "the run", {"conv1": 1, "fc": 2, "b": 3}, {"a": "fc", "b": "conv1"})
+    assert (found["fc"], found["a"], found["b"]) == (2, 2, 3), "a key comes before an alias of that name"
+    assert list(found) == ["conv1", "fc", "b"] and len(found) == 3 and "a" in found
+    with pytest.raises(KeyError, match="no module 'conv2' in the run") as missing:
+        found["conv2"]
+    assert isinstance(missing.value, HookrunError) and "conv1" in str(missing.value)
+    with pytest.raises(KeyError, match="one module per name"):
+        found[0]
+    assert found.get("conv2") is None

@@ -23,7 +23,7 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("signals",),
     ("errors", "version", "hook_types", "discovery"),
-    ("lookup", "values"),
+    ("values",),
     ("config", "trust"),
     ("actions",),
     ("spec", "examples"),

@@ -12,8 +12,8 @@ import pytest
 from hookrun import examples
 from hookrun.errors import Problem, SpecError
 from hookrun.store.files import read_json
+from hookrun.trust import of_environment, read_once
 from hookrun.trust.load import ACTIONS, LOSSES, METRICS, OPTIMIZERS, Kind, load, load_class
-from hookrun.trust.packages import of_environment, read_once
 
 PACKAGE = "hookrun_test_own"
 SOURCE = """

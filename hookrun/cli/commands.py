@@ -29,7 +29,7 @@ from hookrun.discovery import names_in
 from hookrun.errors import Problem, SpecError, spec_error
 from hookrun.sweeps.exit_codes import DONE, REFUSED
 from hookrun.sweeps.waiting import waiting_for
-from hookrun.trust.packages import of_environment, read_once
+from hookrun.trust import of_environment, read_once
 
 if TYPE_CHECKING:
     from hookrun.sweeps.stored_sweep import StoredSweep

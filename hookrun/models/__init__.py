@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hookrun.config.validation import missing_arguments, parameters, unknown_arguments, wrong_call
 from hookrun.errors import Problem, SpecError, nearest, shown
 from hookrun.models import language, vision
-from hookrun.models.arguments import DataDefaults, ModelCall, checked, construct, not_null, too_large
+from hookrun.models.arguments import DataDefaults, checked, construct, not_null, too_large
 from hookrun.models.weights import RANDOM, applied_hooks, load_weights, misplaced, origin
 from hookrun.trust.load import MODELS, load
 
@@ -76,24 +77,24 @@ def build(
     wrong = misplaced(config, published=config.name not in (*_OWN, language.TRANSFORMERS, PYTHON))
     try:
         if config.name in _OWN:  # before torchvision, whose import costs two seconds
-            call = _own(config, data)
+            build_model = _own(config, data)
         elif config.name == language.TRANSFORMERS:
-            call = language.prepare(config, data)
+            build_model = language.prepare(config, data)
         elif config.name == PYTHON:
-            call = _from_factory(config, trust)
+            build_model = _from_factory(config, trust)
         elif config.name in vision.names():
-            call = vision.prepare(config, data)
+            build_model = vision.prepare(config, data)
         else:
             what = f"there is no model '{config.name}'; {nearest(config.name, names())}"
             raise SpecError([Problem("model.name", what, "correct the name")])
     except SpecError as error:
         raise SpecError([*error.errors, *wrong]) from error
-    return construct(
-        ModelCall(call.target, call.args, (*call.problems, *wrong)), config.factory or config.name
-    )
+    if wrong:
+        raise SpecError(wrong)
+    return construct(build_model, config.factory or config.name)
 
 
-def _own(config: Model, data: DataDefaults) -> ModelCall:
+def _own(config: Model, data: DataDefaults) -> partial[object]:
     module, name = _OWN[config.name]
     cls: type[nn.Module] = getattr(import_module(f"hookrun.models.{module}"), name)
     found = parameters(cls) or {}
@@ -110,16 +111,19 @@ def _own(config: Model, data: DataDefaults) -> ModelCall:
     problems = unknown_arguments(asked, found, "model.args", config.name)
     problems += missing_arguments(args, found, "model.args", config.name, why=data.lack)
     args, wrong = checked(cls, {name: args[name] for name in found if name in args})
-    if config.name == DECODER and not problems and not wrong:
+    problems += wrong
+    if config.name == DECODER and not problems:
         with suppress(ValueError):  # of sizes that do not go together, which building it says
             # Sizes multiply: each of them may be right, and the model larger than any memory.
             if why := too_large(lambda: cls(**args)):
-                wrong = [Problem("model.args", why, "give smaller sizes")]
-    return ModelCall(cls, args, (*problems, *wrong))
+                problems = [Problem("model.args", why, "give smaller sizes")]
+    if problems:
+        raise SpecError(problems)
+    return partial(cls, **args)
 
 
-def _from_factory(config: Model, trust: frozenset[str]) -> ModelCall:
-    """Import the factory. Raises SpecError if it is not trusted, does not exist, or cannot be called."""
+def _from_factory(config: Model, trust: frozenset[str]) -> partial[object]:
+    """The imported factory. Raises SpecError if it is not trusted, does not exist, or cannot be called."""
     factory = load(config.factory or "", MODELS, "model.factory", trust)
 
     def call(**args: Any) -> object:
@@ -129,6 +133,6 @@ def _from_factory(config: Model, trust: frozenset[str]) -> ModelCall:
             problem = Problem("model.args", factory.failure(error), "correct it, or its arguments")
             raise SpecError([problem]) from error
 
-    return ModelCall(
-        call, config.args, tuple(wrong_call(factory.target, config.args, "model.args", factory.text))
-    )
+    if problems := wrong_call(factory.target, config.args, "model.args", factory.text):
+        raise SpecError(problems)
+    return partial(call, **config.args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from pydantic import ConfigDict, Field, create_model
@@ -20,15 +21,6 @@ Size = Annotated[int, Field(ge=1, le=2**20, strict=True)]
 
 # Arguments that a data set can supply. For these, null in a model's section means the data set's value.
 FROM_DATA = ("num_classes", "in_features", "in_channels", "image_size", "vocab_size", "length")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCall:
-    """A constructor, its arguments, and the mistakes in them that are found before the call."""
-
-    target: Callable[..., object]
-    args: Mapping[str, Any]
-    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +108,16 @@ def _free_memory() -> int | None:
         return None
 
 
-def construct(call: ModelCall, model: str) -> nn.Module:
-    """The module. Raises SpecError with the call's problems, or with the constructor's own error."""
-    if call.problems:
-        raise SpecError(call.problems)
+def construct(build: partial[object], model: str) -> nn.Module:
+    """The module of a constructor with its arguments. Raises SpecError with the constructor's own error."""
     from torch import nn
 
     try:
-        built = call.target(**call.args)
+        built = build()
     except SpecError:
         raise
     except Exception as error:  # a constructor may raise anything; its arguments are the cause
-        shown = ", ".join(f"{name}={value!r}" for name, value in call.args.items())
+        shown = ", ".join(f"{name}={value!r}" for name, value in build.keywords.items())
         what = f"'{model}' cannot be built with ({shown}): {reason(error)}"
         raise SpecError([Problem("model.args", what, "correct the arguments")]) from error
     if not isinstance(built, nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,7 @@ from pydantic import Field, model_validator
 
 from hookrun.config.validation import Args, parse
 from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest
-from hookrun.models.arguments import DataDefaults, ModelCall, too_large
+from hookrun.models.arguments import DataDefaults, too_large
 
 if TYPE_CHECKING:
     from torch import nn
@@ -93,7 +94,7 @@ class TransformersArgs(Args):
         return self
 
 
-def prepare(config: Model, data: DataDefaults) -> ModelCall:
+def prepare(config: Model, data: DataDefaults) -> partial[nn.Module]:
     """The call that builds the model. Raises SpecError for invalid arguments."""
     args, problems = parse(TransformersArgs, config.args, "model.args")
     if args is None:
@@ -103,7 +104,7 @@ def prepare(config: Model, data: DataDefaults) -> ModelCall:
     except ImportError as error:
         what = "models of transformers need the package, which is not installed"
         raise SpecError([Problem("model.name", what, "pip install 'hookrun[transformers]'")]) from error
-    return ModelCall(_build, {"args": args, "data": data})
+    return partial(_build, args=args, data=data)
 
 
 def _build(args: TransformersArgs, data: DataDefaults) -> nn.Module:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from hookrun.config.validation import unknown_arguments
 from hookrun.errors import Problem, SpecError, nearest, reason
-from hookrun.models.arguments import DataDefaults, ModelCall, not_null
+from hookrun.models.arguments import DataDefaults, not_null
 from hookrun.models.weights import is_path
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def names() -> tuple[str, ...]:
     return tuple(list_models())
 
 
-def prepare(config: Model, data: DataDefaults) -> ModelCall:
-    """The builder of `config.name` with its arguments.
+def prepare(config: Model, data: DataDefaults) -> functools.partial[nn.Module]:
+    """The builder of `config.name` with its arguments. Raises SpecError for unknown arguments and weights.
 
     `num_classes` comes from the data unless it is given or published weights, which have their own, are asked for.
     """
@@ -54,11 +54,15 @@ def prepare(config: Model, data: DataDefaults) -> ModelCall:
     if published is None:
         if "init_weights" in accepted:
             args.setdefault("init_weights", True)  # the default; two models warn unless it is given
-        return ModelCall(builder, args, tuple(problems))
-    member = _member(config.name, published)
-    if isinstance(member, Problem):
-        return ModelCall(builder, args, (*problems, member))
-    return ModelCall(functools.partial(_pretrained, builder, member), args, tuple(problems))
+    else:
+        member = _member(config.name, published)
+        if isinstance(member, Problem):
+            problems.append(member)
+        else:
+            builder = functools.partial(_pretrained, builder, member)
+    if problems:
+        raise SpecError(problems)
+    return functools.partial(builder, **args)
 
 
 def _accepted(builder: Callable[..., nn.Module]) -> set[str]:

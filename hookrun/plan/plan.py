@@ -1,4 +1,4 @@
-"""The plan: which action runs on which module, in which order. Frozen, printable, hashable."""
+"""The plan: which action runs on which module, in which order, and what of it a compiled graph cannot contain."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from hookrun.actions.values import InlineFunction
-from hookrun.plan.heads import HeadCount
-from hookrun.run_values import Source
-from hookrun.run_values.sources import digest_of
+from hookrun.errors import Problem
+from hookrun.run_values import Source, digest_of
 from hookrun.spec.hook import HookSpec
 from hookrun.store.records import UsedRunRecord
 from hookrun.trust.callables import Code
@@ -53,6 +52,18 @@ class Match:
             "bytes": self.bytes,
             "per_sample": self.per_sample,
         }
+
+
+@dataclass(frozen=True)
+class HeadCount:
+    """The heads of one module.
+
+    counts: number of query heads, and of key heads if there are fewer
+    width:  size of one head; None: not known
+    """
+
+    counts: tuple[int, ...]
+    width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -172,3 +183,55 @@ class ResolvedPlan:
             name = hook.spec.action.adds(hook.spec.name)
             if name is not None:
                 yield from ((match.path, name) for match in hook.matches)
+
+
+def uncompilable(plan: ResolvedPlan) -> list[Problem]:
+    """Every hook that cannot be part of a compiled graph, with the reason."""
+    return [problem for hook in plan.hooks for problem in _graph_problems(hook.spec)]
+
+
+def unexportable(plan: ResolvedPlan) -> list[Problem]:
+    """Every hook that an exported program, which only computes outputs, cannot contain."""
+    problems = uncompilable(plan)
+    for hook in plan.hooks:
+        spec, kind, when = hook.spec, hook.spec.hook_type, hook.spec.keys.when
+        if kind.phase in ("backward", "step") and kind.refused_by_graph is None:
+            why = f"hook type {kind.name!r} belongs to training: an exported program computes outputs only"
+            problems.append(Problem(spec.where, why, f"leave it out: ~{spec.where}"))
+        for key in ("step", "epoch"):
+            if getattr(when, key) is not None and not kind.on_parameters:
+                why = f"an exported program has no {key}"
+                problems.append(Problem(f"{spec.where}.when.{key}", why, f"leave `{key}` out"))
+    return problems
+
+
+def _graph_problems(spec: HookSpec) -> Iterator[Problem]:
+    """A problem for each part of the hook that a graph cannot contain."""
+    action, kind, when = spec.action, spec.hook_type, spec.keys.when
+    plainly = f"run it without compiling, or leave it out: ~{spec.where}"
+
+    def problem(key: str, why: str, hint: str = plainly) -> Problem:
+        return Problem(spec.where + key, f"{action.action_name} on {kind.name!r} {why}", hint)
+
+    if kind.refused_by_graph is not None:
+        yield problem("", *kind.refused_by_graph)
+    elif not kind.in_graph:
+        return
+    elif action.own_functions():
+        yield problem("", "runs your own Python, which may not work inside a graph")
+    elif action.observes:
+        yield problem("", "passes values to Python at each firing, which breaks the graph")
+    elif action.draws:
+        yield problem("", "draws from a generator of its own, which a graph cannot contain")
+    for key, value in action.outside_values().items():
+        if value.per_sample:
+            yield problem(f".{key}", "takes rows of another run at each call, which a graph cannot do")
+        elif isinstance(value, InlineFunction):
+            yield problem(f".{key}", "calls a function of yours at each call, which a graph cannot do")
+    if spec.keys.tokens is not None:
+        yield problem(".tokens", "are determined for each call, which a graph cannot do")
+    if when.rank is not None:
+        yield problem(".when.rank", "is not read inside a graph")
+    for key, is_set in (("call", when.call is not None), ("probability", when.probability < 1)):
+        if is_set:
+            yield problem(f".when.{key}", "is evaluated at each call, but in a graph only once")

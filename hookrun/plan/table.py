@@ -12,8 +12,7 @@ from torch import Tensor
 from hookrun.actions.fields import Meaning
 from hookrun.errors import listed
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
-from hookrun.run_values import Source
-from hookrun.run_values.sources import form
+from hookrun.run_values import Source, form
 from hookrun.spec.hook import HookSpec
 from hookrun.trust.callables import Code
 

@@ -22,6 +22,7 @@ from hookrun.store.inside import is_there
 from hookrun.store.records import (
     EnvRecord,
     MetricsLine,
+    ObjectiveRecord,
     Record,
     Status,
     SweepRecord,

@@ -19,7 +19,7 @@ from hookrun.runtime.site import HookSite
 from hookrun.runtime.snapshot import copied
 from hookrun.values import containers
 from hookrun.values.containers import readable
-from hookrun.values.target import Key
+from hookrun.values.index import Key
 
 Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""

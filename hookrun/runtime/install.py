@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.actions.base import remove_parameter, was_added
-from hookrun.errors import CompileError, HookrunError, HookrunWarning, listed
-from hookrun.lookup import Lookup
-from hookrun.plan.graph_support import uncompilable
-from hookrun.plan.plan import ResolvedPlan
+from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, listed
+from hookrun.plan.plan import ResolvedPlan, uncompilable
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.direct_calls import call_through_torch
 from hookrun.runtime.hooks.base import Listener

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.plan.heads import HeadCount
-from hookrun.plan.plan import PlannedHook
+from hookrun.plan.plan import HeadCount, PlannedHook
 from hookrun.runtime.clock import CurrentCall
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.spec.heads import Heads

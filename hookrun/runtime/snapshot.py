@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from hookrun.runtime.fast.copies import snapshot_of_tensor
 from hookrun.values.containers import attributes, children, functorch_level, leaves, readable, replaced
-from hookrun.values.target import Key, path_text
+from hookrun.values.index import Key, path_text
 from hookrun.values.tensors import holds_data
 
 Members = list[tuple[Key, Any]]

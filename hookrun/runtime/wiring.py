@@ -15,9 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.actions.user_code import may_draw
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
-from hookrun.plan.graph_support import uncompilable
 from hookrun.plan.model_tree import unhookable
-from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
+from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, uncompilable
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import in_graph_of, refusal
@@ -161,7 +160,7 @@ class Wiring:
             return op if open_gate is None else partial(_scheduled, op, open_gate)
 
         op, op_of_new = compose(site, targeted=targeted)
-        inside = self._compiles and site.hook_type.graph.inside
+        inside = self._compiles and site.hook_type.in_graph
         traced = in_graph_of(site, targeted=targeted) if inside else self._refused
         return BoundHook(site, finished(op), traced, None if op_of_new is None else finished(op_of_new))
 

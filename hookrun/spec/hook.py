@@ -22,8 +22,7 @@ from hookrun.spec.selector import AnySelector
 from hookrun.spec.selector.base import shown
 from hookrun.spec.tokens import TokensClause
 from hookrun.spec.when import AnyExpect, When, parse_expect
-from hookrun.values.index import Index
-from hookrun.values.target import Target
+from hookrun.values.index import Index, Target
 
 MOST_PRIORITY = 10**9
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, StackDataset
 
 from hookrun.data.info import SPLITS, DataInfo, Split
-from hookrun.errors import HookrunError
-from hookrun.lookup import Lookup
+from hookrun.errors import HookrunError, Lookup
 from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors, read_captures
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, write_tensors

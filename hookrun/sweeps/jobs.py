@@ -31,7 +31,7 @@ from hookrun.store.lock import LockedError, sole_writer
 from hookrun.sweeps.composed_jobs import hash_of, without_directory
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
 from hookrun.sweeps.job_directories import refuse_links
-from hookrun.trust.packages import read_once
+from hookrun.trust import read_once
 
 if TYPE_CHECKING:
     from hookrun.compose.overrides import Resume

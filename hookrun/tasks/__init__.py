@@ -32,10 +32,10 @@ from hookrun.tasks.base import (
     required_goal,
     task_of,
 )
+from hookrun.trust import of_environment, read_once
 from hookrun.trust.load import LOSSES as OWN_LOSS
 from hookrun.trust.load import METRICS as OWN_METRIC
 from hookrun.trust.load import Kind, is_user_code, short_names
-from hookrun.trust.packages import of_environment, read_once
 
 __all__ = [
     "JobCache",

@@ -33,7 +33,7 @@ class ExportTask(TaskOfOneSplit):
 
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
         """A problem for each hook that torch.export cannot export."""
-        from hookrun.plan.graph_support import unexportable
+        from hookrun.plan.plan import unexportable
 
         return unexportable(plan)
 

@@ -14,7 +14,7 @@ from hookrun.errors import Problem, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.metric import asked
 from hookrun.tasks.base import JobCache, Task, changed, metrics_of
-from hookrun.trust.packages import read_once
+from hookrun.trust import read_once
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -117,7 +117,7 @@ class TaskUnderHooks(Task):
 
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
         """Problems of the plan for this task: with `compute.compile`, the hooks that cannot be compiled."""
-        from hookrun.plan.graph_support import uncompilable
+        from hookrun.plan.plan import uncompilable
 
         return uncompilable(plan) if settings.compute.compile else []
 

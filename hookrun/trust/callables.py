@@ -47,7 +47,7 @@ def qualified_name(target: object) -> str:
     """``package.module:function``; for a callable object that of its class."""
     target = _unwrapped(target)
     own = target if hasattr(target, "__qualname__") else type(target)
-    return f"{_module_name(own)}:{getattr(own, '__qualname__', type(own).__name__)}"
+    return f"{module_name(own)}:{getattr(own, '__qualname__', type(own).__name__)}"
 
 
 def code_of_name(target: object, name: str) -> Code:
@@ -58,12 +58,12 @@ def code_of_name(target: object, name: str) -> Code:
     """
     defined = _unwrapped(target)
     own = defined if hasattr(defined, "__module__") and hasattr(defined, "__qualname__") else type(defined)
-    module = sys.modules.get(_module_name(own))
+    module = sys.modules.get(module_name(own))
     try:
         text = inspect.getsource(module) if module is not None else inspect.getsource(own)
     except (OSError, TypeError):
         return _without_source(own, name)
-    return Code(name, _sha(text), f"the source of the module {_module_name(own)}")
+    return Code(name, _sha(text), f"the source of the module {module_name(own)}")
 
 
 def code_of_given(target: Callable[..., Any]) -> Code:
@@ -75,7 +75,7 @@ def code_of_given(target: Callable[..., Any]) -> Code:
     defined = _unwrapped(target)
     if not isinstance(defined, FunctionType | MethodType | functools.partial | type) and _is_builtin(defined):
         return _without_source(defined, qualified_name(defined))
-    package = _module_name(defined).split(".")[0]
+    package = module_name(defined).split(".")[0]
     described = json.dumps(_described(target, package), sort_keys=True)
     return Code(qualified_name(target), _sha(described), "its source and the values that it uses")
 
@@ -117,7 +117,7 @@ def _unwrapped(target: Any) -> Any:
         return target
 
 
-def _module_name(target: object) -> str:
+def module_name(target: object) -> str:
     """The module that defines it; for torch's builtins that of the class they are bound to."""
     name = getattr(target, "__module__", None)
     if name is None:
@@ -131,7 +131,7 @@ def _is_builtin(target: object) -> bool:
 
 
 def _without_source(target: object, name: str) -> Code:
-    package = _module_name(target).split(".")[0]
+    package = module_name(target).split(".")[0]
     release = f"Python {sys.version.split()[0]}"
     if package not in sys.stdlib_module_names:
         try:
@@ -172,7 +172,7 @@ def _described(value: Any, package: str, within: tuple[int, ...] = ()) -> Any:
         return ["method", of(value.__func__), of(value.__self__)]
     if isinstance(value, FunctionType):
         name = qualified_name(value)
-        if _module_name(value).split(".")[0] != package:
+        if module_name(value).split(".")[0] != package:
             return ["function", name, code_of_name(value, name).sha256]
         cells = [_content_of(cell) for cell in value.__closure__ or ()]
         used = sorted(set(_names(value.__code__)) & value.__globals__.keys())

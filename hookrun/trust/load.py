@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from hookrun.errors import Problem, SpecError, nearest, reason
-from hookrun.trust.callables import Code, code_of_name, place_of
-from hookrun.trust.packages import VARIABLE, of_environment
+from hookrun.trust import VARIABLE, of_environment
+from hookrun.trust.callables import Code, code_of_name, module_name, place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ def _function(module: ModuleType, name: str, owner: str, kind: Kind, where: str)
     """
 
     def ours(value: object) -> bool:
-        return callable(value) and f"{_origin(value)}.".startswith(f"{owner}.")
+        return callable(value) and f"{module_name(value)}.".startswith(f"{owner}.")
 
     value: Any = getattr(module, name, None)
     if ours(value):
@@ -246,20 +246,9 @@ def _function(module: ModuleType, name: str, owner: str, kind: Kind, where: str)
     if not callable(value):
         what = f"'{module.__name__}:{name}' is {_kind_of(value)}, neither a function nor a class"
         raise SpecError([Problem(where, what, kind.returns)])
-    what = f"'{module.__name__}:{name}' comes from '{_origin(value)}', and only '{owner}' is trusted"
-    raise SpecError([Problem(where, what, f"wrap it in a function of {_of_whom(owner)}")])
-
-
-def _origin(value: object) -> str:
-    """The module that defines it; torch's builtins name none, the class that they are bound to does."""
-    own = getattr(value, "__module__", None)
-    if own is None and (bound := getattr(value, "__self__", None)) is not None:
-        own = getattr(bound, "__module__", None)
-    return str(own if own is not None else type(value).__module__)
-
-
-def _of_whom(owner: str) -> str:
-    return "a package of your own" if owner == EXAMPLES else f"'{owner}'"
+    what = f"'{module.__name__}:{name}' comes from '{module_name(value)}', and only '{owner}' is trusted"
+    trusted = "a package of your own" if owner == EXAMPLES else f"'{owner}'"
+    raise SpecError([Problem(where, what, f"wrap it in a function of {trusted}")])
 
 
 def _kind_of(value: object) -> str:

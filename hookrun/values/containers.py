@@ -16,7 +16,7 @@ from torch._utils import _functionalize_sync as _sync
 from torch.nn import Module
 
 from hookrun.errors import nearest
-from hookrun.values.target import Key, path_text
+from hookrun.values.index import Key, path_text
 from hookrun.values.tensors import holds_data
 
 

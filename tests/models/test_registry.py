@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,6 @@ from hookrun.models import build, names, own_names
 from hookrun.models.arguments import (
     FROM_DATA,
     DataDefaults,
-    ModelCall,
     construct,
     not_null,
     positions_of,
@@ -176,19 +176,9 @@ def test_only_arguments_that_the_data_can_supply_may_be_null() -> None:
     }
 
 
-def test_a_call_with_problems_is_never_made() -> None:
-    called: list[bool] = []
-    call = ModelCall(lambda: called.append(True), {}, (Problem("model.args.x", "wrong"),))
-    with pytest.raises(SpecError, match="wrong"):
-        construct(call, "net")
-    assert called == []
-
-
 def test_a_constructor_s_error_is_shown_with_its_arguments() -> None:
     with pytest.raises(SpecError) as caught:
-        construct(
-            ModelCall(nn.Conv2d, {"in_channels": 3, "out_channels": 4, "kernel_size": 1, "groups": 2}), "net"
-        )
+        construct(partial(nn.Conv2d, in_channels=3, out_channels=4, kernel_size=1, groups=2), "net")
     [problem] = caught.value.errors
     assert problem.where == "model.args"
     assert "in_channels=3" in problem.what

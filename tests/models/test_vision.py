@@ -47,10 +47,9 @@ def problems(config: Model) -> list[Problem]:
 
 @pytest.mark.parametrize("name", list_models())
 def test_every_model_of_torchvision_is_prepared_without_a_download(name: str) -> None:
-    call = vision.prepare(Model(name=name), DIGITS)
-    assert call.problems == ()
-    assert call.args.get("weights_backbone") is None
-    assert call.args.get("num_classes", 10) == 10
+    args = vision.prepare(Model(name=name), DIGITS).keywords
+    assert args.get("weights_backbone") is None
+    assert args.get("num_classes", 10) == 10
 
 
 def test_the_number_of_classes_comes_from_the_data() -> None:
@@ -60,11 +59,11 @@ def test_the_number_of_classes_comes_from_the_data() -> None:
 
 
 def test_a_model_without_classes_gets_no_num_classes() -> None:
-    assert "num_classes" not in vision.prepare(Model(name="raft_small"), DIGITS).args
+    assert "num_classes" not in vision.prepare(Model(name="raft_small"), DIGITS).keywords
 
 
 def test_a_default_that_torchvision_will_change_is_a_warning() -> None:
-    assert vision.prepare(Model(name="googlenet"), DIGITS).args["init_weights"] is True
+    assert vision.prepare(Model(name="googlenet"), DIGITS).keywords["init_weights"] is True
 
 
 def test_an_unknown_argument_is_refused_even_where_the_class_would_ignore_it() -> None:
@@ -106,8 +105,7 @@ def test_weights_of_another_model_are_refused() -> None:
 
 @pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V1", "ResNet18_Weights.IMAGENET1K_V1"])
 def test_published_weights_bring_their_own_number_of_classes(weights: str) -> None:
-    call = vision.prepare(Model(name="resnet18", weights=weights), DIGITS)
-    assert (call.problems, dict(call.args)) == ((), {})
+    assert vision.prepare(Model(name="resnet18", weights=weights), DIGITS).keywords == {}
 
 
 def test_offline_the_error_says_where_it_looked_and_how_to_get_the_file(cache: Path) -> None:

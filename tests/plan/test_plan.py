@@ -1,4 +1,4 @@
-"""The plan can be printed, compared, and installed only on a matching model."""
+"""The plan can be printed, compared, installed only on a matching model, and says what a graph cannot contain."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import hookrun
+from hookrun.plan.plan import uncompilable, unexportable
 
-SCALE = {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0}
+SCALE: dict[str, Any] = {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0}
 
 
 def plan(**changes: Any) -> hookrun.Plan:
@@ -83,3 +84,35 @@ def test_a_model_of_equal_structure_is_accepted() -> None:
     with torch.no_grad(), plan().install(model):
         hooked = model(torch.ones(1, 2))
     assert torch.equal(hooked, model(torch.ones(1, 2)) * 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "why"),
+    [
+        ({"action": "print", "factor": None}, "hooks.h", "passes values to Python"),
+        ({"action": "noise", "factor": None, "std": 1.0}, "hooks.h", "draws from a generator of its own"),
+        ({"action": lambda value: value, "factor": None}, "hooks.h", "runs your own Python"),
+        ({"factor": lambda value: value}, "hooks.h.factor", "calls a function of yours"),
+        ({"when": {"call": 1}}, "hooks.h.when.call", "in a graph only once"),
+        ({"when": {"probability": 0.5}}, "hooks.h.when.probability", "in a graph only once"),
+    ],
+)
+def test_what_a_graph_cannot_contain_is_a_problem_at_its_key(
+    changes: dict[str, Any], where: str, why: str
+) -> None:
+    given = {key: value for key, value in (SCALE | changes).items() if value is not None}
+    hooked = hookrun.compile({"h": given}, nn.Sequential(nn.Linear(2, 2)))
+    assert [(problem.where, why in problem.what) for problem in uncompilable(hooked)] == [(where, True)]
+
+
+def test_plain_edits_are_part_of_a_graph_and_of_an_exported_program() -> None:
+    assert uncompilable(plan()) == unexportable(plan()) == uncompilable(plan(when={"step": 3})) == []
+
+
+def test_hooks_of_training_are_refused_in_an_exported_program() -> None:
+    for changes, where, why in (
+        ({"when": {"step": 3}}, "hooks.h.when.step", "an exported program has no step"),
+        ({"hook": "output_grad"}, "hooks.h", "belongs to training"),
+    ):
+        (problem,) = unexportable(plan(**changes))
+        assert problem.where == where and why in problem.what and not uncompilable(plan(**changes))

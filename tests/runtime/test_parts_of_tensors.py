@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.plan.heads import HeadCount
+from hookrun.plan.plan import HeadCount
 from hookrun.runtime.part import HeadsPart, Part, PartOfPart, TensorPart, TokensPart, part_of
 from hookrun.runtime.tokens.calls import CallTokens, Pass
 from hookrun.runtime.tokens.choice import Chosen, Rule

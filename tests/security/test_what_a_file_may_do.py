@@ -18,7 +18,7 @@ from hookrun.cli import main
 from hookrun.compose.hydra import conf_dir, opened
 from hookrun.config.interpolations import RefusedInterpolation, guarded, resolved
 from hookrun.errors import SpecError
-from hookrun.trust.packages import of_environment, read_once
+from hookrun.trust import of_environment, read_once
 
 GLOBAL = "# @package _global_\n"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookrun.values.index import parse_index
-from hookrun.values.target import parse_target, path_text
+from hookrun.values.index import parse_index, parse_target, path_text
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,22 @@ def test_indexes(text: Any, items: tuple[Any, ...]) -> None:
         ("..., [" + "1" * 40 + "]", "expected a list of whole numbers"),
         ("0," * 9_000, "expected at most 16,000"),
         ("__import__('os')", "expected a whole number"),
+        *((text, "expected a whole number") for text in ("1.5", "1e3", "None", "f()", "9" * 30)),
+        ("0]", "cannot be read from"),
+        *((raw, "expected NumPy notation") for raw in (None, True)),
     ],
 )
 def test_invalid_indexes_are_refused(text: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         parse_index(text)
+
+
+ARRAY = np.arange(2 * 3 * 4).reshape(2, 3, 4)
+
+
+def test_an_index_selects_what_numpy_selects_and_keeps_its_text() -> None:
+    for text in ("..., 0:2", ":, 1", "-1", "[0, ::2]", "..., [0, 3]", "1, ..., -1", ":, 1:, ::3", "[0, 1]"):
+        index = parse_index(text)
+        inner = text[1:-1] if text.startswith("[0, :") else text
+        assert np.array_equal(ARRAY[index.items], ARRAY[eval(f"np.s_[{inner}]")]), text
+        assert np.array_equal(ARRAY[parse_index(str(index)).items], ARRAY[index.items]), text

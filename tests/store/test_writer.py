@@ -26,7 +26,7 @@ from hookrun.store.captures import write as writer_module
 from hookrun.store.captures.write import CaptureWriter, Count
 from hookrun.store.files import StoreError
 from hookrun.values.containers import get
-from hookrun.values.target import parse_target
+from hookrun.values.index import parse_target
 
 
 def interrupted_at(line: int) -> bool:

@@ -13,8 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hookrun.data.info import SPLITS, Split
-from hookrun.errors import HookrunError
-from hookrun.lookup import Lookup
+from hookrun.errors import HookrunError, Lookup
 from hookrun.store.captures.shard import Entry, Shard, row_bytes
 from hookrun.store.captures.tensor_file import (
     DTYPES,

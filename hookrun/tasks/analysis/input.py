@@ -10,10 +10,8 @@ import torch
 from rich import box
 from rich.table import Table
 
-from hookrun.errors import HookrunError, SpecError, nearest, printable, spec_error
-from hookrun.lookup import Lookup
-from hookrun.run_values import RunReferences
-from hookrun.run_values.sources import BY_TOKEN, is_by_token
+from hookrun.errors import HookrunError, Lookup, SpecError, nearest, printable, spec_error
+from hookrun.run_values import BY_TOKEN, RunReferences, is_by_token
 from hookrun.spec import Experiment
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.format import CAPTURES, INDEX

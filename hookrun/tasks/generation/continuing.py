@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
-from hookrun.run_values.sources import computable
+from hookrun.run_values import computable
 from hookrun.runtime.rng import derived_seed
 from hookrun.runtime.tokens.calls import IDS, MASK, POSITIONS, parameters_of
 from hookrun.spec.task import Sampling

@@ -13,8 +13,7 @@ from hookrun.data.info import SPLITS, Split
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, listed
 from hookrun.plan.texts import FoundTokenizer, texts_of
-from hookrun.run_values import RunReferences
-from hookrun.run_values.sources import CaptureRows
+from hookrun.run_values import CaptureRows, RunReferences
 from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, Pass, on_cpu, parameters_of
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.store.captures.read import StoredCapture

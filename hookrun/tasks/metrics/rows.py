@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
-from hookrun.run_values.sources import computable
+from hookrun.run_values import computable
 from hookrun.values.containers import children, rebuild, tensors
 
 MOST_NUMBERS = 2**23

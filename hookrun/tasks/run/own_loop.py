@@ -14,15 +14,14 @@ from torch.utils.data import Dataset
 from hookrun import data
 from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
-from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest
-from hookrun.lookup import NoSuchKey
+from hookrun.errors import HookrunWarning, NoSuchKey, Problem, SpecError, listed, nearest
 from hookrun.spec import Experiment, Settings
 from hookrun.spec.experiment import RunWeights
 from hookrun.tasks.base import task_of
 from hookrun.tasks.run.batches import Batches
 from hookrun.tasks.run.prepare import build
 from hookrun.tasks.under_hooks import TaskUnderHooks
-from hookrun.trust.packages import read_once
+from hookrun.trust import read_once
 
 
 @dataclass(frozen=True)
