@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from hookrun.errors import CompileError, HookrunError
 from hookrun.spec import Experiment, Settings, TaskKeys
 from hookrun.spec.experiment import Section
-from hookrun.spec.metric import MetricKeys
-from hookrun.spec.objective import Direction
+from hookrun.spec.objective import Direction, MetricKeys
 from hookrun.spec.tokens import Tokens
 
 if TYPE_CHECKING:

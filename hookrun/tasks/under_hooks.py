@@ -12,7 +12,7 @@ from pydantic import field_validator
 from hookrun.data.info import ALL, SPLITS
 from hookrun.errors import Problem, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
-from hookrun.spec.metric import asked
+from hookrun.spec.objective import asked
 from hookrun.tasks.base import JobCache, Task, changed, metrics_of
 from hookrun.trust.packages import read_once
 
