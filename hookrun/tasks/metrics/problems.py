@@ -37,27 +37,25 @@ _SAME = ("padding", "length", "seed", "val_fraction", "file", "tokenizer", "spec
 _OF_LABELS = {PERPLEXITY, PROBABILITY, RANK}
 
 
-def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> list[Problem]:
+def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
     """All mistakes; none are searched for if the data is invalid (info is None)."""
-    problems = list[Problem]()
     if info is None:
-        return problems
+        return
     for place, keys in enumerate(metrics_of(task) or ()):
-        problems += _of_metric(keys, f"{WHERE}.{place}", settings, info)
+        yield from _of_metric(keys, f"{WHERE}.{place}", settings, info)
     if (tokens := metric_tokens_of(task)) is not None:
-        problems += _of_tokens(tokens, info)
-    return problems
+        yield from _of_tokens(tokens, info)
 
 
 def compared_problems(
     experiment: Experiment, splits: Mapping[Split, int | None], info: DataInfo
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """The mistakes in the runs with which metrics compare; runs that are still to be made are not checked.
 
     splits: split of the task -> the number of its samples, None: not known
     info:   the data of this run
     """
-    problems, runs = list[Problem](), RunReferences.of(experiment)
+    runs = RunReferences.of(experiment)
     # The smallest shape of a sample's scores, (classes,) or (tokens, classes); None: a size that is not known. A model
     # may have more classes than its data: pretrained weights, or a padded vocabulary.
     shape: tuple[int | None, ...] = (info.num_classes,)
@@ -72,7 +70,7 @@ def compared_problems(
             run = runs.open(keys.against.run)
             if run is None:
                 continue
-            problems += _other_data(where, run, experiment.settings)
+            yield from _other_data(where, run, experiment.settings)
             for split, count in splits.items():
                 rows, classes = predicted_rows(run, split), shape[-1]
                 known = [
@@ -80,20 +78,26 @@ def compared_problems(
                     for size, there in zip(shape, rows.shape, strict=False)
                 ]
                 if classes is not None and rows.shape and rows.shape[-1] < classes:
-                    what = f"its scores have {rows.shape[-1]} classes or tokens, and the data has {classes}"
-                    problems.append(Problem(where, what, "compare models of the same data"))
+                    yield Problem(
+                        where,
+                        f"its scores have {rows.shape[-1]} classes or tokens, and the data has {classes}",
+                        "compare models of the same data",
+                    )
                 elif len(rows.shape) != len(shape) or list(rows.shape[:-1]) != known[:-1]:
                     sizes = ", ".join("?" if size is None else str(size) for size in shape)
-                    what = (
-                        f"its scores of a sample have shape {list(rows.shape)}, those of this run [{sizes}]"
+                    yield Problem(
+                        where,
+                        f"its scores of a sample have shape {list(rows.shape)}, those of this run [{sizes}]",
+                        "compare runs whose samples have the same length",
                     )
-                    problems.append(Problem(where, what, "compare runs whose samples have the same length"))
                 elif count is not None and len(missing := rows.missing(torch.arange(count))):
-                    hint = "predict them in that run too, or limit this run: train.limit_batches"
-                    problems.append(Problem(where, rows.lacks(missing), hint))
+                    yield Problem(
+                        where,
+                        rows.lacks(missing),
+                        "predict them in that run too, or limit this run: train.limit_batches",
+                    )
         except HookrunError as error:
-            problems.append(Problem(where, str(error)))
-    return problems
+            yield Problem(where, str(error))
 
 
 def _other_data(where: str, run: Run, settings: Settings) -> Iterator[Problem]:
