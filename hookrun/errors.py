@@ -83,6 +83,11 @@ class CompileError(Refusal):
     exit_code = 2
 
 
+def compile_error(where: str, what: str, hint: str = "") -> CompileError:
+    """The error of one mistake."""
+    return CompileError([Problem(where, what, hint)])
+
+
 class HookError(HookrunError):
     """A hook's action failed while the model ran; the message names hook and module."""
 

@@ -27,7 +27,7 @@ PYTHON = "python"
 # Name -> module and class, so that listing the names imports no torch, and a data set imports only what it needs.
 _SOURCES: Mapping[str, tuple[str, str]] = {
     "digits": ("digits", "Digits"),
-    "fake_images": ("fake_images", "FakeImages"),
+    "fake_images": ("generated", "FakeImages"),
     "tensors": ("tensors", "Tensors"),
     "image_folder": ("image_folder", "ImageFolder"),
     "imagenet": ("image_folder", "ImageNet"),

@@ -105,14 +105,16 @@ class Tensors(Source):
     def _no_rows(self, files: Mapping[str, _File], split: Split) -> Problem:
         key = "file" if self.file else f"{split}_file"
         if key not in files:
-            hint = f"set data.args.{key}"
-            return Problem(f"data.args.{key}", f"the split '{split}' has no file", hint)
+            return Problem(f"data.args.{key}", f"the split '{split}' has no file", f"set data.args.{key}")
         file = files[key]
         if not self.file:
             return Problem(f"data.args.{key}", f"{file.path} has no rows", "give a file that has some")
         what = f"{file.path} has {file.count} rows, and none is for the split '{split}'"
-        hint = "change data.args.val_fraction, or give another file"
-        return Problem("data.args.val_fraction", f"{what} (val_fraction {self.val_fraction})", hint)
+        return Problem(
+            "data.args.val_fraction",
+            f"{what} (val_fraction {self.val_fraction})",
+            "change data.args.val_fraction, or give another file",
+        )
 
     def _files(self, root: Path | None) -> dict[str, _File]:
         """Every file given, by the argument that names it. Raises SpecError with every mistake in them."""

@@ -59,8 +59,11 @@ class Text(FileTokens):
         if self.packed:
             hint += f"; a sample is {layout.length} tokens: data.args.length=N makes it shorter, "
             hint += "and with data.args.packed=false it is a line"
-        what = f"{self.file} has {total} samples, and none is for the split '{split}'"
-        return spec_error("data.args.val_fraction", what, hint)
+        return spec_error(
+            "data.args.val_fraction",
+            f"{self.file} has {total} samples, and none is for the split '{split}'",
+            hint,
+        )
 
     def read(self, root: Path | None) -> tuple[Tokenizer, TokenLayout, Parts]:
         tokenizer, files = tokenizer_named(self.tokenizer), []

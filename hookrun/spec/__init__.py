@@ -132,8 +132,11 @@ TYPED_ONLY = {
 
 def _unknown_root(key: Any) -> Problem:
     if key == "experiment":
-        hint = "put `# @package _global_` on the first line of the experiment file"
-        return Problem("experiment", "unknown key: an experiment file forgot `# @package _global_`", hint)
+        return Problem(
+            "experiment",
+            "unknown key: an experiment file forgot `# @package _global_`",
+            "put `# @package _global_` on the first line of the experiment file",
+        )
     if key == "defaults":
         return Problem(
             "defaults", "is Hydra's: only composed files know it", "use load_spec(experiment=NAME)"
@@ -170,11 +173,13 @@ def beyond_limits(config: Any, where: str = "") -> Problem | None:
             members = list(enumerate(value)) if isinstance(value, list | tuple) else []
         for each in (value, *(name for name, _ in members)):
             if isinstance(each, str) and len(each) > MAX_TEXT:
-                what = f"found a text of {len(each):,} characters, expected at most {MAX_TEXT:,}"
-                return Problem(path, what)
+                return Problem(
+                    path, f"found a text of {len(each):,} characters, expected at most {MAX_TEXT:,}"
+                )
             if isinstance(each, int) and not -MAX_INTEGER < each < MAX_INTEGER:
-                what = "found a whole number of more than 64 bits"
-                return Problem(path, what, "write it with an exponent: 1e30")
+                return Problem(
+                    path, "found a whole number of more than 64 bits", "write it with an exponent: 1e30"
+                )
         long = next((name for name, _ in members if isinstance(name, str) and len(name) > MAX_NAME), None)
         if long is not None:
             return Problem(path, f"found a name of {len(long):,} characters, expected at most {MAX_NAME}")

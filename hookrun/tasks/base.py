@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, nearest
 from hookrun.spec import Experiment, Settings, TaskKeys
 from hookrun.spec.experiment import Section
-from hookrun.spec.metric import MetricKeys
-from hookrun.spec.objective import Direction, Goal, direction_of, preferred
+from hookrun.spec.objective import Direction, Goal, MetricKeys, direction_of, preferred
 from hookrun.spec.tokens import Tokens
 
 if TYPE_CHECKING:

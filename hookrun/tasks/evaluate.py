@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hookrun import data
 from hookrun.spec import Settings
-from hookrun.spec.metric import Metrics
-from hookrun.spec.objective import Direction
+from hookrun.spec.objective import Direction, Metrics
 from hookrun.spec.tokens import TokensClause
 from hookrun.tasks.backward import TaskWithBackward
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun import data
 from hookrun.spec import Settings
-from hookrun.spec.metric import Metrics, asked
-from hookrun.spec.objective import Direction
+from hookrun.spec.objective import Direction, Metrics, asked
 from hookrun.spec.tokens import TokensClause
 from hookrun.store.format import PREDICTED
 from hookrun.tasks.backward import TaskWithBackward

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hookrun import data
 from hookrun.spec import Settings
-from hookrun.spec.metric import Metrics
-from hookrun.spec.objective import Direction
+from hookrun.spec.objective import Direction, Metrics
 from hookrun.spec.tokens import TokensClause
 from hookrun.tasks.under_hooks import Sizes, TaskUnderHooks, samples_of_a_pass
 

@@ -12,7 +12,7 @@ from pydantic import field_validator
 from hookrun.data.info import ALL, SPLITS
 from hookrun.errors import Problem, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
-from hookrun.spec.metric import asked
+from hookrun.spec.objective import asked
 from hookrun.tasks.base import JobCache, Task, changed, metrics_of
 from hookrun.trust import read_once
 
@@ -107,9 +107,10 @@ class TaskUnderHooks(Task):
         if all(metric.against is None for metric in metrics_of(self) or ()):
             return []
         if (only := self.only_split()) is None or self.trains:
-            return compared_problems(experiment, {split: None for split in SPLITS if info.sizes[split]}, info)
-        reach = self.samples_in_reach(experiment.settings, info.sizes)
-        return compared_problems(experiment, {only: reach}, info)
+            splits: Sizes = {split: None for split in SPLITS if info.sizes[split]}
+        else:
+            splits = {only: self.samples_in_reach(experiment.settings, info.sizes)}
+        return list(compared_problems(experiment, splits, info))
 
     @abstractmethod
     def perform(self, context: RunContext) -> None:

@@ -8,8 +8,16 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from hookrun.errors import SpecError
-from hookrun.spec.metric import MOST_METRICS, MetricKeys, Metrics, asked
-from hookrun.spec.objective import Goal, Objective, direction_of, preferred
+from hookrun.spec.objective import (
+    MOST_METRICS,
+    Goal,
+    MetricKeys,
+    Metrics,
+    Objective,
+    asked,
+    direction_of,
+    preferred,
+)
 from hookrun.spec.parameters import AddedBy, parse_choice
 from hookrun.tasks import parse_experiment
 

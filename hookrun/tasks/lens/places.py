@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookrun.config.validation import join
-from hookrun.errors import CompileError, Problem, listed, nearest
+from hookrun.errors import compile_error, listed, nearest
 from hookrun.models.attention_points import HeadwiseProjection
 from hookrun.models.decoder import FromHeads, SumOfHeads
 from hookrun.plan.model_tree import ModelNames
@@ -89,9 +89,12 @@ def find_places(
     """
     names, mistakes = ModelNames(model), Mistakes()
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        what = f"{type(model).__name__} is an encoder-decoder, and the lens reads the residual stream of a decoder"
-        hint = "use a causal language model (model.args.class=causal_lm)"
-        raise CompileError([Problem("task.name", what, hint)])
+        raise compile_error(
+            "task.name",
+            f"{type(model).__name__} is an encoder-decoder, "
+            "and the lens reads the residual stream of a decoder",
+            "use a causal language model (model.args.class=causal_lm)",
+        )
     blocks = mistakes.tried(
         lambda: _selected(names, residual, "task.residual") if residual else _blocks(model)
     )
@@ -120,15 +123,17 @@ _SEE = "look at the modules with task=modules"
 def _selected(names: ModelNames, selector: Selector, where: str) -> list[str]:
     paths = list(dict.fromkeys(names.first_name(path) for path in selector.select(names.tree)))
     if not paths:
-        what = f"{str(selector)!r} matches no module; {names.nearest(selector, on_parameters=False)}"
-        raise CompileError([Problem(where, what, _SEE)])
+        raise compile_error(
+            where,
+            f"{str(selector)!r} matches no module; {names.nearest(selector, on_parameters=False)}",
+            _SEE,
+        )
     return paths
 
 
 def _require(names: ModelNames, path: str, where: str) -> None:
     if path not in names.modules:
-        what = f"the model has no module {path!r}; {nearest(path, names.modules)}"
-        raise CompileError([Problem(where, what, _SEE)])
+        raise compile_error(where, f"the model has no module {path!r}; {nearest(path, names.modules)}", _SEE)
 
 
 def _blocks(model: nn.Module) -> list[str]:
@@ -155,9 +160,11 @@ def _blocks(model: nn.Module) -> list[str]:
     if counts:
         looked = f"a list of {listed(map(str, sorted(counts)), 3)} modules"
     there = f"found {listed(outermost, _SHOWN)}" if outermost else "there is none"
-    what = f"the blocks of {type(model).__name__} were not found: looked for {looked}, {there}"
-    hint = "name them with a selector: task.residual='model.layers[:]'"
-    raise CompileError([Problem("task.residual", what, hint)])
+    raise compile_error(
+        "task.residual",
+        f"the blocks of {type(model).__name__} were not found: looked for {looked}, {there}",
+        "name them with a selector: task.residual='model.layers[:]'",
+    )
 
 
 def text_config(model: nn.Module) -> Any:
@@ -174,12 +181,12 @@ def _final_norm(model: nn.Module, blocks: list[str]) -> str:
         there = model.get_submodule(place)._modules
         if norms := [name for name in FINAL_NORMS if there.get(name) is not None]:
             return join(place, norms[0])
-    what = (
+    raise compile_error(
+        "task.final_norm",
         f"{type(model).__name__} has no final norm beside its blocks in {owner or 'the model'}: looked for "
-        f"{listed(FINAL_NORMS, len(FINAL_NORMS))}"
+        f"{listed(FINAL_NORMS, len(FINAL_NORMS))}",
+        "the lens is for decoders that have one: name it with task.final_norm=PATH, or use another model",
     )
-    hint = "the lens is for decoders that have one: name it with task.final_norm=PATH, or use another model"
-    raise CompileError([Problem("task.final_norm", what, hint)])
 
 
 def _unembed(names: ModelNames, given: str | None) -> str:
@@ -195,16 +202,19 @@ def _unembed(names: ModelNames, given: str | None) -> str:
             layer = next(filter(None, (model._modules.get(name) for name in _UNEMBEDS)), None)
     path = given or next((path for path, each in model.named_modules() if each is layer), None)
     if path is None:
-        what = (
-            f"{type(model).__name__} has no output embedding: looked for get_output_embeddings() and the modules "
-            f"{listed(_UNEMBEDS, len(_UNEMBEDS))}"
+        raise compile_error(
+            where,
+            f"{type(model).__name__} has no output embedding: looked for "
+            f"get_output_embeddings() and the modules {listed(_UNEMBEDS, len(_UNEMBEDS))}",
+            "the lens is for language models: name the module with task.unembed=PATH, or use another model",
         )
-        hint = "the lens is for language models: name the module with task.unembed=PATH, or use another model"
-        raise CompileError([Problem(where, what, hint)])
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2:
-        what = f"{path} has no weight [vocabulary, width], so it is not an unembedding"
-        raise CompileError([Problem(where, what, "name the linear layer that computes the logits")])
+        raise compile_error(
+            where,
+            f"{path} has no weight [vocabulary, width], so it is not an unembedding",
+            "name the linear layer that computes the logits",
+        )
     return path
 
 
@@ -226,14 +236,18 @@ def _heads(model: nn.Module, block: str, chosen: list[str] | None) -> HeadsPlace
             if isinstance(module, FromHeads) or (in_attention and name in _PROJECTIONS):
                 paths.append(f"{block}.{path}")
     if len(paths) != 1:
-        what = f"{block}: looked for {looked}, found {listed(paths, _SHOWN) if paths else 'none'}"
-        hint = "name one in each block: task.heads='**.attn.o_proj'"
-        raise CompileError([Problem("task.heads", what, hint)])
+        raise compile_error(
+            "task.heads",
+            f"{block}: looked for {looked}, found {listed(paths, _SHOWN) if paths else 'none'}",
+            "name one in each block: task.heads='**.attn.o_proj'",
+        )
     place = _place(model, paths[0])
     if place is None:
-        what = f"{paths[0]} does not take the heads of an attention, or the number of heads is not known"
-        hint = "name the output projection of the attention, a Linear"
-        raise CompileError([Problem("task.heads", what, hint)])
+        raise compile_error(
+            "task.heads",
+            f"{paths[0]} does not take the heads of an attention, or the number of heads is not known",
+            "name the output projection of the attention, a Linear",
+        )
     return place
 
 

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from hookrun.data import DataInfo
 from hookrun.errors import HookrunError, Problem, SpecError, nearest, spec_error
 from hookrun.spec.experiment import Train
-from hookrun.spec.metric import By, MetricKeys
-from hookrun.spec.objective import Direction, direction_of
+from hookrun.spec.objective import By, Direction, MetricKeys, direction_of
 from hookrun.tasks.metrics.losses import UserFunction
 from hookrun.tasks.metrics.rows import RowPart, precise_dtype
 from hookrun.trust.callables import Code

@@ -11,7 +11,7 @@ from hookrun.errors import HookrunError, Problem
 from hookrun.plan.texts import FoundTokenizer, texts_of, unknown_spans
 from hookrun.run_values import RunReferences
 from hookrun.spec import Experiment, Settings
-from hookrun.spec.metric import MetricKeys
+from hookrun.spec.objective import MetricKeys
 from hookrun.spec.tokens import Tokens
 from hookrun.store.reader import Run
 from hookrun.tasks.base import Task, metric_tokens_of, metrics_of, task_of
@@ -37,27 +37,25 @@ _SAME = ("padding", "length", "seed", "val_fraction", "file", "tokenizer", "spec
 _OF_LABELS = {PERPLEXITY, PROBABILITY, RANK}
 
 
-def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> list[Problem]:
+def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
     """All mistakes; none are searched for if the data is invalid (info is None)."""
-    problems = list[Problem]()
     if info is None:
-        return problems
+        return
     for place, keys in enumerate(metrics_of(task) or ()):
-        problems += _of_metric(keys, f"{WHERE}.{place}", settings, info)
+        yield from _of_metric(keys, f"{WHERE}.{place}", settings, info)
     if (tokens := metric_tokens_of(task)) is not None:
-        problems += _of_tokens(tokens, info)
-    return problems
+        yield from _of_tokens(tokens, info)
 
 
 def compared_problems(
     experiment: Experiment, splits: Mapping[Split, int | None], info: DataInfo
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """The mistakes in the runs with which metrics compare; runs that are still to be made are not checked.
 
     splits: split of the task -> the number of its samples, None: not known
     info:   the data of this run
     """
-    problems, runs = list[Problem](), RunReferences.of(experiment)
+    runs = RunReferences.of(experiment)
     # The smallest shape of a sample's scores, (classes,) or (tokens, classes); None: a size that is not known. A model
     # may have more classes than its data: pretrained weights, or a padded vocabulary.
     shape: tuple[int | None, ...] = (info.num_classes,)
@@ -72,7 +70,7 @@ def compared_problems(
             run = runs.open(keys.against.run)
             if run is None:
                 continue
-            problems += _other_data(where, run, experiment.settings)
+            yield from _other_data(where, run, experiment.settings)
             for split, count in splits.items():
                 rows, classes = predicted_rows(run, split), shape[-1]
                 known = [
@@ -80,40 +78,53 @@ def compared_problems(
                     for size, there in zip(shape, rows.shape, strict=False)
                 ]
                 if classes is not None and rows.shape and rows.shape[-1] < classes:
-                    what = f"its scores have {rows.shape[-1]} classes or tokens, and the data has {classes}"
-                    problems.append(Problem(where, what, "compare models of the same data"))
+                    yield Problem(
+                        where,
+                        f"its scores have {rows.shape[-1]} classes or tokens, and the data has {classes}",
+                        "compare models of the same data",
+                    )
                 elif len(rows.shape) != len(shape) or list(rows.shape[:-1]) != known[:-1]:
                     sizes = ", ".join("?" if size is None else str(size) for size in shape)
-                    what = (
-                        f"its scores of a sample have shape {list(rows.shape)}, those of this run [{sizes}]"
+                    yield Problem(
+                        where,
+                        f"its scores of a sample have shape {list(rows.shape)}, those of this run [{sizes}]",
+                        "compare runs whose samples have the same length",
                     )
-                    problems.append(Problem(where, what, "compare runs whose samples have the same length"))
                 elif count is not None and len(missing := rows.missing(torch.arange(count))):
-                    hint = "predict them in that run too, or limit this run: train.limit_batches"
-                    problems.append(Problem(where, rows.lacks(missing), hint))
+                    yield Problem(
+                        where,
+                        rows.lacks(missing),
+                        "predict them in that run too, or limit this run: train.limit_batches",
+                    )
         except HookrunError as error:
-            problems.append(Problem(where, str(error)))
-    return problems
+            yield Problem(where, str(error))
 
 
 def _other_data(where: str, run: Run, settings: Settings) -> Iterator[Problem]:
     """Why samples cannot be matched by their numbers, and tokens by their positions, with those of the other run."""
     data = run.config.get("data")
     if not isinstance(data, dict) or not data:
-        what = f"the run {run.path} has no saved configuration, so it is not known whether its samples are the same"
-        yield Problem(where, what, "run it again without hydra.output_subdir=null")
+        yield Problem(
+            where,
+            f"the run {run.path} has no saved configuration, so it is not known whether its samples are the same",
+            "run it again without hydra.output_subdir=null",
+        )
         return
     if data.get("name") != settings.data.name:
-        what = (
-            f"the run {run.path} used the data {data.get('name')!r}, and this run uses {settings.data.name!r}"
+        yield Problem(
+            where,
+            f"the run {run.path} used the data {data.get('name')!r}, and this run uses {settings.data.name!r}",
+            "compare with a run on the same data",
         )
-        yield Problem(where, what, "compare with a run on the same data")
         return
     theirs, ours = data.get("args") or {}, settings.data.args
     for key in _SAME:
         if isinstance(theirs, dict) and theirs.get(key) != ours.get(key):
-            what = f"data.args.{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here"
-            yield Problem(where, what, "use the same value in both runs")
+            yield Problem(
+                where,
+                f"data.args.{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here",
+                "use the same value in both runs",
+            )
 
 
 def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo) -> Iterator[Problem]:
@@ -122,42 +133,60 @@ def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo)
     if info.target is None and name in METRICS and name not in (LOSS, KL):
         yield Problem(WHERE, f"{name!r} needs targets, and {data} has none", "leave it out, or name a target")
     elif info.target is not None and name in _OF_LABELS and info.target.dtype.is_floating_point:
-        what = f"{name!r} needs labels, and {data} has targets {info.target}"
-        yield Problem(where, what, "leave it out")
+        yield Problem(where, f"{name!r} needs labels, and {data} has targets {info.target}", "leave it out")
     if name == LOGIT_DIFFERENCE and info.target is not None and not info.has_wrong:
-        what = f"'{name}' needs a right and a wrong answer for each sample, and {data} does not have them"
-        hint = "use data=names, or data=prompts with the fields `answer` and `wrong`"
-        yield Problem(where, what, hint)
+        yield Problem(
+            where,
+            f"'{name}' needs a right and a wrong answer for each sample, and {data} does not have them",
+            "use data=names, or data=prompts with the fields `answer` and `wrong`",
+        )
     if keys.by == "position" and not of_tokens:
-        what = f"the samples of {data} are not sequences of tokens, so they have no positions"
-        yield Problem(f"{where}.by", what, "use by: sample")
+        yield Problem(
+            f"{where}.by",
+            f"the samples of {data} are not sequences of tokens, so they have no positions",
+            "use by: sample",
+        )
     elif keys.by == "position" and name not in OF_TOKENS:
-        what = f"{name!r} is computed for a whole batch, not for each token"
-        yield Problem(f"{where}.by", what, "use by: sample")
+        yield Problem(
+            f"{where}.by", f"{name!r} is computed for a whole batch, not for each token", "use by: sample"
+        )
     loss = settings.train.loss.name
     if name != LOSS or keys.by is None:
         return
     if loss == "output":
-        what = "with train.loss=output the model returns one number for the batch"
-        yield Problem(f"{where}.by", what, "use another train.loss, or the metric perplexity")
+        yield Problem(
+            f"{where}.by",
+            "with train.loss=output the model returns one number for the batch",
+            "use another train.loss, or the metric perplexity",
+        )
     elif of_tokens and loss not in NEXT_TOKEN_LOSSES:
-        what = f"train.loss={loss} is not computed token by token"
-        yield Problem(f"{where}.by", what, "use train.loss=cross_entropy, or the metric perplexity")
+        yield Problem(
+            f"{where}.by",
+            f"train.loss={loss} is not computed token by token",
+            "use train.loss=cross_entropy, or the metric perplexity",
+        )
 
 
 def _of_tokens(tokens: Tokens, info: DataInfo) -> Iterator[Problem]:
     if info.tokenizer is None:
-        what = f"the samples of the data {info.name!r} are not sequences of tokens"
-        yield Problem(TOKENS, what, "leave it out")
+        yield Problem(
+            TOKENS, f"the samples of the data {info.name!r} are not sequences of tokens", "leave it out"
+        )
         return
     if tokens.on_pattern or tokens.dim is not None or tokens.padding:
         key = "dim" if tokens.dim is not None else "padding" if tokens.padding else "query and key"
-        what = f"found {key}: metrics are computed at tokens of the model's output that are not padding"
-        yield Problem(TOKENS, what, "name positions, as in -1, or {id: …}, {text: …}, {span: …}")
+        yield Problem(
+            TOKENS,
+            f"found {key}: metrics are computed at tokens of the model's output that are not padding",
+            "name positions, as in -1, or {id: …}, {text: …}, {span: …}",
+        )
         return
     if tokens.phase == "generation":
-        what = "found phase: generation, and this task does not generate tokens"
-        yield Problem(f"{TOKENS}.phase", what, "use task=generate, or leave it out")
+        yield Problem(
+            f"{TOKENS}.phase",
+            "found phase: generation, and this task does not generate tokens",
+            "use task=generate, or leave it out",
+        )
         return
     yield from unknown_spans(tokens, "task", info)
     yield from texts_of(tokens, "task", FoundTokenizer(info.tokenizer))[1]

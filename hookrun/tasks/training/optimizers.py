@@ -144,37 +144,53 @@ def _check_parts(named: Schedule, cls: type, where: str) -> Iterator[Problem]:
     key, parts = f"{where}.schedulers", named.schedulers or ()
     if cls not in _COMPOSED:
         if named.schedulers is not None:
-            hint = "SequentialLR and ChainedScheduler take it"
-            yield Problem(key, f"'{cls.__name__}' takes no argument 'schedulers'", hint)
+            yield Problem(
+                key,
+                f"'{cls.__name__}' takes no argument 'schedulers'",
+                "SequentialLR and ChainedScheduler take it",
+            )
         return
     if not parts:
-        hint = "list them, each with its name and arguments: schedulers: [{name: LinearLR, total_iters: 100}, ...]"
-        yield Problem(key, f"is missing: '{cls.__name__}' needs a list of schedules", hint)
+        yield Problem(
+            key,
+            f"is missing: '{cls.__name__}' needs a list of schedules",
+            "list them, each with its name and arguments: schedulers: [{name: LinearLR, total_iters: 100}, ...]",
+        )
         return
     for number, part in enumerate(parts):
         inner = _of_torch(part.name, SCHEDULERS)
         if inner is ReduceLROnPlateau:
-            text = f"ReduceLROnPlateau watches the validation loss, which a {cls.__name__} does not pass on"
-            yield Problem(f"{key}.{number}.name", text, "use it alone, or another schedule here")
+            yield Problem(
+                f"{key}.{number}.name",
+                f"ReduceLROnPlateau watches the validation loss, which a {cls.__name__} does not pass on",
+                "use it alone, or another schedule here",
+            )
         elif inner is not None and inner in _COMPOSED and cls is SequentialLR:
-            text = f"torch's SequentialLR cannot hold a {inner.__name__}"
-            hint = "list plain schedules here, with a milestone between neighbours"
-            yield Problem(f"{key}.{number}.name", text, hint)
+            yield Problem(
+                f"{key}.{number}.name",
+                f"torch's SequentialLR cannot hold a {inner.__name__}",
+                "list plain schedules here, with a milestone between neighbours",
+            )
     if cls is not SequentialLR or "milestones" not in named.args:
         return
     milestones, where = named.args["milestones"], f"{where}.milestones"
     if not isinstance(milestones, list | tuple) or not all(
         isinstance(each, int) and not isinstance(each, bool) and 1 <= each <= MOST for each in milestones
     ):
-        hint = "a milestone is the step or epoch (see `interval`) at which the next schedule begins: [100]"
-        yield Problem(where, f"found {shown(milestones)}, expected a list of whole numbers from 1", hint)
+        yield Problem(
+            where,
+            f"found {shown(milestones)}, expected a list of whole numbers from 1",
+            "a milestone is the step or epoch (see `interval`) at which the next schedule begins: [100]",
+        )
     elif any(second <= first for first, second in pairwise(milestones)):
         yield Problem(
             where, f"found {shown(milestones)}, expected each milestone to be greater than the last"
         )
     elif len(milestones) != len(parts) - 1:
-        text = f"found {len(milestones)} for {len(parts)} schedules, expected one between each two: {len(parts) - 1}"
-        yield Problem(where, text)
+        yield Problem(
+            where,
+            f"found {len(milestones)} for {len(parts)} schedules, expected one between each two: {len(parts) - 1}",
+        )
 
 
 def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGroup]) -> list[Problem]:
@@ -224,8 +240,9 @@ def _unsavable(made: Optimizer | LRScheduler, where: str) -> Iterator[Problem]:
     except NotPlain as error:
         what = f"the state of {type(made).__qualname__} cannot be saved, so the run could not be resumed: {error}"
         plain = "numbers, strings, lists, tuples, dicts and tensors"
-        hint = f"let state_dict() return {plain}, and load_state_dict() take them"
-        yield Problem(f"{where}.name", what, hint)
+        yield Problem(
+            f"{where}.name", what, f"let state_dict() return {plain}, and load_state_dict() take them"
+        )
 
 
 def schedule_notes(named: Schedule, where: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
-from hookrun.spec.metric import MetricKeys
+from hookrun.spec.objective import MetricKeys
 from hookrun.store.format import PREDICTED
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir
