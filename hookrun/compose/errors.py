@@ -315,10 +315,16 @@ def without_header(file: str) -> Problem:
     path = Path(file)
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else ["unknown"]
     if all(not line.strip() or line.lstrip().startswith("#") for line in lines):
-        hint = "a small one: `# @package _global_`, then `hooks: {NAME: {select: fc, hook: forward, action: print}}`"
-        return Problem(file, "has no keys, and its first line is not `# @package _global_`", hint)
-    what = "its keys land under `experiment`, where nothing reads them"
-    return Problem(file, what, "make `# @package _global_` its first line")
+        return Problem(
+            file,
+            "has no keys, and its first line is not `# @package _global_`",
+            "a small one: `# @package _global_`, then `hooks: {NAME: {select: fc, hook: forward, action: print}}`",
+        )
+    return Problem(
+        file,
+        "its keys land under `experiment`, where nothing reads them",
+        "make `# @package _global_` its first line",
+    )
 
 
 def lost_keys(cfg: DictConfig) -> list[Problem]:
@@ -338,14 +344,20 @@ def _problem(error: Exception, asked: Composition | None) -> Problem:
     match error:
         case MissingConfigException(missing_cfg_file=str(path)) if asked:
             if error.options is None and path != (asked.config_name or "").lstrip("/"):
-                hint = "a defaults list holds items like `- override /model: resnet18`"
-                return Problem(_named_file(error, asked), f"Could not load {path!r}", hint)
+                return Problem(
+                    _named_file(error, asked),
+                    f"Could not load {path!r}",
+                    "a defaults list holds items like `- override /model: resnet18`",
+                )
             return no_such_config(path, asked)
         case OmegaConfBaseException():
             return _of_value(error)
         case RecursionError():
-            what = "something contains itself, through an alias, an interpolation or a defaults list"
-            return Problem("", what, "break the cycle")
+            return Problem(
+                "",
+                "something contains itself, through an alias, an interpolation or a defaults list",
+                "break the cycle",
+            )
         case OSError(filename=str(file)):
             return Problem(file, error.strerror or str(error))
         case HydraException() | ValueError() | OSError():
@@ -372,8 +384,11 @@ def _of_hydra(error: Exception, asked: Composition | None) -> Problem:
     message = " ".join(str(error).split()) or type(error).__name__
     if twice := _TWICE.match(message):
         group = twice[1] or twice[2]
-        hint = f"a defaults list that chooses it again needs the word `override`: `- override /{group}: NAME`"
-        return Problem(group, "is chosen twice, by hookrun's configuration and by a defaults list", hint)
+        return Problem(
+            group,
+            "is chosen twice, by hookrun's configuration and by a defaults list",
+            f"a defaults list that chooses it again needs the word `override`: `- override /{group}: NAME`",
+        )
     if asked is None or not file or not isinstance(error, ConfigCompositionException):
         return Problem(file, message)
     lines = Path(file).read_text(encoding="utf-8").splitlines()

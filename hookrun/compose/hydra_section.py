@@ -149,13 +149,17 @@ def _refused(where: str) -> Problem:
     if where == "hydra.job.name":
         return Problem(where, "is not a name of letters, digits, `_`, `-` and `.`", "write a plain name")
     if where.startswith(("hydra.run", "hydra.sweep.")):
-        hint = (
-            "leave it out of the file; type it, or set HOOKRUN_OUTPUT=DIR in the environment for all outputs"
+        return Problem(
+            where,
+            "cannot be set in a file: it says where files are written",
+            "leave it out of the file; type it, or set HOOKRUN_OUTPUT=DIR in the environment for all outputs",
         )
-        return Problem(where, "cannot be set in a file: it says where files are written", hint)
     allowed = "hydra.mode, hydra.job.name, hydra.sweeper.params"
-    what = f"cannot be set in a file; of Hydra's section a file sets {allowed}, and settings of launchers and sweepers"
-    return Problem(where, what, _COMMAND_LINE)
+    return Problem(
+        where,
+        f"cannot be set in a file; of Hydra's section a file sets {allowed}, and settings of launchers and sweepers",
+        _COMMAND_LINE,
+    )
 
 
 def _of_plugin(
@@ -173,8 +177,11 @@ def _of_plugin(
                     here, "cannot be set in a file: it would run code", "choose an installed one by name"
                 )
         elif not isinstance(name, str) or not _is_setting(name, value):
-            hint = f"{_COMMAND_LINE}; a file may set numbers, true, false, and as text {listed(sorted(TEXTS), 20)}"
-            yield Problem(here, "cannot be set in a file", hint)
+            yield Problem(
+                here,
+                "cannot be set in a file",
+                f"{_COMMAND_LINE}; a file may set numbers, true, false, and as text {listed(sorted(TEXTS), 20)}",
+            )
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -206,13 +213,17 @@ def wrong_params(
         if found is not None and found["root"] == "trust":
             yield TRUST
         elif found is None or found["root"] not in roots:
-            what = f"is not a key that a file may {does}"
             yield Problem(
-                f"{where}: {str(key)[:100]!r}", what, f"it begins with one of {listed(sorted(roots), 30)}"
+                f"{where}: {str(key)[:100]!r}",
+                f"is not a key that a file may {does}",
+                f"it begins with one of {listed(sorted(roots), 30)}",
             )
         elif isinstance(value, str) and len(value) > MOST_SWEPT_TEXT:
-            what = f"found a text of {len(value):,} characters, expected at most {MOST_SWEPT_TEXT:,}"
-            yield Problem(f"{where}.{key}", what, "type it on the command line")
+            yield Problem(
+                f"{where}.{key}",
+                f"found a text of {len(value):,} characters, expected at most {MOST_SWEPT_TEXT:,}",
+                "type it on the command line",
+            )
         elif isinstance(value, Mapping | Sequence) and not isinstance(value, str):
             yield Problem(
                 f"{where}.{key}", f"found {type(value).__name__}, expected a text", "quote it: '1,2,3'"

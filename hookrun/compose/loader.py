@@ -248,8 +248,11 @@ class Loader(ConfigLoaderImpl):
         path = str(default.config_path)
         installed = (each for each in repo.get_sources() if _is_ours(each))
         if source is not None and not _is_ours(source) and any(each.is_config(path) for each in installed):
-            what = f"has the name of the config {path!r} that is installed"
-            return Problem(_file(source, path), what, "give the file another name")
+            return Problem(
+                _file(source, path),
+                f"has the name of the config {path!r} that is installed",
+                "give the file another name",
+            )
         group, name = posixpath.split(posixpath.normpath(path))
         package = str(default.package or "").removesuffix("._global_")
         is_typed = any(group == typed or group.startswith(f"{typed}/") for typed in self._typed_groups)
@@ -263,8 +266,11 @@ class Loader(ConfigLoaderImpl):
             is_fine = hydra_section.is_open(group) and package == group.replace("/", ".")
         if is_fine:
             return None
-        what = f"the config {path!r} was chosen for {package or 'the root'!r} by {default.parent!r}"
-        return Problem(group, what, "only the command line chooses it")
+        return Problem(
+            group,
+            f"the config {path!r} was chosen for {package or 'the root'!r} by {default.parent!r}",
+            "only the command line chooses it",
+        )
 
 
 def _switch_hooks_off(cfg: DictConfig, overrides: list[Override]) -> None:

@@ -97,14 +97,18 @@ def split_at_spaces(words: Sequence[str], app: App) -> Problem | None:
     elif bare and _is_key(first):
         whole = f"{first}={second}"
     if whole:
-        what = "an override is one word, key=value, without spaces"
-        return Problem(" ".join(words[:count]), what, f"write {whole}")
+        return Problem(
+            " ".join(words[:count]), "an override is one word, key=value, without spaces", f"write {whole}"
+        )
     if "=" not in first or _reads(first):
         return None
     for count in range(2, min(len(words), _MOST_WORDS) + 1):
         if _reads(whole := " ".join(words[:count])):
-            what = "is one override, which the shell has split at its spaces"
-            return Problem(whole, what, f"put it in quotes: {_for_shell(whole)}")
+            return Problem(
+                whole,
+                "is one override, which the shell has split at its spaces",
+                f"put it in quotes: {_for_shell(whole)}",
+            )
     return None
 
 

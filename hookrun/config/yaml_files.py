@@ -108,8 +108,10 @@ def _problem(error: Exception, path: Path, text: str) -> Problem:
         case OSError():
             return Problem(str(path), error.strerror or str(error))
         case UnicodeDecodeError():
-            what = f"is not UTF-8 text: byte {error.object[error.start]:#04x} at position {error.start}"
-            return Problem(str(path), what)
+            return Problem(
+                str(path),
+                f"is not UTF-8 text: byte {error.object[error.start]:#04x} at position {error.start}",
+            )
         case OmegaConfBaseException(full_key=str(key)) if key:
             is_of_key = isinstance(error, KeyValidationError) or "key type" in str(error)
             hint = (

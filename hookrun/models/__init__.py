@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hookrun.config.validation import missing_arguments, parameters, unknown_arguments, wrong_call
-from hookrun.errors import Problem, SpecError, nearest, shown
+from hookrun.errors import Problem, SpecError, nearest, shown, spec_error
 from hookrun.models import language, vision
 from hookrun.models.arguments import DataDefaults, checked, construct, not_null, too_large
 from hookrun.models.weights import RANDOM, applied_hooks, load_weights, misplaced, origin
@@ -85,8 +85,11 @@ def build(
         elif config.name in vision.names():
             build_model = vision.prepare(config, data)
         else:
-            what = f"there is no model '{config.name}'; {nearest(config.name, names())}"
-            raise SpecError([Problem("model.name", what, "correct the name")])
+            raise spec_error(
+                "model.name",
+                f"there is no model '{config.name}'; {nearest(config.name, names())}",
+                "correct the name",
+            )
     except SpecError as error:
         raise SpecError([*error.errors, *wrong]) from error
     if wrong:
@@ -106,7 +109,7 @@ def _own(config: Model, data: DataDefaults) -> partial[object]:
             what = f"found {shown(path)}: the decoder does not read GPT-2 from a folder"
             hint = f"use model=transformers model.args.path={path} model.args.attention=points"
             hint += ", with the module names of GPT-2"
-            raise SpecError([Problem("model.args.path", what, hint)])
+            raise spec_error("model.args.path", what, hint)
     args = data.values() | asked
     problems = unknown_arguments(asked, found, "model.args", config.name)
     problems += missing_arguments(args, found, "model.args", config.name, why=data.lack)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from pydantic import ConfigDict, Field, create_model
 
 from hookrun.config.validation import parse
-from hookrun.errors import Problem, SpecError, reason
+from hookrun.errors import Problem, SpecError, reason, spec_error
 
 if TYPE_CHECKING:
     from torch import nn
@@ -118,11 +118,17 @@ def construct(build: partial[object], model: str) -> nn.Module:
         raise
     except Exception as error:  # a constructor may raise anything; its arguments are the cause
         shown = ", ".join(f"{name}={value!r}" for name, value in build.keywords.items())
-        what = f"'{model}' cannot be built with ({shown}): {reason(error)}"
-        raise SpecError([Problem("model.args", what, "correct the arguments")]) from error
+        raise spec_error(
+            "model.args",
+            f"'{model}' cannot be built with ({shown}): {reason(error)}",
+            "correct the arguments",
+        ) from error
     if not isinstance(built, nn.Module):
-        what = f"'{model}' returned {type(built).__qualname__}, not a torch.nn.Module"
-        raise SpecError([Problem("model.factory", what, "name a function or class that returns the module")])
+        raise spec_error(
+            "model.factory",
+            f"'{model}' returned {type(built).__qualname__}, not a torch.nn.Module",
+            "name a function or class that returns the module",
+        )
     return built
 
 

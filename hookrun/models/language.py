@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from hookrun.config.validation import Args, parse
-from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest
+from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest, spec_error
 from hookrun.models.arguments import DataDefaults, too_large
 
 if TYPE_CHECKING:
@@ -102,8 +102,11 @@ def prepare(config: Model, data: DataDefaults) -> partial[nn.Module]:
     try:
         import transformers  # noqa: F401 - whether it is there
     except ImportError as error:
-        what = "models of transformers need the package, which is not installed"
-        raise SpecError([Problem("model.name", what, "pip install 'hookrun[transformers]'")]) from error
+        raise spec_error(
+            "model.name",
+            "models of transformers need the package, which is not installed",
+            "pip install 'hookrun[transformers]'",
+        ) from error
     return partial(_build, args=args, data=data)
 
 
@@ -126,9 +129,7 @@ def _build(args: TransformersArgs, data: DataDefaults) -> nn.Module:
             if args.result:
                 attention_points.add_results(model)
         except ValueError as error:
-            raise SpecError(
-                [Problem("model.args.attention", f"points: {error}", "use eager or sdpa")]
-            ) from error
+            raise spec_error("model.args.attention", f"points: {error}", "use eager or sdpa") from error
     return model.train()
 
 
@@ -148,7 +149,7 @@ def _random(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mo
 
     try:
         if why := too_large(make):
-            raise SpecError([Problem(CONFIG, why, "give smaller sizes")])
+            raise spec_error(CONFIG, why, "give smaller sizes")
         return make()
     except SpecError:
         raise
@@ -165,9 +166,11 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
 
     kind = given.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        what = f"found {kind!r}, which is not an architecture of transformers"
-        hint = nearest(str(kind), list(CONFIG_MAPPING.keys())) if kind is not None else "for example gpt2"
-        raise SpecError([Problem(f"{CONFIG}.model_type", what, hint)])
+        raise spec_error(
+            f"{CONFIG}.model_type",
+            f"found {kind!r}, which is not an architecture of transformers",
+            nearest(str(kind), list(CONFIG_MAPPING.keys())) if kind is not None else "for example gpt2",
+        )
     filled = dict(_filled(given, data))
     if "classification" in args.class_ and "num_labels" not in filled and data.num_classes is not None:
         filled["num_labels"] = data.num_classes
@@ -186,8 +189,9 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
     try:
         return AutoConfig.for_model(kind, **filled)
     except Exception as error:  # its own checks of the values
-        what = f"{kind} refuses the configuration: {_message(error)}"
-        raise SpecError([Problem(CONFIG, what, "correct its values")]) from error
+        raise spec_error(
+            CONFIG, f"{kind} refuses the configuration: {_message(error)}", "correct its values"
+        ) from error
 
 
 def _filled(given: Mapping[str, Any], data: DataDefaults) -> Iterator[tuple[str, Any]]:
@@ -234,8 +238,11 @@ def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
     kinds = [
         name for name, cls in CLASSES.items() if type(config) in getattr(transformers, cls)._model_mapping
     ]
-    what = f"transformers has no {args.class_!r} model of the type {config.model_type}, but {listed(kinds, _SHOWN)}"
-    raise SpecError([Problem("model.args.class", what, "use one of these")])
+    raise spec_error(
+        "model.args.class",
+        f"transformers has no {args.class_!r} model of the type {config.model_type}, but {listed(kinds, _SHOWN)}",
+        "use one of these",
+    )
 
 
 def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Module:
@@ -247,8 +254,11 @@ def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mod
     folder = Path(path).expanduser().absolute()
     local = folder.is_dir()
     if not local and not _HUB_ID.fullmatch(path):
-        hint = "give the folder of a model, or its name on the hub, such as openai-community/gpt2"
-        raise SpecError([Problem(PATH, f"there is no folder {folder}", hint)])
+        raise spec_error(
+            PATH,
+            f"there is no folder {folder}",
+            "give the folder of a model, or its name on the hub, such as openai-community/gpt2",
+        )
     place = str(folder) if local else path
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not _hub_answers()}
     try:
@@ -276,14 +286,17 @@ def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mod
 def _unread(place: str, local: bool, message: str) -> Problem:
     """The problem of a model that could not be read. local: it is a folder, not a name on the hub"""
     if local:
-        what = f"{place} has no model that transformers can load from safetensors: {message}"
-        return Problem(PATH, what, "save one there with save_pretrained")
-    what = f"there is no folder {Path(place).absolute()}, and '{place}' could not be fetched from the hub: {message}"
-    hint = (
+        return Problem(
+            PATH,
+            f"{place} has no model that transformers can load from safetensors: {message}",
+            "save one there with save_pretrained",
+        )
+    return Problem(
+        PATH,
+        f"there is no folder {Path(place).absolute()}, and '{place}' could not be fetched from the hub: {message}",
         f"where there is no network, fetch it elsewhere with `hf download {place} --local-dir DIR`, "
-        f"bring DIR here and set {PATH}=DIR"
+        f"bring DIR here and set {PATH}=DIR",
     )
-    return Problem(PATH, what, hint)
 
 
 def _failure(args: TransformersArgs, error: Exception, problem: Problem) -> SpecError:
@@ -311,7 +324,7 @@ def _check_loaded(model: nn.Module, report: Mapping[str, Any], place: str) -> No
     total = len(model.state_dict())
     what = f"{place} lacks {len(missing)} of the model's {total} tensors: {listed(missing, _SHOWN)}"
     if len(missing) == total:
-        raise SpecError([Problem(PATH, what, "give the folder of such a model, or another model.args.class")])
+        raise spec_error(PATH, what, "give the folder of such a model, or another model.args.class")
     warnings.warn(f"{PATH}: {what}; they are random", HookrunWarning, stacklevel=2)
 
 

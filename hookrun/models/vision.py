@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
 
 from hookrun.config.validation import unknown_arguments
-from hookrun.errors import Problem, SpecError, nearest, reason
+from hookrun.errors import Problem, SpecError, nearest, reason, spec_error
 from hookrun.models.arguments import DataDefaults, not_null
 from hookrun.models.weights import is_path
 
@@ -94,11 +94,11 @@ def _member(model: str, weights: str) -> WeightsEnum | Problem:
         return member
     wanted = weights if dot and prefix != enum.__name__ else name
     options = [*enum.__members__, *([f"{enum.__name__}.{m}" for m in enum.__members__] if dot else [])]
-    what = f"torchvision publishes no weights '{weights}' for {model}; {nearest(wanted, options)}"
-    hint = (
-        "correct the name, or give a path; a path has a separator in it, or ends in .safetensors, .pt or .pth"
+    return Problem(
+        "model.weights",
+        f"torchvision publishes no weights '{weights}' for {model}; {nearest(wanted, options)}",
+        "correct the name, or give a path; a path has a separator in it, or ends in .safetensors, .pt or .pth",
     )
-    return Problem("model.weights", what, hint)
 
 
 def _pretrained(builder: Callable[..., nn.Module], member: WeightsEnum, **args: Any) -> nn.Module:
@@ -117,14 +117,14 @@ def _pretrained(builder: Callable[..., nn.Module], member: WeightsEnum, **args: 
         file = PurePosixPath(urlsplit(member.url).path).name
         path = os.path.join(torch.hub.get_dir(), "checkpoints", file)
         state = "could not be used" if os.path.exists(path) else "is not there, and could not be downloaded"
-        what = (
-            f"the weights {member} were looked for in {os.path.abspath(path)}, which {state}: {reason(error)}"
-        )
-        hint = (
-            f"fetch {member.url} on a machine with a network and copy it to that path (the environment variable "
-            "TORCH_HOME moves the folder), or give the path of a state dict as model.weights"
-        )
-        raise SpecError([Problem("model.weights", what, hint)]) from error
+        raise spec_error(
+            "model.weights",
+            f"the weights {member} were looked for in {os.path.abspath(path)}, which {state}: {reason(error)}",
+            (
+                f"fetch {member.url} on a machine with a network and copy it to that path (the environment variable "
+                "TORCH_HOME moves the folder), or give the path of a state dict as model.weights"
+            ),
+        ) from error
 
 
 @contextmanager

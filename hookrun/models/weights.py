@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import Problem, SpecError, listed, nearest, reason
+from hookrun.errors import Problem, SpecError, listed, nearest, reason, spec_error
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -135,19 +135,25 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     except (
         Exception
     ) as error:  # a damaged file may raise anything; a refused object raises an UnpicklingError
-        what = f"{path} could not be read as tensors alone: {reason(error)}"
-        hint = "save model.state_dict() again, best as .safetensors; a file that holds other objects is never unpickled"
-        raise SpecError([Problem(_WHERE, what, hint)]) from error
+        raise spec_error(
+            _WHERE,
+            f"{path} could not be read as tensors alone: {reason(error)}",
+            "save model.state_dict() again, best as .safetensors; a file that holds other objects is never unpickled",
+        ) from error
     for key in _WRAPPERS:
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
     if not isinstance(state, Mapping):
-        what = f"{path} holds {type(state).__qualname__}, not a state dict"
-        raise SpecError([Problem(_WHERE, what, "save model.state_dict()")])
+        raise spec_error(
+            _WHERE, f"{path} holds {type(state).__qualname__}, not a state dict", "save model.state_dict()"
+        )
     if others := [str(name) for name, value in state.items() if not isinstance(value, torch.Tensor)]:
         count = _count(others, len(state), "entry", "entries")
-        what = f"{path} holds {count} that are not tensors: {listed(others, _SHOWN)}"
-        raise SpecError([Problem(_WHERE, what, "save model.state_dict()")])
+        raise spec_error(
+            _WHERE,
+            f"{path} holds {count} that are not tensors: {listed(others, _SHOWN)}",
+            "save model.state_dict()",
+        )
     strip = bool(state) and all(name.startswith(_PREFIX) for name in state)
     return {name.removeprefix(_PREFIX) if strip else name: tensor for name, tensor in state.items()}
 

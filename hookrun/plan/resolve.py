@@ -239,12 +239,17 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
     }
     for key, was_given in given.items():
         if was_given and key not in kind.takes:
-            text = f"has no meaning on hook type {kind.name!r}, which fires {kind.fires} and sees {kind.sees}"
-            yield Problem(f"{spec.where}.{key}", text, f"leave `{key}` out")
+            yield Problem(
+                f"{spec.where}.{key}",
+                f"has no meaning on hook type {kind.name!r}, which fires {kind.fires} and sees {kind.sees}",
+                f"leave `{key}` out",
+            )
     if keys.when.rank is not None and not spec.action.observes:
-        text = f"{spec.action.action_name} changes values, and on some ranks alone their models would become different"
-        hint = "leave it out; it is for hooks that only look: capture, print, stats, check"
-        yield Problem(f"{spec.where}.when.rank", text, hint)
+        yield Problem(
+            f"{spec.where}.when.rank",
+            f"{spec.action.action_name} changes values, and on some ranks alone their models would become different",
+            "leave it out; it is for hooks that only look: capture, print, stats, check",
+        )
 
 
 def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Iterator[Problem]:

@@ -110,10 +110,13 @@ def unknown_spans(clause: Tokens | None, owner: str, data: DataInfo | None) -> I
     where = f"{owner}.tokens.span"
     for name in dict.fromkeys(name for each in clause.filters for name in each.spans):
         if not data.spans:
-            what = f"there is no span {name!r}: the samples of the data '{data.name}' have no spans"
             yield Problem(
-                where, what, "name tokens by position, id or text, or give the samples of data=prompts spans"
+                where,
+                f"there is no span {name!r}: the samples of the data '{data.name}' have no spans",
+                "name tokens by position, id or text, or give the samples of data=prompts spans",
             )
         elif name not in data.spans:
-            what = f"the data '{data.name}' has no span {name!r}; {nearest(name, [each[:80] for each in data.spans])}"
-            yield Problem(where, what)
+            yield Problem(
+                where,
+                f"the data '{data.name}' has no span {name!r}; {nearest(name, [each[:80] for each in data.spans])}",
+            )

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import spec_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,8 +104,11 @@ def started() -> Started | None:
         return None
     rank, local = _number("RANK"), _number("LOCAL_RANK")
     if rank is None and size > 1:
-        what = f"the environment names {size} processes (WORLD_SIZE) and no rank of this one (RANK)"
-        raise SpecError([Problem(WHERE, what, "start it by torchrun, which sets both")])
+        raise spec_error(
+            WHERE,
+            f"the environment names {size} processes (WORLD_SIZE) and no rank of this one (RANK)",
+            "start it by torchrun, which sets both",
+        )
     if rank is None or not os.environ.get("MASTER_ADDR"):
         return None
     return Started(rank, size, rank if local is None else local)

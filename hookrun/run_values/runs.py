@@ -13,7 +13,7 @@ from typing import Any
 from hookrun.actions.values import OutsideValue, RunValue
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.tokens import PaddingArgs
-from hookrun.errors import HookrunError, Problem, SpecError, listed, nearest
+from hookrun.errors import HookrunError, Problem, listed, nearest, spec_error
 from hookrun.spec import Experiment, HookSpec, Settings, Spec
 from hookrun.spec.experiment import PREVIOUS, RunWeights, runs_of
 from hookrun.store.captures.read import StoredCapture
@@ -114,7 +114,7 @@ def with_found_weights(experiment: Experiment) -> Experiment:
     try:
         run = RunReferences.of(experiment).open(named.run)
     except HookrunError as error:
-        raise SpecError([Problem(f"{WHERE}.run", str(error))]) from error
+        raise spec_error(f"{WHERE}.run", str(error)) from error
     path = None if run is None else _checkpoint(run, named)
     note = () if run is not None else (f"{WHERE}: those of {named.run}, which runs first",)
     model = experiment.settings.model.model_copy(update={"weights": path})
@@ -132,8 +132,11 @@ def _checkpoint(run: Run, named: RunWeights) -> str:
     if path.is_file():
         return str(path)
     there = sorted(file.stem for file in folder.glob(f"*{_SUFFIX}"))
-    what = f"the run {run.path} kept no checkpoint {named.checkpoint!r}; it has {listed(there, 6) or 'none'}"
-    raise SpecError([Problem(f"{WHERE}.checkpoint", what, "a run keeps what its train.checkpoint.save says")])
+    raise spec_error(
+        f"{WHERE}.checkpoint",
+        f"the run {run.path} kept no checkpoint {named.checkpoint!r}; it has {listed(there, 6) or 'none'}",
+        "a run keeps what its train.checkpoint.save says",
+    )
 
 
 def other_runs(experiment: Experiment) -> tuple[UsedRunRecord, ...]:

@@ -19,7 +19,16 @@ from hookrun.data import names as data_names
 from hookrun.data.info import SPLITS
 from hookrun.data.transforms import NAMES as TRANSFORMS
 from hookrun.discovery import discovered
-from hookrun.errors import CompileError, HookrunError, Problem, Refusal, SpecError, listed, nearest
+from hookrun.errors import (
+    CompileError,
+    HookrunError,
+    Problem,
+    Refusal,
+    SpecError,
+    listed,
+    nearest,
+    spec_error,
+)
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.spec import Experiment, in_file_order
 from hookrun.tasks.base import (
@@ -139,12 +148,14 @@ def refuse_ranks() -> None:
     """Raise SpecError if torchrun started this process as one of several: each would do a whole run."""
     ranks = os.environ.get("WORLD_SIZE", "1")
     if ranks.isdecimal() and int(ranks) > 1:
-        what = f"found {ranks} processes (WORLD_SIZE), and a run uses one"
-        hint = (
-            "compute=ddp splits one run over them; hooks in a distributed loop of your own: "
-            "`with hookrun.hooked(model, spec)`"
+        raise spec_error(
+            "compute",
+            f"found {ranks} processes (WORLD_SIZE), and a run uses one",
+            (
+                "compute=ddp splits one run over them; hooks in a distributed loop of your own: "
+                "`with hookrun.hooked(model, spec)`"
+            ),
         )
-        raise SpecError([Problem("compute", what, hint)])
 
 
 def show(ready: Ready) -> None:
@@ -195,8 +206,9 @@ def objective(run_dir: Path) -> float:
         raise HookrunError(f"{run_dir} has neither accuracy nor loss to optimize: use task=train or evaluate")
     if result.value is None:
         there = listed(names(run.metrics), 8) or "none"
-        what = f"{result.goal.metric} has no finite value in {run_dir}; metrics with one: {there}"
-        raise HookrunError(what)
+        raise HookrunError(
+            f"{result.goal.metric} has no finite value in {run_dir}; metrics with one: {there}"
+        )
     return result.value
 
 
@@ -245,8 +257,11 @@ def unknown_names(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield from _unknown(metric, f"task.metrics.{place}", "a metric", METRICS, OWN_METRIC)
         name, against = _mapping(metric).get("name"), _mapping(metric).get("against")
         if isinstance(name, str) and name != KL and against is not None:
-            text = f"{name!r} does not compare with another run: `against` is a key of {KL!r}"
-            yield Problem(f"task.metrics.{place}.against", text, "leave it out")
+            yield Problem(
+                f"task.metrics.{place}.against",
+                f"{name!r} does not compare with another run: `against` is a key of {KL!r}",
+                "leave it out",
+            )
 
 
 def _mapping(section: Any) -> Mapping[Any, Any]:

@@ -203,13 +203,19 @@ def _why_none(experiment: Experiment) -> Problem:
     metric, task = experiment.settings.objective.metric, task_of(experiment)
     there = task.measures(experiment.settings)
     if not there:
-        what = f"task={task.name} logs neither accuracy nor loss, nor another metric to optimize"
-        return Problem(METRIC, what, "use task=train or evaluate, or a sweeper that does not optimize")
+        return Problem(
+            METRIC,
+            f"task={task.name} logs neither accuracy nor loss, nor another metric to optimize",
+            "use task=train or evaluate, or a sweeper that does not optimize",
+        )
     if metric is None:
         return Problem(METRIC, "is not given", f"name one; {nearest('', there)}")
     if metric in there:
-        what = f"is not known for {metric!r}: is a larger value better, or a smaller one?"
-        return Problem("objective.direction", what, "write maximize or minimize")
+        return Problem(
+            "objective.direction",
+            f"is not known for {metric!r}: is a larger value better, or a smaller one?",
+            "write maximize or minimize",
+        )
     near, every = nearest(metric, there), f"task={task.name} logs {listed(there, _SHOWN)}"
     hint = f"{near} {every}" if near.startswith("did you mean") else every
     return Problem(METRIC, f"found {metric!r}, which this run does not log", hint)

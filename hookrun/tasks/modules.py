@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from hookrun.errors import CompileError, Problem, SpecError, counted, nearest
+from hookrun.errors import CompileError, Problem, SpecError, counted, nearest, spec_error
 from hookrun.spec import Experiment, parse_spec
 from hookrun.spec.selector import parse_selector
 from hookrun.tasks.base import JobCache, Task
@@ -154,7 +154,7 @@ def _picked(raw: object, model: Module) -> list[str]:
     try:
         selector = parse_selector(raw)
     except ValueError as error:
-        raise SpecError([Problem("task.select", str(error))]) from error
+        raise spec_error("task.select", str(error)) from error
     names = ModelNames(model)
     modules = [names.first_name(path) for path in selector.select(names.tree)]
     picked = modules or selector.select(names.parameter_tree())

@@ -31,8 +31,11 @@ class ProbeTask(TaskOfCaptures):
             return Problem("task.run", f"{run.path} does not say which data it used", "run it again")
         info = run.data_info()
         if info.target is None:
-            text = f"the data {info.name!r} of {run.path} has no targets to probe for"
-            return Problem("task.run", text, "give a run on data that has labels")
+            return Problem(
+                "task.run",
+                f"the data {info.name!r} of {run.path} has no targets to probe for",
+                "give a run on data that has labels",
+            )
         return self.too_large(analysis, "probing", partial(self._needed, analysis, _outputs(info)))
 
     def _needed(self, analysis: Analysis, outputs: int, project: int | None) -> dict[str, int]:

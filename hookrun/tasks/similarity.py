@@ -23,8 +23,11 @@ class SimilarityTask(TaskOfCaptures):
     def problem(self, analysis: Analysis) -> Problem | None:
         """A problem if there are fewer than two modules, or if the analysis needs too much memory."""
         if len(analysis.captures) < 2:
-            text = f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with"
-            return Problem("task.capture", text, "capture several modules")
+            return Problem(
+                "task.capture",
+                f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with",
+                "capture several modules",
+            )
         return self.too_large(analysis, "comparing the modules", partial(self._needed, analysis))
 
     def _needed(self, analysis: Analysis, project: int | None) -> dict[str, int]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hookrun.errors import Problem, SpecError, nearest, reason
+from hookrun.errors import Problem, SpecError, nearest, reason, spec_error
 from hookrun.trust import VARIABLE, of_environment
 from hookrun.trust.callables import Code, code_of_name, module_name, place_of
 
@@ -99,8 +99,9 @@ def load(text: str, kind: Kind, where: str, trust: frozenset[str] = frozenset())
     full = _installed_as(text, kind, where) if by_name else text
     match = _FORM.fullmatch(full)
     if match is None:
-        what = f"'{full}' is not of the form package.module:function"
-        raise SpecError([Problem(where, what, f"write it as {kind.example}")])
+        raise spec_error(
+            where, f"'{full}' is not of the form package.module:function", f"write it as {kind.example}"
+        )
     package, name = match["package"], match["name"]
     _refuse_reserved(package, name, where)
     module = full.partition(":")[0]
@@ -118,8 +119,11 @@ def load_class(text: str, base: type, kind: Kind, where: str) -> type:
     found = load(text, kind, where).target
     if isinstance(found, type) and issubclass(found, base):
         return found
-    what = f"'{text}' is {_kind_of(found)}, not a subclass of {base.__module__}.{base.__qualname__}"
-    raise SpecError([Problem(where, what, kind.returns)])
+    raise spec_error(
+        where,
+        f"'{text}' is {_kind_of(found)}, not a subclass of {base.__module__}.{base.__qualname__}",
+        kind.returns,
+    )
 
 
 def is_user_code(text: str, kind: Kind) -> bool:
@@ -130,22 +134,27 @@ def is_user_code(text: str, kind: Kind) -> bool:
 def _untrusted(package: str, kind: Kind, where: str) -> Problem:
     what = f"the package '{package}' is not trusted, and naming a function of it runs its code"
     group = f", or install it with an entry point in the group '{kind.group}'" if kind.group else ""
-    hint = (
+    return Problem(
+        where,
+        what,
         f"if you trust it, type +trust=[{package}] on the command line, set {VARIABLE}={package} in the "
-        f"environment{group}"
+        f"environment{group}",
     )
-    return Problem(where, what, hint)
 
 
 def _refuse_reserved(package: str, name: str, where: str) -> None:
     """Raise SpecError for packages of Python itself and for names that Python reserves."""
     if package in sys.stdlib_module_names:
         why = "it belongs to Python itself, with which a file could run anything"
-        what = f"the package '{package}' is not trusted: {why}"
-        raise SpecError([Problem(where, what, "name a function of a package of your own")])
+        raise spec_error(
+            where,
+            f"the package '{package}' is not trusted: {why}",
+            "name a function of a package of your own",
+        )
     if name.startswith("__"):
-        what = f"'{name}' is a name that Python reserves"
-        raise SpecError([Problem(where, what, "name a function or class of the package")])
+        raise spec_error(
+            where, f"'{name}' is a name that Python reserves", "name a function or class of the package"
+        )
 
 
 def _entry_points() -> list[importlib.metadata.EntryPoint]:
@@ -174,11 +183,17 @@ def _installed_as(short: str, kind: Kind, where: str) -> str:
     if len(found) == 1:
         return re.sub(r"\s|\[.*", "", found.pop())
     if found:
-        what = f"several installed packages give the name '{short}': {', '.join(sorted(found))}"
-        raise SpecError([Problem(where, what, "write the one that you mean in full")])
+        raise spec_error(
+            where,
+            f"several installed packages give the name '{short}': {', '.join(sorted(found))}",
+            "write the one that you mean in full",
+        )
     group = f"no installed package has an entry point '{short}' in the group '{kind.group}'"
-    what = f"'{short}' is not of the form package.module:function, and {group}"
-    raise SpecError([Problem(where, what, f"write it as {kind.example}")])
+    raise spec_error(
+        where,
+        f"'{short}' is not of the form package.module:function, and {group}",
+        f"write it as {kind.example}",
+    )
 
 
 @contextmanager
@@ -210,13 +225,15 @@ def _imported(module: str, where: str) -> ModuleType:
             ) from error  # the module exists; something that it imports does not
         parent, _, last = error.name.rpartition(".")
         if not parent:
-            what = f"there is no package '{error.name}', neither installed nor in {Path.cwd()}"
-            raise SpecError(
-                [Problem(where, what, "install it, or start from the folder that holds it")]
+            raise spec_error(
+                where,
+                f"there is no package '{error.name}', neither installed nor in {Path.cwd()}",
+                "install it, or start from the folder that holds it",
             ) from error
         inside = [each.name for each in pkgutil.iter_modules(getattr(sys.modules[parent], "__path__", []))]
-        what = f"'{parent}' has no module '{last}'; {nearest(last, inside)}"
-        raise SpecError([Problem(where, what, "correct the name")]) from error
+        raise spec_error(
+            where, f"'{parent}' has no module '{last}'; {nearest(last, inside)}", "correct the name"
+        ) from error
     except (Exception, SystemExit) as error:
         raise _failed(module, where, error) from error
 
@@ -241,14 +258,20 @@ def _function(module: ModuleType, name: str, owner: str, kind: Kind, where: str)
         return function
     if value is None:
         options = [each for each, candidate in vars(module).items() if ours(candidate)]
-        what = f"'{module.__name__}' has no function or class '{name}'; {nearest(name, options)}"
-        raise SpecError([Problem(where, what, "correct the name")])
+        raise spec_error(
+            where,
+            f"'{module.__name__}' has no function or class '{name}'; {nearest(name, options)}",
+            "correct the name",
+        )
     if not callable(value):
-        what = f"'{module.__name__}:{name}' is {_kind_of(value)}, neither a function nor a class"
-        raise SpecError([Problem(where, what, kind.returns)])
+        raise spec_error(
+            where,
+            f"'{module.__name__}:{name}' is {_kind_of(value)}, neither a function nor a class",
+            kind.returns,
+        )
     what = f"'{module.__name__}:{name}' comes from '{module_name(value)}', and only '{owner}' is trusted"
     trusted = "a package of your own" if owner == EXAMPLES else f"'{owner}'"
-    raise SpecError([Problem(where, what, f"wrap it in a function of {trusted}")])
+    raise spec_error(where, what, f"wrap it in a function of {trusted}")
 
 
 def _kind_of(value: object) -> str:

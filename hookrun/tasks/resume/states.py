@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.errors import HookrunError, spec_error
 from hookrun.runtime import Installation
 from hookrun.runtime.rng import derived_seed
 from hookrun.runtime.sharded import like, whole
@@ -268,8 +268,11 @@ def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
     if lines:
         more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
         shown = "\n".join(f"    {line}" for line in [*lines[:_MOST_LINES], *more])
-        hint = "undo the change, or type resume_anyway=true: the results will differ from those of the original run"
-        raise SpecError([Problem("resume", f"{saved.path} is of another run:\n{shown}", hint)])
+        raise spec_error(
+            "resume",
+            f"{saved.path} is of another run:\n{shown}",
+            "undo the change, or type resume_anyway=true: the results will differ from those of the original run",
+        )
 
 
 def _shown(value: Any) -> str:

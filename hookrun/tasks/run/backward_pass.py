@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.errors import Problem, SpecError, counted
+from hookrun.errors import Problem, SpecError, counted, spec_error
 from hookrun.spec.task import BackwardPass
 from hookrun.tasks.metrics.losses import TrainLoss
 from hookrun.tasks.metrics.rows import main_tensor
@@ -31,8 +31,11 @@ def score_of(backward: BackwardPass, loss: TrainLoss, output: Any, target: Tenso
     """
     score = _total(backward, loss, rebuild(output, _precise), target)
     if not score.requires_grad:
-        text = "the score requires no gradient: neither a parameter of the model nor an input requires one"
-        raise SpecError([Problem(_WHERE, text, "freeze less of the model")])
+        raise spec_error(
+            _WHERE,
+            "the score requires no gradient: neither a parameter of the model nor an input requires one",
+            "freeze less of the model",
+        )
     return score
 
 

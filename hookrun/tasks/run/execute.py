@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.amp import GradScaler
 
-from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.errors import HookrunError, spec_error
 from hookrun.models import RANDOM
 from hookrun.plan import table
 from hookrun.ranks.alone import ALONE, Ranks
@@ -173,8 +173,11 @@ def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
     for line in damaged.values():
         print(f"{line}; it is ignored", file=sys.stderr, flush=True)
     if saved is None and damaged and not anyway:
-        hint = "type resume_anyway=true to start from the beginning and lose the records"
-        raise SpecError([Problem("resume", f"{path} has no undamaged state", hint)])
+        raise spec_error(
+            "resume",
+            f"{path} has no undamaged state",
+            "type resume_anyway=true to start from the beginning and lose the records",
+        )
     if saved is not None and not anyway:
         require_same(saved, ready, path)
     if saved is None:
@@ -191,8 +194,9 @@ def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
     for name, tensor in prepared.leftover.items():
         if tensor.shape != added[name].shape:
             shapes = f"{list(tensor.shape)} in the file, and its hook adds {list(added[name].shape)}"
-            hint = "use the hooks that the file was saved with"
-            raise SpecError([Problem("model.weights", f"{name} has shape {shapes}", hint)])
+            raise spec_error(
+                "model.weights", f"{name} has shape {shapes}", "use the hooks that the file was saved with"
+            )
         added[name].data.copy_(tensor)
 
 

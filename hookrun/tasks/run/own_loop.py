@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from hookrun import data
 from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
-from hookrun.errors import HookrunWarning, NoSuchKey, Problem, SpecError, listed, nearest
+from hookrun.errors import HookrunWarning, NoSuchKey, listed, nearest, spec_error
 from hookrun.spec import Experiment, Settings
 from hookrun.spec.experiment import RunWeights
 from hookrun.tasks.base import task_of
@@ -74,8 +74,11 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
     """
     named = experiment.settings.model.weights
     if isinstance(named, RunWeights) and experiment.runs.get(named.run, "") is None:
-        what = f"it needs the run of {experiment.settings.needs[named.run]}, which has not been made"
-        raise SpecError([Problem("model.weights.run", what, "run the experiment once on the command line")])
+        raise spec_error(
+            "model.weights.run",
+            f"it needs the run of {experiment.settings.needs[named.run]}, which has not been made",
+            "run the experiment once on the command line",
+        )
     task = task_of(experiment)
     split = task.splits[0] if isinstance(task, TaskUnderHooks) else "train"
     with read_once(trust):
@@ -83,9 +86,11 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
     built.refuse()
     if built.leftover:
         names = listed(sorted(built.leftover), 8)
-        text = f"the file holds {len(built.leftover)} tensors that the model does not have: {names}"
-        hint = "parameters that hooks added can be loaded only in a run; use weights that were saved without them"
-        raise SpecError([Problem("model.weights", text, hint)])
+        raise spec_error(
+            "model.weights",
+            f"the file holds {len(built.leftover)} tensors that the model does not have: {names}",
+            "parameters that hooks added can be loaded only in a run; use weights that were saved without them",
+        )
     again = [hook.name for hook in experiment.hooks.hooks if hook.identity in built.applied]
     if again:
         text = f"{listed(again, 8)} had changed the model before its weights were saved"

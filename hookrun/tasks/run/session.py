@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.utils.deterministic
 
-from hookrun.errors import Problem, SpecError, nearest
+from hookrun.errors import nearest, spec_error
 from hookrun.spec.experiment import Compute
 
 
@@ -73,8 +73,8 @@ def device_named(name: str) -> torch.device:
             return device
     except RuntimeError:  # torch does not know the name
         pass
-    raise SpecError(
-        [Problem("compute.device", f"found {name!r}, which this machine does not have", nearest(name, there))]
+    raise spec_error(
+        "compute.device", f"found {name!r}, which this machine does not have", nearest(name, there)
     )
 
 
