@@ -97,7 +97,7 @@ def build(
     return construct(build_model, config.factory or config.name)
 
 
-def _own(config: Model, data: DataDefaults) -> partial[object]:
+def _own(config: Model, data: DataDefaults) -> partial[Any]:
     module, name = _OWN[config.name]
     cls: type[nn.Module] = getattr(import_module(f"hookrun.models.{module}"), name)
     found = parameters(cls) or {}
@@ -125,7 +125,7 @@ def _own(config: Model, data: DataDefaults) -> partial[object]:
     return partial(cls, **args)
 
 
-def _from_factory(config: Model, trust: frozenset[str]) -> partial[object]:
+def _from_factory(config: Model, trust: frozenset[str]) -> partial[Any]:
     """The imported factory. Raises SpecError if it is not trusted, does not exist, or cannot be called."""
     factory = load(config.factory or "", MODELS, "model.factory", trust)
 

@@ -108,7 +108,7 @@ def _free_memory() -> int | None:
         return None
 
 
-def construct(build: partial[object], model: str) -> nn.Module:
+def construct(build: partial[Any], model: str) -> nn.Module:
     """The module of a constructor with its arguments. Raises SpecError with the constructor's own error."""
     from torch import nn
 

@@ -94,7 +94,7 @@ class TransformersArgs(Args):
         return self
 
 
-def prepare(config: Model, data: DataDefaults) -> partial[nn.Module]:
+def prepare(config: Model, data: DataDefaults) -> partial[Any]:
     """The call that builds the model. Raises SpecError for invalid arguments."""
     args, problems = parse(TransformersArgs, config.args, "model.args")
     if args is None:

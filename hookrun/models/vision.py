@@ -33,7 +33,7 @@ def names() -> tuple[str, ...]:
     return tuple(list_models())
 
 
-def prepare(config: Model, data: DataDefaults) -> functools.partial[nn.Module]:
+def prepare(config: Model, data: DataDefaults) -> functools.partial[Any]:
     """The builder of `config.name` with its arguments. Raises SpecError for unknown arguments and weights.
 
     `num_classes` comes from the data unless it is given or published weights, which have their own, are asked for.
