@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,23 +33,11 @@ MOST_NUMBERED = 256
 _NEAR_ONE = 0.02
 
 
-@dataclass(frozen=True)
-class HeadPictures:
-    """The heads of one sample at one module.
+def attention_of(capture: StoredCapture, facts: Facts) -> list[dict[str, Any]]:
+    """The heads of the first samples whose tokens are known; empty if the capture does not hold attention patterns.
 
     title, says: the sample, and what rows and columns are
     table:       the mean attention of each head to some kinds of key
-    """
-
-    title: str
-    says: str
-    figures: list[Figure]
-    scale: Markup
-    table: Table
-
-
-def attention_of(capture: StoredCapture, facts: Facts) -> list[HeadPictures]:
-    """Pictures of the first samples whose tokens are known; empty if the capture does not hold attention patterns.
 
     A capture counts as a pattern if its numbers of heads, queries and keys fit the sample's tokens, and the numbers of
     each query are between 0 and 1 and sum to 1, or to 0 if a hook has ablated the head.
@@ -62,18 +50,16 @@ def attention_of(capture: StoredCapture, facts: Facts) -> list[HeadPictures]:
     widths = {sequence.width for sequence in facts.sequences.values()}
     if shape[-1] not in widths:
         return []
-    pictures = list[HeadPictures]()
+    pictures = list[dict[str, Any]]()
     share = max(1, MOST_PICTURES // max(len(facts.captured), 1) // MOST_HEADS)
     longest = max(widths) if len(shape) == 2 else 1
     samples = rows_of_samples(capture, min(MOST_SAMPLES, share), facts.sequences, longest)
     has_epochs = any(rows.epochs.any() for rows in samples)
     for rows in samples:
         sequence = facts.sequences.get(rows.sample_of(0))
-        pattern = _pattern(rows, sequence) if sequence is not None else None
-        if pattern is not None and sequence is not None:
-            moment = (
-                f"epoch {int(rows.epochs[0]) + 1}, " if has_epochs else ""
-            )  # the console counts them from 1
+        if sequence is not None and (pattern := _pattern(rows, sequence)) is not None:
+            # the console counts epochs from 1
+            moment = f"epoch {int(rows.epochs[0]) + 1}, " if has_epochs else ""
             pictures.append(_drawn(rows.name, *pattern, sequence, facts.picked_heads(capture.hook), moment))
     return pictures
 
@@ -82,8 +68,6 @@ def _pattern(rows: CapturedRows, sequence: TokenSequence) -> tuple[Array, list[i
     """The pattern [heads, queries, keys] without padding, and the positions of its queries; None if it is none."""
     real = slice(sequence.before, sequence.before + len(sequence.ids))
     values, count = rows.values, len(sequence.ids)
-    if not len(values) or (rows.keys >= 0).any():
-        return None
     if rows.by_token:  # a row [heads, keys] for each query
         queries = rows.positions.tolist()
         if values.dim() != 3 or values.shape[-1] != sequence.width or max(queries) >= count:
@@ -107,7 +91,7 @@ def is_attention(heads: Tensor) -> bool:
 
 def _drawn(
     title: str, heads: Array, queries: list[int], sequence: TokenSequence, picked: list[int], moment: str
-) -> HeadPictures:
+) -> dict[str, Any]:
     """The pictures of a pattern [heads, queries, keys].
 
     picked: the numbers of the heads that were captured; empty if all were
@@ -141,7 +125,8 @@ def _drawn(
             shows += f"; the first {len(drawn)} heads are drawn"
     says = f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}"
     table = _table(heads, queries, sequence, numbers)
-    return HeadPictures(title, says, [figure for figure, _ in drawn], drawn[0][1], table)
+    figures, scale = [figure for figure, _ in drawn], drawn[0][1]
+    return {"title": title, "says": says, "figures": figures, "scale": scale, "table": table}
 
 
 def _table(heads: Array, queries: list[int], sequence: TokenSequence, numbers: list[int]) -> Table:

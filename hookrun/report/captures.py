@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hookrun.errors import HookrunError, counted, listed
-from hookrun.report.attention import HeadPictures, attention_of, is_attention
+from hookrun.errors import HookrunError, counted
+from hookrun.report.attention import attention_of, is_attention
 from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines, spans_magnitudes
 from hookrun.report.draw.pictures import MOST_PAGED, heat, mosaic
 from hookrun.report.draw.text import number
@@ -37,7 +38,8 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 class CaptureView:
     """The pictures of one captured tensor.
 
-    heads:   pictures of attention patterns, one entry for each sample
+    heads:   pictures of attention patterns, as of `attention_of`
+    units:   idle units, as of `idle_units`
     problem: why there are no pictures
     value:   its value, if it has a single element
     rows:    how many rows were drawn
@@ -46,9 +48,9 @@ class CaptureView:
     """
 
     capture: StoredCapture
-    heads: list[HeadPictures] = field(default_factory=list)
+    heads: list[dict[str, Any]] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
-    units: list[Units] = field(default_factory=list)
+    units: list[dict[str, Any]] = field(default_factory=list)
     problem: str = ""
     value: str = ""
     rows: int = 0
@@ -275,35 +277,17 @@ _RANGES = {
 _NEAR = 0.01
 _OFTEN = 0.95
 _FEWEST_ROWS = 8
-_SHOWN = 24
 
 
-@dataclass(frozen=True)
-class Units:
-    """Idle units of one kind.
+def idle_units(rows: Tensor, module_class: str) -> list[dict[str, Any]]:
+    """The idle units of rows [rows, ...]: channels of images, else elements of the last dimension.
+
+    Empty for fewer than 8 rows, which are not enough to tell. Saturation is tested if the class has a bounded range.
 
     what:    ``dead``, ``saturated`` or ``constant``
     meaning: how that was measured
     which:   their indices, among `total`
     kind:    ``unit`` or ``channel``
-    """
-
-    what: str
-    meaning: str
-    which: tuple[int, ...]
-    total: int
-    kind: str
-
-    @property
-    def shown(self) -> str:
-        """The first of their indices."""
-        return listed(map(str, self.which), _SHOWN)
-
-
-def idle_units(rows: Tensor, module_class: str) -> list[Units]:
-    """The idle units of rows [rows, ...]: channels of images, else elements of the last dimension.
-
-    Empty for fewer than 8 rows, which are not enough to tell. Saturation is tested if the class has a bounded range.
     """
     if len(rows) < _FEWEST_ROWS or rows.dim() < 2 or not rows.numel():
         return []
@@ -324,7 +308,13 @@ def idle_units(rows: Tensor, module_class: str) -> list[Units]:
         idle.append(("saturated", meaning, near.float().mean(0) >= _OFTEN))
     idle.append(("constant", f"the same value {looked}", (low == high) & ~dead))
     return [
-        Units(what, meaning, tuple(mask.nonzero().flatten().tolist()), by_unit.shape[1], kind)
+        {
+            "what": what,
+            "meaning": meaning,
+            "which": mask.nonzero().flatten().tolist(),
+            "total": by_unit.shape[1],
+            "kind": kind,
+        }
         for what, meaning, mask in idle
         if mask.any()
     ]

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic import ValidationError
 
-from hookrun.store.files import os_reason
-from hookrun.store.format import decode
-from hookrun.store.inside import is_there, open_inside
+from hookrun.store.files import decoded_lines, os_reason
+from hookrun.store.inside import is_there
 from hookrun.store.records import Record
 from hookrun.store.scores import is_batch, is_part
 
 MOST_BYTES = 24 * 2**20
 MOST_LINE = 2**20
 """Bytes of a line; longer lines are left out."""
-
-_TOGETHER = 2**17
-"""Bytes of lines, about, that are parsed at a time."""
 
 _LEFT_OUT = {
     "broken": "not JSON",
@@ -62,7 +58,12 @@ def sampled(
     share = limit / max(path.lstat().st_size if is_there(path) else 0, 1)
     lines.is_sample = share < 1
     try:
-        for line, record in _decoded(path, counts):
+        for line, record in decoded_lines(path, most=MOST_LINE):
+            counts["total"] += 1
+            counts["long"] += not line
+            if isinstance(record, ValueError):
+                counts["broken"] += line.endswith(b"\n")  # an unfinished last line is still being written
+                continue
             size += len(line)
             if from_start and size > limit:
                 break
@@ -91,42 +92,6 @@ def sampled(
 def is_kept(line: Mapping[str, Any]) -> bool:
     """Whether a line of metrics.jsonl is kept if the file is sampled: all except single batches and parts of a pass."""
     return not is_batch(line) and not is_part(line)
-
-
-def _decoded(path: Path, counts: Counter[str]) -> Iterator[tuple[bytes, Any]]:
-    """Each line that is JSON, with its value; other lines are counted."""
-    with open_inside(path) as file:
-        for lines in _batches(file, counts):
-            try:  # parsing many lines in one go takes a third of the time
-                records = decode(b"[" + b",".join(lines) + b"]")
-            except ValueError:
-                records = ()
-            if len(records) == len(lines):
-                yield from zip(lines, records, strict=True)
-                continue
-            for line in lines:
-                try:
-                    yield line, decode(line)
-                except ValueError:
-                    counts["broken"] += line.endswith(b"\n")  # an unfinished last line is still being written
-
-
-def _batches(file: BinaryIO, counts: Counter[str]) -> Iterator[list[bytes]]:
-    """The lines of a file, some at a time; one that is longer than `MOST_LINE` is counted and left out."""
-    lines, size, is_rest = list[bytes](), 0, False
-    while piece := file.readline(MOST_LINE):
-        is_end = piece.endswith(b"\n") or len(piece) < MOST_LINE
-        if is_rest or not is_end:
-            counts["long"] += not is_rest
-        else:
-            lines.append(piece)
-            size += len(piece)
-        counts["total"] += is_end
-        is_rest = not is_end
-        if size >= _TOGETHER:
-            yield lines
-            lines, size = [], 0
-    yield lines
 
 
 def is_number(value: Any) -> bool:

@@ -140,6 +140,7 @@ def _environment() -> Environment:
         "place": place,
         "dtype": dtype_name,
         "counted": counted,
+        "listed": listed,
     }
     return environment
 

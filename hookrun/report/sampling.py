@@ -34,7 +34,7 @@ class CapturedRows:
     """Some rows of a capture on the CPU, and where each is from, as `StoredCapture` says it.
 
     values:  [rows, ...] float32; of complex numbers the absolute values
-    samples, steps, epochs, splits, positions, token_ids, keys: [rows]
+    samples, steps, epochs, splits, positions, token_ids: [rows]
     """
 
     values: Tensor
@@ -44,7 +44,6 @@ class CapturedRows:
     splits: Tensor
     positions: Tensor
     token_ids: Tensor
-    keys: Tensor
 
     @property
     def by_token(self) -> bool:
@@ -133,7 +132,9 @@ def draw(capture: StoredCapture) -> CapturedRows:
 def rows_of_samples(
     capture: StoredCapture, most: int, known: Container[tuple[str, int]], most_rows: int
 ) -> list[CapturedRows]:
-    """The rows of the first samples in the last epoch, from the latest step; empty if rows are whole firings.
+    """The rows of the first samples in the last epoch, from the latest step.
+
+    Empty if rows are whole firings, or of a query and a key.
 
     most:      number of samples; those in `known` come first
     most_rows: number of rows of each sample, which are in the order of their tokens
@@ -144,6 +145,8 @@ def rows_of_samples(
     if not capture.is_by_sample or size > LARGEST_ROW or not len(capture):
         return []
     some = capture.of_shards(MOST_PARTS)
+    if (some.keys >= 0).any():
+        return []
     epochs, splits, samples = some.epochs, some.splits, some.sample_ids
     is_last = (epochs == epochs.max()) & (samples >= 0)
     pairs = torch.stack([splits[is_last], samples[is_last]], dim=1).unique(dim=0).tolist()
@@ -167,7 +170,6 @@ def _read(capture: StoredCapture, rows: Tensor) -> CapturedRows:
         capture.splits,
         capture.positions,
         capture.token_ids,
-        capture.keys,
     )
     return CapturedRows(_plain(capture[rows]), *(column[rows] for column in columns))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def strips_of_capture(capture: StoredCapture, facts: Facts) -> list[Figure]:
     """
     samples = Strips()
     for rows in rows_of_samples(capture, MOST_SAMPLES, facts.sequences, MOST_TOKENS):
-        if not rows.by_token or (rows.keys >= 0).any() or not rows.values[0].numel():
+        if not rows.by_token or not rows.values[0].numel():
             return []
         flat = rows.values.reshape(len(rows.values), -1)
         values = flat[:, 0] if flat.shape[1] == 1 else torch.linalg.vector_norm(flat, dim=1)
@@ -75,43 +76,39 @@ def strips_of_predictions(capture: StoredCapture, facts: Facts) -> list[Figure]:
     shape = capture.shape[1:]
     if len(shape) != 2 or facts.has_encoder or not facts.sequences:
         return []
-    losses, chances = Strips(), Strips()
+    logs = Strips()
     for rows in rows_of_samples(capture, MOST_SAMPLES, facts.sequences, 1):
         sequence = facts.sequences.get(rows.sample_of(0))
         if sequence is None or shape[0] != sequence.width:
             continue
-        if any(target is not None and target >= shape[1] for target in sequence.targets):
+        targets = {at: target for at, target in enumerate(sequence.targets) if target is not None}
+        if min(targets, default=MOST_TOKENS) >= MOST_TOKENS or max(targets.values()) >= shape[1]:
             continue
-        targets = sequence.targets[:MOST_TOKENS]
-        logs = rows.values[0][sequence.before :][: len(targets)].double().log_softmax(-1)
-        if all(target is None for target in targets):
-            continue
-        losses[rows.name], chances[rows.name] = [], []
-        for at, (text, target) in enumerate(zip(sequence.names, targets, strict=False)):
-            log = None if target is None else float(logs[at, target])
-            more = (number(None) if target is None else sequence.name(target),)
-            losses[rows.name].append(Token(text, at, None if log is None else -log, more))
-            chances[rows.name].append(Token(text, at, None if log is None else math.exp(log), more))
-    if not losses:
+        scores = rows.values[0][sequence.before :][:MOST_TOKENS].double().log_softmax(-1)
+        logs[rows.name] = [
+            Token(text, at, float(scores[at, targets[at]]), (sequence.name(targets[at]),))
+            if at in targets
+            else Token(text, at, None, (number(None),))
+            for at, text in enumerate(sequence.names[:MOST_TOKENS])
+        ]
+    if not logs:
         return []
     note = "of the target at each token, for language models the next token; tokens without a target have no colour"
-    loss = strips(
-        "loss at each token",
-        losses,
-        what="loss",
-        note=f"the loss {note}",
-        ends=("expected", "surprising"),
-        heads=("target",),
-    )
-    probability = strips(
-        "probability at each token",
-        chances,
-        what="probability",
-        note=f"the probability {note}",
-        ends=("unlikely", "likely"),
-        heads=("target",),
-    )
-    return [loss, probability]
+    figures = list[Figure]()
+    for what, ends, of_log in (
+        ("loss", ("expected", "surprising"), operator.neg),
+        ("probability", ("unlikely", "likely"), math.exp),
+    ):
+        samples = {
+            name: [
+                token if token.value is None else replace(token, value=of_log(token.value))
+                for token in tokens
+            ]
+            for name, tokens in logs.items()
+        }
+        title, note_of = f"{what} at each token", f"the {what} {note}"
+        figures.append(strips(title, samples, what=what, note=note_of, ends=ends, heads=("target",)))
+    return figures
 
 
 def strips(

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from hookrun.errors import HookrunError, counted
 from hookrun.store.format import decode, encode
-from hookrun.store.inside import open_inside, read_inside
+from hookrun.store.inside import open_inside, read_inside, size_inside
 
 MOST_JSON = 32 * 2**20
 """Most bytes of a JSON file that is read."""
@@ -21,7 +21,8 @@ MOST_LINES = 2**30
 """Most bytes of a file of JSON lines that is read."""
 
 MOST_LINE = 32 * 2**20
-BYTES_AT_ONCE = 2**20
+BYTES_AT_ONCE = 2**17
+"""Bytes of lines, about, that are parsed at a time."""
 
 
 class StoreError(HookrunError):
@@ -211,48 +212,68 @@ def read_lines(
     root:  the run directory, below which no link is followed; the file's own folder unless given
     notes: gets a note on a last line that is cut off
     """
-    number, rest = 0, b""
     try:
-        with open_inside(path, root) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > MOST_LINES:
-                message = f"it has {size:,} bytes, more than the {MOST_LINES:,} that are read"
-                raise StoreError(f"cannot read {path}: {message}")
-            while data := file.read(BYTES_AT_ONCE):
-                *lines, rest = (rest + data).split(b"\n")
-                if len(rest) > MOST_LINE:
-                    where = f"{path}, line {number + len(lines) + 1}"
-                    raise StoreError(f"{where}: longer than the {MOST_LINE:,} bytes that are read")
-                yield from enumerate(_decoded(path, lines, number + 1), start=number + 1)
-                number += len(lines)
+        size = size_inside(path, root)
+        if size > MOST_LINES:
+            message = f"it has {size:,} bytes, more than the {MOST_LINES:,} that are read"
+            raise StoreError(f"cannot read {path}: {message}")
+        for number, (line, record) in enumerate(decoded_lines(path, root), start=1):
+            if not line:
+                message = f"longer than the {MOST_LINE:,} bytes that are read"
+                raise StoreError(f"{path}, line {number}: {message}")
+            if not isinstance(record, ValueError):
+                yield number, record
+            elif line.endswith(b"\n"):
+                raise StoreError(f"{path}, line {number}: not JSON: {record}")
+            elif notes is not None:
+                notes.append(
+                    f"{path}: the last line is cut off and left out; {number - 1} before it are whole"
+                )
     except FileNotFoundError:
         return
     except OSError as error:
         raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
-    if rest:
-        try:
-            record = decode(rest)
-        except ValueError:
-            if notes is not None:
-                notes.append(f"{path}: the last line is cut off and left out; {number} before it are whole")
-        else:
-            yield number + 1, record
 
 
-def _decoded(path: Path, lines: Sequence[bytes], first: int) -> list[Any]:
-    with suppress(
-        ValueError
-    ):  # parsing all lines at once takes a third of the time; a broken one is named below
-        records: list[Any] = decode(b"[" + b",".join(lines) + b"]")
-        if len(records) == len(lines):
-            return records
-    records = []
-    for number, line in enumerate(lines, start=first):
+def decoded_lines(
+    path: Path, root: Path | None = None, *, most: int = MOST_LINE
+) -> Iterator[tuple[bytes, Any]]:
+    """Each line of a file, and its value, or the ValueError that says why it is not JSON.
+
+    A line of more than `most` bytes is given as ``b""``. Raises OSError as `open_inside` does.
+    """
+    with open_inside(path, root) as file:
+        for lines in _lines_together(file, most):
+            yield from zip(lines, _values(lines), strict=True)
+
+
+def _lines_together(file: BinaryIO, most: int) -> Iterator[list[bytes]]:
+    """The lines of a file, some at a time; of a line that is longer than `most` bytes none is kept in memory."""
+    lines, size, is_rest = list[bytes](), 0, False
+    while piece := file.readline(most):
+        is_end = piece.endswith(b"\n") or len(piece) < most
+        if not is_rest:
+            lines.append(piece if is_end else b"")
+            size += len(piece)
+        is_rest = not is_end
+        if size >= BYTES_AT_ONCE:
+            yield lines
+            lines, size = [], 0
+    yield lines
+
+
+def _values(lines: Sequence[bytes]) -> list[Any]:
+    with suppress(ValueError):  # parsing many lines in one go takes a third of the time
+        values: list[Any] = decode(b"[" + b",".join(lines) + b"]")
+        if len(values) == len(lines):
+            return values
+    values = []
+    for line in lines:
         try:
-            records.append(decode(line))
+            values.append(decode(line))
         except ValueError as error:
-            raise StoreError(f"{path}, line {number}: not JSON: {error}") from error
-    return records
+            values.append(ValueError(str(error)))  # without the line and the frames that the error keeps
+    return values
 
 
 @contextmanager

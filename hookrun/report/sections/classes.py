@@ -75,23 +75,20 @@ def _worst(facts: Facts, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     """The samples with the highest loss: each with the URL of its picture, and its text or its file."""
     known = [line for line in lines if is_number(line.get("loss")) and math.isfinite(line["loss"])]
     known.sort(key=lambda line: (-line["loss"], line["split"], line["sample"]))
-    worst = []
-    for line in known[:MOST_WORST]:
-        text = shortened(str(line.get("file") or ""))
-        if line.get("tokens"):
-            text = shortened("".join(facts.texts.get(token, "?") for token in line["tokens"]), MOST_TEXT)
-        worst.append(
-            {
-                "split": line["split"],
-                "sample": line["sample"],
-                "label": shortened(str(line["class"])),
-                "predicted": shortened(str(line["predicted_class"])),
-                "loss": line["loss"],
-                "picture": facts.pictures.get((line["split"], line["sample"]), ""),
-                "text": text,
-            }
-        )
-    return worst
+    return [
+        {
+            "split": line["split"],
+            "sample": line["sample"],
+            "label": shortened(str(line["class"])),
+            "predicted": shortened(str(line["predicted_class"])),
+            "loss": line["loss"],
+            "picture": facts.pictures.get((line["split"], line["sample"]), ""),
+            "text": shortened("".join(facts.texts.get(token, "?") for token in line["tokens"]), MOST_TEXT)
+            if line.get("tokens")
+            else shortened(str(line.get("file") or "")),
+        }
+        for line in known[:MOST_WORST]
+    ]
 
 
 def _by_number(name: str) -> tuple[bool, int, str]:
