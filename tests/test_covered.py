@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 coverage = pytest.importorskip("coverage", reason="is in the extra dev")
@@ -30,12 +28,11 @@ def test_percentages_are_of_the_sums_of_a_folder_and_of_all() -> None:
     ]
 
 
-def test_the_minimum_applies_only_if_all_tests_ran(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "pyproject.toml").write_text(
+def test_the_minimum_applies_only_if_all_tests_ran(tmp_path, monkeypatch, capsys) -> None:
+    settings = (
         '[tool.coverage.run]\nsource = ["tried"]\nbranch = true\n[tool.coverage.report]\nfail_under = 90\n'
     )
+    (tmp_path / "pyproject.toml").write_text(settings)
     (tmp_path / "tried").mkdir()
     (tmp_path / "tried/code.py").write_text("given = 1\nif given:\n    taken = 2\nelse:\n    left = 3\n")
     monkeypatch.chdir(tmp_path)
@@ -44,10 +41,8 @@ def test_the_minimum_applies_only_if_all_tests_ran(
     measured.add_arcs({str(tmp_path / "tried/code.py"): [(-1, 1), (1, 2), (2, 3), (3, -1)]})
     measured.write()
     assert covered.main(part=True) is None
-    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
-        ["tried", "75.0", "50.0"],
-        ["all", "75.0", "50.0"],
-    ]
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert printed == [["tried", "75.0", "50.0"], ["all", "75.0", "50.0"]]
     told = covered.main(part=False)
     assert told is not None and "66.67 %" in told and "90 % of fail_under" in told
     assert covered.verdict(90.0, floor=90) is None

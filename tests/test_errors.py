@@ -32,12 +32,8 @@ def test_an_error_is_pickled_with_its_problems(error: type[SpecError | CompileEr
     problems = [Problem("seed", "found 'x'", "give a number"), Problem("", "there is no hook")]
     copy = pickle.loads(pickle.dumps(error(problems)))
     assert copy.errors == problems
-    assert str(copy).splitlines() == [
-        f"2 {error.kind}s",
-        "  seed: found 'x'",
-        "      give a number",
-        "  there is no hook",
-    ]
+    lines = ["  seed: found 'x'", "      give a number", "  there is no hook"]
+    assert str(copy).splitlines() == [f"2 {error.kind}s", *lines]
 
 
 def test_a_reason_has_one_line() -> None:

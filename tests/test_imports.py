@@ -256,10 +256,8 @@ def test_a_circle_is_found() -> None:
     known = {"hookrun.spec.a": "spec/a.py", "hookrun.spec.b": "spec/b.py", "hookrun.spec": "spec/__init__.py"}
     one = ast.parse("def f():\n    from hookrun.spec import b")
     other = ast.parse("if TYPE_CHECKING:\n    from hookrun.spec.a import A")
-    assert set(circle(imported_files(known, {"spec/a.py": one, "spec/b.py": other}))) == {
-        "spec/a.py",
-        "spec/b.py",
-    }
+    found = circle(imported_files(known, {"spec/a.py": one, "spec/b.py": other}))
+    assert set(found) == {"spec/a.py", "spec/b.py"}
     assert circle(imported_files(known, {"spec/a.py": one, "spec/b.py": ast.parse("")})) == []
 
 
@@ -279,11 +277,7 @@ def test_importing_every_spec_action_and_task_leaves_torch_unimported() -> None:
         for name, file in modules().items()
         if is_read_before_torch(file) or room_of(file) in {"errors", "__init__", "__main__", "cli"}
     ]
-    program = (
-        "import importlib, sys\n"
-        f"for name in {names!r}: importlib.import_module(name)\n"
-        f"print(sorted({HEAVY!r} & set(sys.modules)))"
-    )
+    program = f"import sys, {', '.join(names)}\nprint(sorted({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
@@ -351,22 +345,15 @@ def test_a_violation_is_found(file: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        (
-            "spec/when.py",
-            "from hookrun.errors import SpecError\nfrom hookrun.spec import hook\nfrom . import hook",
-        ),
+        ("spec/when.py", "from hookrun.errors import SpecError\nfrom hookrun.spec import hook"),
+        ("spec/when.py", "from . import hook"),
         ("actions/scale.py", "def f():\n    import torch"),
         ("tasks/train.py", "def f():\n    import torch"),
         ("actions/scale.py", "if TYPE_CHECKING:\n    import torch"),
-        (
-            "tasks/training/loop.py",
-            "import torch\nfrom hookrun.store import writer\nfrom hookrun.runtime import install",
-        ),
+        ("tasks/training/loop.py", "import torch\nfrom hookrun.store import writer"),
         ("cli/__init__.py", "from hookrun import api, __main__"),
-        (
-            "store/reader.py",
-            "torch.load(path, weights_only=True)\nmodel.eval()\nre.compile('x')\nyaml.safe_load(text)",
-        ),
+        ("store/reader.py", "torch.load(path, weights_only=True)\nmodel.eval()"),
+        ("store/reader.py", "re.compile('x')\nyaml.safe_load(text)"),
     ],
 )
 def test_what_is_allowed_is_not_reported(file: str, source: str) -> None:

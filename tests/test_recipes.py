@@ -139,9 +139,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Done]:
 
     def done(name: str) -> Done:
         found = Done(folder / name)
-        assert (found.folder / "code").exists(), (
-            found.err if (found.folder / "err").exists() else ended.stderr
-        )
+        assert (found.folder / "code").exists(), ended.stderr
         assert found.code == (2 if name == "wrong" else 0), found.err
         return found
 

@@ -58,11 +58,7 @@ def test_it_is_hooked_with_a_run_directory(tmp_path: Path) -> None:
     assert torch.equal(hooks.captures["features"]["0"][:], run.captures["features"]["0"][:])
     assert run.captures["features"]["0"].sample_ids.tolist() == list(range(20)), "rows are numbered"
     assert [line["norm"] for line in run.stats] == [line["norm"] for line in memory.records] and hooks.fired
-    assert [(line["step"], line["split"]) for line in run.metrics] == [
-        (0, "train"),
-        (1, "train"),
-        (2, "train"),
-    ]
+    assert [(line["step"], line["split"]) for line in run.metrics] == [(n, "train") for n in range(3)]
     assert run.plan["hash"] == hooks.plan.to_dict()["hash"] and run.model["class"] == "Sequential"
     assert {site["fired"] for site in run.hooks["sites"]} == {4} and run.env["torch"] == torch.__version__
     found = verify(run.path)
@@ -88,25 +84,13 @@ def test_samples_name_the_rows_and_the_split(tmp_path: Path) -> None:
 
 def test_metrics_are_numbers(tmp_path: Path) -> None:
     with hookrun.record(network(), {}, run_dir=tmp_path / "mine") as hooks:
-        hooks.log(
-            a=1, b=np.float32(0.5), c=torch.tensor(2.0, requires_grad=True), d=math.nan, e=-math.inf, f=True
-        )
+        tensor = torch.tensor(2.0, requires_grad=True)
+        hooks.log(a=1, b=np.float32(0.5), c=tensor, d=math.nan, e=-math.inf, f=True)
         hooks.log(a=1, step=0)
         hooks.log(a=1, step=0)  # a loop may log the same step twice
         hooks.log(step=7, epoch=2, split="test", **{"val/loss": torch.tensor(3)})
-        wrong: list[Any] = [
-            "x",
-            None,
-            [1.0],
-            {"a": 1},
-            1j,
-            torch.ones(2),
-            torch.ones(1),
-            np.ones(3),
-            2**70,
-            object(),
-        ]
-        for value in wrong:
+        arrays = (torch.ones(2), torch.ones(1), np.ones(3))
+        for value in ("x", None, [1.0], {"a": 1}, 1j, 2**70, object(), *arrays):
             with pytest.raises(hookrun.HookrunError, match="log: loss: "):
                 hooks.log(loss=value)
         for place in ({"step": -1}, {"step": 0.5}, {"epoch": True}, {"split": 3}, {"step": "1"}):
@@ -132,19 +116,14 @@ def test_metrics_are_numbers(tmp_path: Path) -> None:
         (SystemExit(0), "failed", "SystemExit: 0"),
     ],
 )
-def test_the_reason_of_its_end_is_in_the_status(
-    tmp_path: Path, error: BaseException, status: str, reason: str
-) -> None:
+def test_the_reason_of_its_end_is_in_the_status(tmp_path, error: Any, status: str, reason: str) -> None:
     model = network()
-    with (
-        pytest.raises(type(error)) as caught,
-        hookrun.record(model, SPEC, run_dir=tmp_path / "mine") as hooks,
-    ):
+    recording = hookrun.record(model, SPEC, run_dir=tmp_path / "mine")
+    with pytest.raises(type(error)) as caught, recording as hooks:
         train(model, hooks)
         running = hookrun.open_run(tmp_path / "mine").status
-        assert (
-            running["status"] == "running" and not cut_off(running) and cut_off({**running, "pid": 2**31 - 1})
-        )
+        assert running["status"] == "running"
+        assert not cut_off(running) and cut_off({**running, "pid": 2**31 - 1})
         raise error
     assert caught.value is error and not any(module._forward_hooks for module in model.modules())
     run = hookrun.open_run(tmp_path / "mine")
@@ -173,15 +152,10 @@ def test_a_directory_has_one_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     model = network()
     with hookrun.record(model, {}, run_dir=tmp_path / "empty") as hooks:
-        for name, said in (
-            ("full", "it has notes.txt"),
-            ("empty", "is being written by process"),
-            ("file", "cannot make"),
-        ):
-            with (
-                pytest.raises(hookrun.HookrunError, match=said),
-                hookrun.record(model, {}, run_dir=tmp_path / name),
-            ):
+        others = {"full": "it has notes.txt", "empty": "is being written by", "file": "cannot make"}
+        for name, said in others.items():
+            other = hookrun.record(model, {}, run_dir=tmp_path / name)
+            with pytest.raises(hookrun.HookrunError, match=said), other:
                 raise AssertionError("it was entered")
         hooks.log(a=1)
     for again in (hookrun.record(model, {}, run_dir=tmp_path / "empty"), hooks):
@@ -211,10 +185,8 @@ def test_a_refused_recording_leaves_no_files(tmp_path: Path, monkeypatch: pytest
 
 def test_hooks_that_did_nothing_are_a_warning(tmp_path: Path) -> None:
     model = network()
-    with (
-        pytest.warns(hookrun.HookrunWarning, match="clip never fired on 2.weight") as told,
-        hookrun.record(model, {"clip": SPEC["clip"]}, run_dir=tmp_path / "told"),
-    ):
+    recording = hookrun.record(model, {"clip": SPEC["clip"]}, run_dir=tmp_path / "told")
+    with pytest.warns(hookrun.HookrunWarning, match="clip never fired on 2.weight") as told, recording:
         model(torch.ones(1, 4))
     assert told[0].filename == __file__ and hookrun.open_run(tmp_path / "told").status["status"] == "done"
     strict = hookrun.record(model, {"clip": SPEC["clip"]}, run_dir=tmp_path / "strict", strict=True)

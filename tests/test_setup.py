@@ -166,9 +166,7 @@ def test_a_fresh_clone_installs_once_and_runs(machine: Machine) -> None:
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
 
 
-def test_a_run_by_a_link_starts_in_the_callers_folder_and_returns_its_exit_code(
-    machine: Machine,
-) -> None:
+def test_a_run_by_a_link_starts_in_the_callers_folder_and_returns_its_exit_code(machine) -> None:
     machine.install()
     link = machine.folder / "bin/hookrun"
     link.symlink_to(machine.checkout / "scripts/hookrun")

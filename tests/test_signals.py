@@ -68,9 +68,7 @@ def test_outside_of_a_loop_each_signal_is_raised_at_once_and_handlers_are_restor
     assert code_of(KeyboardInterrupt()) == 130
 
 
-def test_a_loop_notes_the_first_signal_and_the_second_is_raised(
-    pause: Callable[[float], None], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loop_notes_the_first_signal_and_the_second_is_raised(pause, capfd) -> None:
     done = []
     with pytest.raises(Interrupted, match="SIGTERM"), handled(), listening():
         assert pending() is None

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -111,7 +110,7 @@ def test_outputs_in_containers_and_any_names_of_arguments_are_taken() -> None:
         ({"action": "python", "function": lambda x: x[:, :1] @ x}, hookrun.HookError, r"'seen' .* on fc1"),
     ],
 )
-def test_a_wrong_hook_is_an_error_and_the_model_has_no_hooks_afterwards(
+def test_a_wrong_hook_is_an_error_and_leaves_no_hooks(
     change: dict[str, Any], error: type[Exception], where: str
 ) -> None:
     model = tiny_model()
@@ -147,9 +146,7 @@ def test_tiny_models_are_equal_and_trained_on_their_own() -> None:
 
 
 @pytest.mark.usefixtures("_generators_untouched")
-def test_a_tiny_run_is_finished_and_has_what_runs_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tiny_run_is_finished_and_has_what_runs_have(tmp_path, capsys) -> None:
     folder = tmp_path / "it's a run, [1=2]"
     run = tiny_run(folder)
     assert (run.path, run.status["status"]) == (folder, "done") and verify(folder).bad == []

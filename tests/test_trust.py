@@ -115,19 +115,13 @@ def test_a_module_that_calls_exit_on_import_does_not_end_the_process(folder: Pat
 
 
 def test_the_error_has_the_line_that_would_allow_it(folder: Path) -> None:
-    for kind, group in (
-        (ACTIONS, "hookrun.actions"),
-        (LOSSES, "hookrun.losses"),
-        (METRICS, "hookrun.metrics"),
-    ):
+    for kind, group in ((ACTIONS, "actions"), (LOSSES, "losses"), (METRICS, "metrics")):
         hint = problem("mine.hooks:soften", kind).hint
-        assert all(way in hint for way in ("HOOKRUN_TRUST=mine", "+trust=[mine]", group))
+        assert all(way in hint for way in ("HOOKRUN_TRUST=mine", "+trust=[mine]", f"hookrun.{group}"))
     assert "entry point" not in problem("mine.hooks:soften", OPTIMIZERS).hint
 
 
-def test_of_hookrun_s_modules_only_the_examples_need_no_trust(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_hookrun_s_modules_only_the_examples_need_no_trust(folder, monkeypatch) -> None:
     monkeypatch.delenv("HOOKRUN_TRUST")
     assert load("hookrun.examples:soften", ACTIONS, "").target is examples.soften
     for text in (
@@ -149,9 +143,7 @@ def test_the_examples_are_the_package_s_own_in_any_current_directory(folder: Pat
     assert load("hookrun.examples:soften", ACTIONS, "").target is examples.soften
 
 
-def test_an_installed_entry_point_grants_trust_in_its_group_and_a_short_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_entry_point_grants_trust_in_its_group_and_a_short_name(folder, monkeypatch) -> None:
     site = folder / "site"
     install(site, f"[hookrun.actions]\nmine = {PACKAGE}.hooks:soften\n")
     (folder / PACKAGE).rename(site / PACKAGE)
@@ -167,9 +159,7 @@ def test_an_installed_entry_point_grants_trust_in_its_group_and_a_short_name(
 
 
 @pytest.mark.parametrize("entry", ["", "absolute"])
-def test_metadata_in_the_current_directory_is_ignored(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, entry: str
-) -> None:
+def test_metadata_in_the_current_directory_is_ignored(folder, monkeypatch, entry: str) -> None:
     install(folder, f"[hookrun.actions]\nmine = {PACKAGE}.hooks:soften\n")
     monkeypatch.syspath_prepend(entry and str(folder))
     monkeypatch.delenv("HOOKRUN_TRUST")
@@ -177,9 +167,7 @@ def test_metadata_in_the_current_directory_is_ignored(
     assert "not trusted" in problem(f"{PACKAGE}.hooks:soften").what and PACKAGE not in sys.modules
 
 
-def test_the_current_directory_does_not_replace_an_installed_package(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_current_directory_does_not_replace_an_installed_package(folder, monkeypatch) -> None:
     install(folder / "site", f"[hookrun.actions]\nmine = {PACKAGE}.hooks:soften\n")
     install(folder / "site", f"[console_scripts]\nmine = {PACKAGE}2.hooks:soften\n", name="script")
     monkeypatch.syspath_prepend(folder / "site")

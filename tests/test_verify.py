@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from hookrun.store.run_dir import RunDir
 from hookrun.verify import main
 
 
-def test_the_worst_of_several_runs_is_the_exit_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_worst_of_several_runs_is_the_exit_code(tmp_path, capsys) -> None:
     whole, bad = tmp_path / "whole", tmp_path / "bad\x1b[2J"
     for path in (whole, bad):
         run = RunDir.create(path)

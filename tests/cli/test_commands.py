@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -50,7 +49,7 @@ def test_the_model_is_built_once_before_the_directory_is_made(cwd: Path, notes, 
     seen = []
     prepare = notes.prepare
     monkeypatch.setattr(
-        "hookrun.tasks.prepare", lambda e, trust: (seen.append(left(cwd)), prepare(e, trust=trust))[1]
+        "hookrun.tasks.prepare", lambda *e, **o: (seen.append(left(cwd)), prepare(*e, **o))[1]
     )
     assert main(["seed=5"]) == 0
     assert seen == [[]]
@@ -145,12 +144,19 @@ def test_the_run_flag_makes_a_single_run_of_an_experiment_with_a_sweep(conf: Con
 class TestOwnFolders:
     """`--config-dir` and `hydra.searchpath`: the user's own experiments, without changes to hookrun."""
 
-    def test_an_experiment_of_the_user(self, conf: Conf, notes) -> None:
-        assert main(["--config-dir", conf(**{"experiment/mine": OWN}), "experiment=mine"]) == 0
-        assert notes.ran[0][0] == 7
-
-    def test_the_user_s_folder_comes_first(self, conf: Conf, notes) -> None:
-        assert main(["--config-dir", conf(**{"experiment/clip_fc": OWN}), "experiment=clip_fc"]) == 0
+    @pytest.mark.parametrize(
+        ("file", "typed"),
+        [
+            ("experiment/mine", ["--config-dir", "FOLDER", "experiment=mine"]),
+            ("experiment/clip_fc", ["--config-dir", "FOLDER", "experiment=clip_fc"]),
+            ("experiment/mine", ["hydra.searchpath=[file://FOLDER]", "experiment=mine"]),
+            ("mine", ["--config-dir", "FOLDER", "--config-name", "mine"]),
+        ],
+        ids=["new", "before the shipped one", "search path", "root"],
+    )
+    def test_a_file_of_the_user_is_found_first(self, file: str, typed: list[str], conf: Conf, notes) -> None:
+        folder = conf(**{file: OWN if file != "mine" else "defaults: [config, _self_]\nseed: 7\n"})
+        assert main([text.replace("FOLDER", folder) for text in typed]) == 0
         assert notes.ran[0][0] == 7
 
     def test_a_hook_set_of_the_user(self, conf: Conf, notes) -> None:
@@ -158,16 +164,6 @@ class TestOwnFolders:
         assert main(["--config-dir", folder, "hooks=mine", "seed=5"]) == 0
         ((experiment, _),) = notes.prepared
         assert [hook.name for hook in experiment.hooks.hooks] == ["probe"]
-
-    def test_the_search_path(self, conf: Conf, notes) -> None:
-        folder = conf(**{"experiment/mine": OWN})
-        assert main([f"hydra.searchpath=[file://{folder}]", "experiment=mine"]) == 0
-        assert notes.ran[0][0] == 7
-
-    def test_a_root_configuration_of_the_user(self, conf: Conf, notes) -> None:
-        folder = conf(mine="defaults: [config, _self_]\nseed: 7\n")
-        assert main(["--config-dir", folder, "--config-name", "mine"]) == 0
-        assert notes.ran[0][0] == 7
 
     def test_another_main_folder(self, conf: Conf, capsys) -> None:
         folder = conf(config="seed: 7\n")
@@ -224,9 +220,7 @@ class TestReading:
         assert {"hydra", "task", "model"} <= set(OmegaConf.create(capsys.readouterr().out))
 
     def test_package_and_resolve(self, capsys) -> None:
-        assert (
-            main(["--cfg", "job", "--package", "train", "--resolve", "train.epochs=${seed}", "seed=5"]) == 0
-        )
+        assert main(["--cfg", "job", "-p", "train", "--resolve", "train.epochs=${seed}", "seed=5"]) == 0
         assert OmegaConf.create(capsys.readouterr().out).epochs == 5
 
     @pytest.mark.parametrize("what", ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"])
@@ -248,20 +242,17 @@ class TestCompletion:
 
         return query
 
-    def test_names_of_groups(self, complete) -> None:
+    @pytest.mark.parametrize(
+        ("line", "offered"),
+        [
+            ("task=pl", ["task=plan"]),
+            ("experiment=tutorial/01", ["experiment=tutorial/01_print_gradient"]),
+            ("experiment=clip_fc hooks.clip_fc.m", ["hooks.clip_fc.max=", "hooks.clip_fc.min="]),
+        ],
+    )
+    def test_groups_options_and_keys_are_offered(self, line: str, offered: list[str], complete) -> None:
+        assert complete(f"hookrun {line}") == offered
         assert {"experiment=", "data=", "task="} <= set(complete("hookrun "))
-
-    def test_options_of_a_group(self, complete) -> None:
-        assert complete("hookrun task=pl") == ["task=plan"]
-
-    def test_options_in_a_folder_of_a_group(self, complete) -> None:
-        assert complete("hookrun experiment=tutorial/01") == ["experiment=tutorial/01_print_gradient"]
-
-    def test_keys_of_the_chosen_experiment(self, complete) -> None:
-        assert complete("hookrun experiment=clip_fc hooks.clip_fc.m") == [
-            "hooks.clip_fc.max=",
-            "hooks.clip_fc.min=",
-        ]
 
     def test_a_folder_of_the_user(self, complete, conf: Conf) -> None:
         folder = conf(**{"experiment/mine": OWN})
@@ -344,17 +335,8 @@ def test_a_plan_accepts_the_keys_of_the_experiment_s_own_task(notes, capsys) -> 
 
 
 def test_errors_name_the_interpolation_of_a_value(notes, capsys) -> None:
-    assert (
-        main(
-            [
-                "experiment=clip_fc",
-                "train.epochs=${data.name}",
-                "hooks.clip_fc.action=a${seed}",
-                "+hooks.x=${train}",
-            ]
-        )
-        == 2
-    )
+    typed = ["train.epochs=${data.name}", "hooks.clip_fc.action=a${seed}", "+hooks.x=${train}"]
+    assert main(["experiment=clip_fc", *typed]) == 2
     printed = capsys.readouterr().err
     assert "train.epochs: found 'digits' (from ${data.name}): expected a valid integer" in printed
     assert "hooks.clip_fc.action: found 'a0' (from a${seed}), which is not an action" in printed
@@ -374,9 +356,7 @@ def test_a_quick_preset() -> None:
 
 
 @pytest.mark.parametrize("key", ["off", "no", "on"])
-def test_the_error_for_a_hook_named_like_a_boolean_says_to_quote_it(
-    key: str, conf: Conf, notes, capsys
-) -> None:
+def test_the_error_for_a_hook_named_like_a_boolean_says_to_quote_it(key: str, conf, notes, capsys) -> None:
     hook = "{select: fc, hook: forward, action: print}"
     folder = conf(**{"experiment/mine": f"# @package _global_\nhooks:\n  {key}: {hook}\n  null: {hook}\n"})
     assert main(["--config-dir", folder, "experiment=mine"]) == 2
@@ -398,8 +378,7 @@ def test_wrong_keys_are_told_before_wrong_values(typed: list[str], places: list[
     assert main(["experiment=clip_fc", *typed]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("2 configuration errors\n")
-    for where in places:
-        assert f"\n  {where}: " in printed
+    assert all(f"\n  {where}: " in printed for where in places)
 
 
 @pytest.fixture
@@ -415,8 +394,9 @@ def section(text: str, title: str) -> str:
     return next(block for block in text.split("\n\n") if block.startswith(title))
 
 
-def test_it_describes_hookrun_and_its_usage(help_of) -> None:
+def test_it_describes_hookrun_and_its_usage_in_whole_lines(help_of) -> None:
     text = help_of()
+    assert max(map(len, text.splitlines())) <= 110 and "…" not in text
     assert text.startswith("hookrun: PyTorch hooks as configuration\n")
     assert "hookrun experiment=clip_fc task=plan" in text
     assert 'eval "$(hookrun -sc install=bash)"' in text
@@ -459,62 +439,16 @@ def test_long_names_in_one_folder_do_not_widen_the_columns_of_others(help_of, co
     assert "sub/a_name_that_is_longer_than_any_other  Long enough to fill" in text
 
 
-def test_the_summaries_of_shipped_files_are_not_truncated(help_of) -> None:
-    assert "…" not in help_of()
-
-
-def test_no_line_is_too_long_to_read(help_of) -> None:
-    assert max(map(len, help_of().splitlines())) <= 110
-
-
 def test_another_help_template_of_hydra_still_works(help_of) -> None:
     text = help_of("hydra/help=default", "seed=7")
     assert "experiment: activation_patching, add_bias, " in text
     assert "seed: 7" in text
 
 
-SMALL = ["experiment=clip_fc", "train.epochs=1", "train.limit_batches=2", "compute=cpu"]
 SECTIONS = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
 
 
-def status(run: Path) -> tuple[str, int]:
-    found = json.loads((run / "status.json").read_text())
-    return found["status"], found["exit_code"]
-
-
-class TestRealRuns:
-    def test_an_experiment_trains_and_leaves_its_record(self, cwd: Path) -> None:
-        assert main([*SMALL, "hydra.run.dir=run"]) == 0
-        assert status(cwd / "run") == ("done", 0)
-        assert (cwd / "run/metrics.jsonl").read_text().count("\n") > 1
-        assert {"plan.json", "env.json", ".hydra"} <= {path.name for path in (cwd / "run").iterdir()}
-
-    def test_a_plan_is_shown_and_leaves_no_files(self, cwd: Path, capsys) -> None:
-        assert main(["experiment=clip_fc", "task=plan"]) == 0
-        assert "clip_fc" in capsys.readouterr().out
-        assert list(cwd.iterdir()) == []
-
-    def test_modules_are_shown_and_leave_no_files(self, cwd: Path, capsys) -> None:
-        assert main(["task=modules", "task.select=conv*"]) == 0
-        assert "conv1" in capsys.readouterr().out
-        assert list(cwd.iterdir()) == []
-
-    def test_hooks_that_do_not_fit_the_model_are_refused(self, cwd: Path, capsys) -> None:
-        assert main([*SMALL, "hooks.clip_fc.select=fd"]) == 2
-        printed = capsys.readouterr().err
-        assert "hooks.clip_fc" in printed and "fc" in printed and "Traceback" not in printed
-        assert list(cwd.iterdir()) == []
-
-    @pytest.mark.parametrize(("policy", "state"), [("stop", "stopped"), ("error", "failed")])
-    def test_a_failed_check_exits_with_3(self, policy: str, state: str, cwd: Path) -> None:
-        hook = f"+hooks.low={{select: fc, hook: forward, action: check, min: -2000, max: -1000, policy: {policy}}}"
-        assert main([*SMALL, hook, "hydra.run.dir=run"]) == 3
-        assert status(cwd / "run") == (state, 3)
-
-
-def test_a_run_is_composed_once_and_a_mode_in_a_file_holds(
-    notes, conf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_composed_once_and_a_mode_in_a_file_holds(notes, conf, monkeypatch) -> None:
     count, real = 0, App.compose_config
 
     def compose_config(self: App, *args: Any, **options: Any) -> Any:
@@ -576,9 +510,7 @@ class Two:
         return [mine, self._other] if self._rank == 0 else [self._other, mine]
 
 
-def test_a_run_without_a_strategy_is_one_process_and_several_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_without_a_strategy_is_one_process_and_several_are_refused(monkeypatch) -> None:
     with ranks_of(parse_experiment(SECTIONS)) as ranks:
         assert ranks is ALONE
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
@@ -588,9 +520,7 @@ def test_a_run_without_a_strategy_is_one_process_and_several_are_refused(
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_ranks_wait_for_each_other_at_their_end_unless_one_failed(
-    failed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_wait_for_each_other_at_their_end_unless_one_failed(failed: bool, monkeypatch) -> None:
     met = list[bool]()
     group = SimpleNamespace(failed=failed, meet=lambda: met.append(True), failures_told=nullcontext)
     monkeypatch.setattr("hookrun.ranks.group.joined", lambda *_: nullcontext(group))

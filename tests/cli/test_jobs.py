@@ -28,16 +28,11 @@ def only_run(folder: Path) -> Path:
 
 
 class TestFailedRun:
-    def test_type_message_and_place_are_printed_and_the_traceback_is_saved(
-        self, cwd: Path, notes, capsys
-    ) -> None:
+    def test_type_message_and_place_are_printed_and_the_traceback_is_saved(self, cwd, notes, capsys) -> None:
         assert main(["seed=1"]) == 1
         run = only_run(cwd)
-        assert capsys.readouterr().err.splitlines() == [
-            "RuntimeError: out of luck",
-            f"run directory: {run}",
-            f"traceback: {run / 'error.txt'}",
-        ]
+        places = [f"run directory: {run}", f"traceback: {run / 'error.txt'}"]
+        assert capsys.readouterr().err.splitlines() == ["RuntimeError: out of luck", *places]
         kept = (run / "error.txt").read_text()
         assert kept.startswith("Traceback (most recent call last):")
         assert kept.endswith("RuntimeError: out of luck\n")
@@ -49,10 +44,8 @@ class TestFailedRun:
 
     def test_a_failed_check_has_no_traceback(self, cwd: Path, notes, capsys) -> None:
         assert main(["seed=4"]) == 3
-        assert capsys.readouterr().err.splitlines() == [
-            "hook nan_hunt at conv1: found inf",
-            f"run directory: {only_run(cwd)}",
-        ]
+        said = ["hook nan_hunt at conv1: found inf", f"run directory: {only_run(cwd)}"]
+        assert capsys.readouterr().err.splitlines() == said
         assert not (only_run(cwd) / "error.txt").exists()
 
     def test_an_interrupted_run_prints_its_directory(self, cwd: Path, notes, capsys) -> None:
@@ -132,18 +125,14 @@ def interrupted_and_cleaned_up(*_: object, **__: object) -> None:
         raise AttributeError("no attribute '_set'")
 
 
-def test_a_job_that_is_interrupted_while_it_is_prepared_is_interrupted(
-    cwd: Path, notes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_is_interrupted_while_it_is_prepared_is_interrupted(cwd, notes, monkeypatch) -> None:
     monkeypatch.setattr("hookrun.sweeps.sweep.check_jobs", lambda *_, **__: {})
     monkeypatch.setattr("hookrun.tasks.prepare", interrupted_and_cleaned_up)
     assert main(["-m", "seed=5,6", "hydra.sweep.dir=mine"]) == 143
     assert open_run(cwd / "mine/0").status["status"] == "interrupted" and not Path("mine/1").exists()
 
 
-def test_a_run_whose_interruption_another_error_replaced_is_interrupted(
-    cwd: Path, no_pages: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_interruption_another_error_replaced_is_interrupted(cwd, no_pages, monkeypatch) -> None:
     monkeypatch.setattr("hookrun.tasks.predict.PredictTask.execute", interrupted_and_cleaned_up)
     assert main(["compute.device=cpu", "model=mlp", "task=predict", "hydra.run.dir=mine"]) == 143
     assert open_run(cwd / "mine").status["reason"] == "interrupted by SIGTERM"

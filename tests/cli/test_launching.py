@@ -58,10 +58,7 @@ class Sweep:
 
     def began(self, name: str, seed: int, status: str, code: int | None = None) -> None:
         """A job that was started before."""
-        run = RunDir.create(self.folder / name)
-        write_json(run.path / "job.json", {"config": hash_of({"seed": str(seed)})})
-        run.set_status(status, *([] if code is None else ["", code]))
-        run.close()
+        job(self.folder, name, hash_of({"seed": str(seed)}), status, code)
 
     def start(self, *, go_on: bool = False, added: Sequence[str] | None = None, **options: Any) -> SweepRun:
         cfg = OmegaConf.create({"hydra": {"overrides": {"hydra": []}, "job": {"config_name": "config"}}})
@@ -114,30 +111,18 @@ def test_with_fail_fast_no_job_starts_after_a_failed_one(tmp_path: Path) -> None
 
 def test_of_a_resumed_sweep_only_unfinished_jobs_run(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path)
-    for name, seed, status, code in (
-        ("0", 5, "stopped", 3),
-        ("1", 6, "interrupted", None),
-        ("3", 9, "done", 0),
-    ):
-        sweep.began(name, seed, status, code)
+    sweep.began("0", 5, "stopped", 3)
+    sweep.began("1", 6, "interrupted")
+    sweep.began("3", 9, "done", 0)
     run = sweep.start(go_on=True)
     found = run.around(sweep).launch(seeds(6, 7, 5, 8), 0)
     assert values(found) == [0, 0, 3, 0]
     ((first, jobs),) = sweep.calls
-    assert first == 1 and jobs == [
-        ["seed=6", "hydra.sweep.subdir='1'"],
-        ["seed=7", "hydra.sweep.subdir='2'"],
-        ["seed=8", "hydra.sweep.subdir='4'"],
-    ]
-    assert (
-        run.names == {0: "1", 1: "2", 2: "0", 3: "4"}
-        and run.again == 1
-        and run.known is not None
-        and run.known.left == 1
-    )
-    assert run.codes == {
-        str(tmp_path / name): code for name, code in (("0", 3), ("1", 0), ("2", 0), ("4", 0))
-    }
+    expected = [[f"seed={seed}", f"hydra.sweep.subdir='{name}'"] for seed, name in ((6, 1), (7, 2), (8, 4))]
+    assert first == 1 and jobs == expected
+    assert run.names == {0: "1", 1: "2", 2: "0", 3: "4"} and run.again == 1
+    assert run.known is not None and run.known.left == 1
+    assert run.codes == {str(tmp_path / name): 3 if name == "0" else 0 for name in "0124"}
 
 
 def test_numbers_have_no_gaps_in_one_call_where_a_job_depends_on_its_own(tmp_path: Path) -> None:
@@ -157,9 +142,7 @@ def test_a_directory_that_does_not_follow_the_number_is_refused_where_it_is_take
     assert sweep.calls == []
 
 
-def test_a_sweeper_that_chooses_by_an_objective_gets_the_values_of_finished_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweeper_with_an_objective_gets_finished_values(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("hookrun.tasks.objective", lambda run_dir: 0.25)
     sweep = Sweep(tmp_path, {"5": 0.5, "7": CheckFailed("found inf")})
     sweep.began("0", 6, "done", 0)
@@ -175,19 +158,13 @@ def test_a_sweeper_that_chooses_by_an_objective_gets_the_values_of_finished_jobs
 JOBS = [[f"seed={seed}", "train.epochs=3"] for seed in (5, 6, 7, 8)]
 
 
-def run(sweep: Path, name: str, status: str) -> None:
-    made = RunDir.create(sweep / name)
-    made.set_status(status)
-    made.close()
-
-
 def test_the_message_has_the_statuses_of_jobs_and_names_those_not_started(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
     assert interrupted(KeyboardInterrupt(), sweep, None) == f"sweep: interrupted: no job started, in {sweep}"
     (sweep).mkdir()
     (sweep / "multirun.yaml").touch()
-    run(sweep, "0", "done")
-    run(sweep, "2", "interrupted")
+    job(sweep, "0", SAME, "done")
+    job(sweep, "2", SAME, "interrupted")
     said = interrupted(KeyboardInterrupt("by SIGTERM"), sweep, JOBS)
     first, second = said.splitlines()
     assert first.startswith("sweep: by SIGTERM: ") and first.endswith(f", in {sweep}")
@@ -229,13 +206,10 @@ def job(folder: Path, name: str, config: str, status: str, code: int | None = No
 
 def test_each_job_is_taken_once_and_equal_hashes_in_order(tmp_path: Path) -> None:
     make_folder(tmp_path)
-    for name, config, status, code in (
-        ("0", SAME, "done", None),
-        ("1", OTHER, "stopped", 3),
-        ("2", OTHER, "failed", 1),
-        ("10", SAME, "interrupted", None),
-    ):
-        job(tmp_path, name, config, status, code)
+    job(tmp_path, "0", SAME, "done")
+    job(tmp_path, "1", OTHER, "stopped", 3)
+    job(tmp_path, "2", OTHER, "failed", 1)
+    job(tmp_path, "10", SAME, "interrupted")
     jobs = JobDirectories(tmp_path)
     assert jobs.begun == {"0", "1", "2", "10"} and jobs.left == 4
     assert [jobs.take(SAME) for _ in range(3)] == [KnownJob("0", 0), KnownJob("10", None), None]

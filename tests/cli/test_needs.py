@@ -115,9 +115,7 @@ def test_an_incomplete_run_is_not_reused(call: Call, cwd: Path) -> None:
     assert "(used again)" in call("experiment=patch", "task=plan")[1]
 
 
-def test_files_that_the_configuration_names_are_part_of_the_hash(
-    call: Call, cwd: Path, conf: Callable[..., str]
-) -> None:
+def test_files_that_the_configuration_names_are_part_of_the_hash(call, cwd, conf) -> None:
     from safetensors.torch import save_file
 
     shift = "shift: {select: layers.1, hook: forward, action: add_bias, value: {file: v.safetensors}}\n"
@@ -141,9 +139,7 @@ def test_a_sweep_runs_it_once_before_its_jobs(call: Call, cwd: Path) -> None:
     assert code == 0 and len(made(cwd)) == 3, "each seed has its clean run"
 
 
-def test_errors_of_a_need_are_reported_with_its_key_path(
-    call: Call, cwd: Path, conf: Callable[..., str]
-) -> None:
+def test_errors_of_a_need_are_reported_with_its_key_path(call, cwd, conf) -> None:
     conf(**{"experiment/clean": CLEAN + "  bad: {select: layers.9, hook: forward, action: print}\n"})
     code, said = call("experiment=patch")
     assert code == 2 and not (cwd / "outputs").exists(), "refused before anything runs"
@@ -164,41 +160,20 @@ def test_errors_of_a_need_are_reported_with_its_key_path(
 @pytest.mark.parametrize(
     ("needs", "said"),
     [
-        (
-            "{clean: {experiment: claen}}",
-            "needs.clean.experiment: there is no experiment 'claen'",
-        ),
+        ("{clean: {experiment: claen}}", "needs.clean.experiment: there is no experiment 'claen'"),
         ("{clean: {experiment: ../clean}}", "needs.clean.experiment: found '../clean', expected the name"),
-        (
-            "{clean: {experiment: patch}}",
-            "needs.clean (experiment patch): needs.clean: is experiment patch, which is not among the needs",
-        ),
+        ("{clean: {experiment: patch}}", "which is not among the needs"),
         ("{clean: {experiment: clean_sweep}}", "hydra.mode: is a sweep, and a need is one run"),
         ("{clean: {experiment: clean, overides: []}}", "needs.clean.overides: unknown key"),
         ("{clean: {experiment: clean, overrides: ['seed=1,2']}}", "seed: '1,2' stands for several values"),
-        (
-            "{clean: {experiment: clean, overrides: ['sed=1']}}",
-            "'sed': is not a key that a file may set in a need",
-        ),
+        ("{clean: {experiment: clean, overrides: ['sed=1']}}", "'sed': is not a key that a file may set"),
         ("{clean: {experiment: clean, overrides: ['trust=[os]']}}", "is taken from the command line only"),
         ("{clean: {experiment: clean, overrides: ['+trust=[os]']}}", "is taken from the command line only"),
-        (
-            "{clean: {experiment: clean, overrides: ['hydra.run.dir=/x']}}",
-            "is not a key that a file may set in a need",
-        ),
-        (
-            "{clean: {experiment: clean, overrides: ['hydra/launcher=joblib']}}",
-            "is not a key that a file may set",
-        ),
-        (
-            "{clean: {experiment: clean, overrides: ['++hydra.job.env_set.A=1']}}",
-            "is not a key that a file may set",
-        ),
+        ("{clean: {experiment: clean, overrides: ['hydra.run.dir=/x']}}", "is not a key that a file"),
+        ("{clean: {experiment: clean, overrides: ['hydra/launcher=joblib']}}", "is not a key that a file"),
+        ("{clean: {experiment: clean, overrides: ['++hydra.job.env_set.A=1']}}", "is not a key that a file"),
         ("{clean: {experiment: clean, overrides: ['experiment=patch']}}", "names another experiment"),
-        (
-            "{clean: {experiment: clean, overrides: ['--config-dir=/']}}",
-            "is not a key that a file may set in a need",
-        ),
+        ("{clean: {experiment: clean, overrides: ['--config-dir=/']}}", "is not a key that a file may set"),
         ("{clean: {experiment: clean, overrides: ['task=plan']}}", "task=plan does not make a run directory"),
         ('{clean: {experiment: clean, overrides: ["seed=${oc.env:HOME}"]}}', "`oc.env` is refused"),
         ("{previous: {experiment: clean}}", "previous is the run before"),
@@ -206,9 +181,7 @@ def test_errors_of_a_need_are_reported_with_its_key_path(
         ("[clean]", "needs: found"),
     ],
 )
-def test_forbidden_needs_are_refused(
-    call: Call, cwd: Path, conf: Callable[..., str], needs: str, said: str
-) -> None:
+def test_forbidden_needs_are_refused(call, cwd, conf, needs: str, said: str) -> None:
     before = set(cwd.rglob("*"))
     sweep = CLEAN + "hydra: {mode: MULTIRUN, sweeper: {params: {seed: '1,2'}}}\n"
     text = PATCH.replace('{experiment: clean, overrides: ["seed=${seed}"]}', needs[len("{clean: ") : -1])
@@ -220,9 +193,7 @@ def test_forbidden_needs_are_refused(
     assert set(cwd.rglob("*")) == before
 
 
-def test_a_resumed_run_finds_its_needs_in_the_folders_that_are_typed_again(
-    call: Call, cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resumed_run_finds_its_needs_in_folders_typed_again(call, cwd, monkeypatch, capsys) -> None:
     def fails(*_: Any) -> None:
         raise RuntimeError("the machine is gone")
 
@@ -241,9 +212,7 @@ def test_a_resumed_run_finds_its_needs_in_the_folders_that_are_typed_again(
     assert (resumed.path / "samples.jsonl").read_bytes() == (whole.path / "samples.jsonl").read_bytes()
 
 
-def test_a_need_uses_only_runs_that_are_named_before_it(
-    call: Call, cwd: Path, conf: Callable[..., str]
-) -> None:
+def test_a_need_uses_only_runs_that_are_named_before_it(call, cwd, conf) -> None:
     after = "  after: {select: layers.1, hook: forward, action: capture, priority: 1}\n"
     twice = PATCH.replace("experiment: clean", "experiment: patch").replace("capture: seen", "capture: after")
     first = '  first: {experiment: clean, overrides: ["seed=${seed}"]}\n'
@@ -258,9 +227,7 @@ def test_a_need_uses_only_runs_that_are_named_before_it(
     assert list(cwd.iterdir()) == [], "refused before anything runs"
     code, said = call("experiment=named")
     assert code == 0 and len(made(cwd)) == 2, said
-    assert said.index("needs: first = experiment clean seed=0") < said.index(
-        "needs: clean = experiment patch"
-    )
+    assert said.index("needs: first = experiment clean") < said.index("needs: clean = experiment patch")
     (run,) = (path for path in made(cwd) if hookrun.open_run(path).plan.get("runs"))
     expected = hookrun.open_run("outputs/latest").predictions[:]
     assert call("experiment=unnamed", "~needs", f"hooks.patch.value.run={run}")[0] == 0

@@ -85,13 +85,9 @@ def test_a_resumed_run_continues_and_is_then_done(failed: Path, say: Say) -> Non
     whole, resumed = hookrun.open_run("whole"), hookrun.open_run(failed)
 
     assert code == 0 and "resumed from state_000005, step 4" in said
-    assert (
-        list(map(str, resumed.metrics)) == list(map(str, whole.metrics))
-        and resumed.status["status"] == "done"
-    )
-    assert (failed / "checkpoints" / "last.safetensors").read_bytes() == Path(
-        "whole/checkpoints/last.safetensors"
-    ).read_bytes()
+    assert list(map(str, resumed.metrics)) == list(map(str, whole.metrics))
+    one, other = (run.path / "checkpoints/last.safetensors" for run in (whole, resumed))
+    assert one.read_bytes() == other.read_bytes() and resumed.status["status"] == "done"
     assert (failed / ".hydra" / "config.yaml").read_bytes() == config
     code, said = say([f"+resume={failed}"])
     assert code == 0 and "is done: there is nothing to resume" in said
@@ -101,16 +97,13 @@ def test_a_resumed_run_continues_and_is_then_done(failed: Path, say: Say) -> Non
     ("more", "expected"),
     [
         (["train.optimizer.lr=0.5"], "train.optimizer.lr: 0.001 there, 0.5 now"),
-        (
-            ["+hooks.x={select: '**', hook: forward, action: capture}"],
-            "hooks.x.action: None there, 'capture' now",
-        ),
+        (["+hooks.x={select: '**', hook: forward, action: capture}"], "None there, 'capture' now"),
         (["train.lr=3"], "train.lr"),
         (["model=cnn"], "model.name: 'mlp' there, 'cnn' now"),
         (["task=plan"], "task=plan does not make a run that could be resumed"),
     ],
 )
-def test_another_configuration_is_refused_with_each_difference(
+def test_another_configuration_is_refused_with_differences(
     failed: Path, say: Say, more: list[str], expected: str
 ) -> None:
     before = files(failed)
@@ -146,12 +139,8 @@ def test_changed_data_is_refused(cwd: Path, fail_at: Callable[[int], None], say:
 
     write(0.0)
     fail_at(5)
-    argv = [
-        "data=tensors",
-        "data.args={file: data.safetensors, input: x, target: y}",
-        "model.args.num_classes=10",
-    ]
-    code, said = say([*SMALL, *argv, "data.batch_size=5", "hydra.run.dir=one"])
+    data = ["data=tensors", "data.args={file: data.safetensors, input: x, target: y}", "data.batch_size=5"]
+    code, said = say([*SMALL, *data, "model.args.num_classes=10", "hydra.run.dir=one"])
     assert code == 1, said
     fail_at(0)
     write(1.0)
@@ -194,12 +183,8 @@ def test_without_any_state_it_starts_from_the_beginning(failed: Path, say: Say) 
     shutil.rmtree(failed / "checkpoints")
     code, said = say([f"resume={failed}"])
     steps = [line["step"] for line in hookrun.open_run(failed).metrics if line.get("of") == "batch"]
-    assert (
-        code == 0
-        and "the run starts from the beginning" in said
-        and "resumed from" not in said
-        and steps == [0]
-    )
+    assert "the run starts from the beginning" in said and "resumed from" not in said
+    assert (code, steps) == (0, [0])
 
 
 @pytest.mark.parametrize(
@@ -214,9 +199,7 @@ def test_without_any_state_it_starts_from_the_beginning(failed: Path, say: Say) 
         (["resume=x", "resume_anyway=3"], "resume_anyway=true"),
     ],
 )
-def test_runs_that_cannot_be_resumed_are_refused_with_the_reason(
-    cwd: Path, say: Say, argv: list[str], expected: str
-) -> None:
+def test_runs_that_cannot_be_resumed_say_why(cwd, say, argv: list[str], expected: str) -> None:
     code, said = say(argv)
     assert code == 2 and expected in said, said
     assert not (cwd / "outputs").exists()
@@ -250,9 +233,7 @@ def test_the_page_that_a_killed_process_did_not_write_is_written(cwd: Path, page
         assert "report:" not in say(["resume=one"])[1]
 
 
-def test_states_that_a_killed_process_left_in_a_run_that_is_done_are_removed(
-    cwd: Path, say: Say, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_that_a_killed_process_left_in_a_run_that_is_done_are_removed(cwd, say, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(execute, "remove_states", lambda path: None)
         assert say([*SMALL, "hydra.run.dir=one"])[0] == 0
@@ -262,12 +243,7 @@ def test_states_that_a_killed_process_left_in_a_run_that_is_done_are_removed(
 
 
 def test_without_every_states_are_saved_for_signals_alone(cwd: Path, say: Say) -> None:
-    argv = [
-        *SMALL[:-1],
-        "train.checkpoint.every=null",
-        "train.checkpoint.keep_done=true",
-        "hydra.run.dir=one",
-    ]
-    code, said = say(argv)
+    keys = ["train.checkpoint.every=null", "train.checkpoint.keep_done=true", "hydra.run.dir=one"]
+    code, said = say([*SMALL[:-1], *keys])
     assert code == 0, said
     assert not list(Path("one/checkpoints").glob("state_*"))

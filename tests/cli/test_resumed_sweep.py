@@ -57,9 +57,7 @@ def test_finished_jobs_are_not_run_again_and_the_rest_continues(pages, notes, ea
     assert main(["-m", "+resume=mine"]) == 3 and notes.ran == [], "alone it is the sweep that is stored"
 
 
-def test_a_finished_job_without_its_page_gets_it(
-    notes, earlier: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_job_without_its_page_gets_it(notes, earlier, monkeypatch) -> None:
     assert swept("seed=5,6") == 0
     (earlier / "0/report.html").touch()
     made = list[Path]()
@@ -77,17 +75,13 @@ def test_the_line_about_the_best_job_names_only_keys_that_were_set_for_it(earlie
     assert line.startswith("best: job 1 (seed=2 train.optimizer.lr=0.01), ")
 
 
-def test_a_larger_sweep_gives_new_numbers_and_a_changed_job_is_a_new_job(
-    notes, earlier: Path, capsys
-) -> None:
+def test_a_larger_sweep_gives_new_numbers_and_a_changed_job_is_a_new_job(notes, earlier, capsys) -> None:
     assert swept("seed=5,6") == 0
     assert main(["-m", "seed=8,5,6,9", "resume=mine"]) == 0
     assert jobs(earlier) == {"0": 5, "1": 6, "2": 8, "3": 9}
     notes.ran.clear()
     assert main(["-m", "resume=latest"]) == 2, "it lies elsewhere"
-    assert main(["resume=mine"]) == 0 and notes.ran == [], (
-        "the wider one is stored now; a sweep without -m as well"
-    )
+    assert main(["resume=mine"]) == 0 and notes.ran == [], "the wider one is stored now"
     assert main(["-m", "seed=5,6", "train.epochs=2", "resume=mine"]) == 0
     assert [run_dir.name for _, run_dir in notes.ran] == ["4", "5"]
     assert "4 more in it, with configurations other than this sweep's" in capsys.readouterr().out
@@ -179,9 +173,7 @@ def test_a_stored_sweep_may_set_only_what_a_file_may_set(notes, earlier: Path, c
     assert [seed for seed, _ in notes.ran] == [5] and not (cwd / "out").exists()
 
 
-def test_fail_fast_stops_at_the_first_failed_job_and_the_sweep_can_be_resumed(
-    pages, notes, earlier: Path, capsys
-) -> None:
+def test_fail_fast_stops_at_a_failed_job_and_can_be_resumed(pages, notes, earlier, capsys) -> None:
     assert swept("seed=5,1,6,7", "fail_fast=true") == 1
     assert [seed for seed, _ in notes.ran] == [5, 1]
     out = capsys.readouterr().out
@@ -202,12 +194,8 @@ def test_fail_fast_stops_at_the_first_failed_job_and_the_sweep_can_be_resumed(
 
 
 def test_stored_settings_that_are_typed_again_are_accepted(notes, earlier: Path, cwd: Path, capsys) -> None:
-    typed = [
-        "hydra.searchpath=[]",
-        "++hydra.job.env_set.A=b c",
-        "hydra/job_logging=none",
-        "hydra.verbose=[a]",
-    ]
+    logging = ["hydra/job_logging=none", "hydra.verbose=[a]"]
+    typed = ["hydra.searchpath=[]", "++hydra.job.env_set.A=b c", *logging]
     assert swept("seed=5,1", *typed) == 1
     assert main(["-m", "resume=mine"]) == 2
     hints = [line for line in capsys.readouterr().err.splitlines() if "type it as well" in line]
@@ -220,20 +208,15 @@ def test_stored_settings_that_are_typed_again_are_accepted(notes, earlier: Path,
     assert main(["-m", "resume=mine", *again[1:]]) == 2
 
 
-def test_the_message_about_an_interrupted_larger_sweep_names_the_missing_jobs(
-    notes, earlier: Path, capsys
-) -> None:
+def test_the_message_about_an_interrupted_larger_sweep_names_the_missing_jobs(notes, earlier, capsys) -> None:
     assert swept("seed=5,6") == 0
     assert main(["-m", "seed=130,8,6,9,5", "resume=mine"]) == 130
     said = capsys.readouterr().err
-    assert (
-        "2 done, 1 interrupted, 2 not started" in said and "not started: #1 (seed=8), #3 (seed=9)\n" in said
-    )
+    assert "2 done, 1 interrupted, 2 not started" in said
+    assert "not started: #1 (seed=8), #3 (seed=9)\n" in said
 
 
-def test_a_job_that_is_resumed_alone_stays_a_job_of_its_sweep(
-    notes, earlier: Path, monkeypatch, capsys
-) -> None:
+def test_a_job_that_is_resumed_alone_stays_a_job_of_its_sweep(notes, earlier, monkeypatch, capsys) -> None:
     def leave_a_state(prepared: Experiment, run_dir: Path, **options: bool) -> int:
         state = run_dir / "checkpoints/state_000001"
         make_folder(state)
@@ -256,10 +239,8 @@ def test_a_directory_with_dots_is_the_same_for_all_jobs(notes, cwd: Path, monkey
     monkeypatch.setenv("HOOKRUN_OUTPUT", "../out")
     assert main(["seed=7"]) == main(["-m", "seed=7"]) == 0
     assert [run_dir.parent for _, run_dir in notes.ran[:3]] == [cwd.parent / "up"] * 3
-    assert [run_dir.relative_to(cwd.parent).parts[:2] for _, run_dir in notes.ran[3:]] == [
-        ("out", "outputs"),
-        ("out", "multirun"),
-    ]
+    others = [run_dir.relative_to(cwd.parent).parts[:2] for _, run_dir in notes.ran[3:]]
+    assert others == [("out", "outputs"), ("out", "multirun")]
     assert main(["-m", "resume=latest"]) == main(["resume=latest"]) == 0
 
 
@@ -315,9 +296,8 @@ def test_resume_names_a_sweep_by_its_folder_or_as_latest(cwd: Path) -> None:
 
 
 def test_a_file_that_hydra_did_not_write_is_refused(cwd: Path) -> None:
-    for number, text in enumerate(
-        ("hydra: [1]\n", "hydra: {overrides: 3}\n", "[", "a: 1\n", "x: !!python/name:os\n")
-    ):
+    wrong = ("hydra: [1]\n", "hydra: {overrides: 3}\n", "[", "a: 1\n", "x: !!python/name:os\n")
+    for number, text in enumerate(wrong):
         folder = sweep(cwd / str(number), text)
         with pytest.raises(SpecError, match=r"multirun\.yaml"):
             StoredSweep(folder, False).command(None, (), (), has_folder=False)

@@ -57,18 +57,12 @@ def test_experiments_can_be_swept_over(conf: Conf, notes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "code", "done"),
-    [("5,6", 0, 2), ("1,3,5", 1, 1), ("3,2,1,5", 2, 1), ("4,5", 3, 1)],
+    ("seeds", "code", "done"), [("5,6", 0, 2), ("1,3,5", 1, 1), ("3,2,1,5", 2, 1), ("4,5", 3, 1)]
 )
-def test_the_exit_code_is_the_most_serious_and_the_other_jobs_run(
-    seeds, code, done, cwd: Path, notes, capsys
-) -> None:
+def test_the_exit_code_is_the_most_serious_one_of_all_jobs(seeds, code, done, cwd, notes, capsys) -> None:
     assert main(["-m", f"seed={seeds}"]) == code
     wanted = seeds.split(",")
-    statuses = [
-        json.loads((only_sweep(cwd) / str(n) / "status.json").read_text()) for n in range(len(wanted))
-    ]
-    assert [status["status"] for status in statuses].count("done") == done
+    assert list(statuses(only_sweep(cwd)).values()).count("done") == done
     assert f"sweep: {done} of {len(wanted)} jobs done, in {only_sweep(cwd)}" in capsys.readouterr().out
 
 
@@ -95,9 +89,7 @@ def test_the_refused_job_is_named_by_its_overrides(cwd: Path, notes, capsys) -> 
     assert list(cwd.iterdir()) == []
 
 
-def test_a_parameter_of_a_file_is_checked_before_the_first_job_too(
-    conf: Conf, cwd: Path, notes, capsys
-) -> None:
+def test_a_parameter_of_a_file_is_checked_before_the_first_job_too(conf, cwd, notes, capsys) -> None:
     folder = conf(**{"experiment/mine": SWEEP.replace("5,6", "5,x")})
     assert main(["--config-dir", folder, "experiment=mine"]) == 2
     assert "job #1 (seed=x experiment=mine): seed: found 'x'" in capsys.readouterr().err
@@ -202,9 +194,7 @@ class TestOptimizingSweeper:
         assert main(["-m", "--config-dir", folder, "hydra/sweeper=climber", "train.epochs=-1"]) == 2
         assert (notes.prepared, list(cwd.iterdir())) == ([], [])
 
-    def test_the_common_configuration_is_compiled_first_and_its_objective_is_checked(
-        self, folder: str, cwd: Path, notes, capsys
-    ) -> None:
+    def test_the_common_configuration_is_compiled_first(self, folder, cwd, notes, capsys) -> None:
         command = ["-m", "--config-dir", folder, "hydra/sweeper=climber"]
         assert main([*command, "+hooks.h={select: nope, hook: forward, action: capture}"]) == 2
         assert "hooks.h.select: 'nope' matches no module of CNN" in capsys.readouterr().err
@@ -243,9 +233,7 @@ class TestOptimizingSweeper:
         ((experiment, _),) = notes.prepared
         assert experiment.hooks.hooks[0].action.factor == 2
 
-    def test_in_a_resumed_sweep_it_gets_the_values_of_the_finished_jobs(
-        self, folder: str, cwd: Path, notes, capsys
-    ) -> None:
+    def test_a_resumed_sweep_tells_it_the_values_of_finished_jobs(self, folder, cwd, notes, capsys) -> None:
         command = ["-m", "--config-dir", folder, "hydra/sweeper=climber", "hydra.sweep.dir=mine"]
         assert main(command) == 0
         assert main(["--config-dir", folder, "-m", "resume=mine", "hydra.sweeper.steps=3"]) == 0
@@ -282,10 +270,7 @@ def test_problems_of_all_jobs_are_reported_with_their_overrides_and_leave_no_fil
     assert main(command) == 2
     said = capsys.readouterr().err
     assert said.startswith("2 configuration errors\n  job #1 (")
-    assert (
-        "hooks.h.select: 'fcc' matches no module of CNN; the same in #3 (hooks.h.factor=1.5 hooks.h.select=fcc)"
-        in said
-    )
+    assert "hooks.h.select: 'fcc' matches no module of CNN; the same in #3" in said
     assert "hooks.h.factor: found 'x'" in said
     assert list(cwd.iterdir()) == []
 
@@ -326,10 +311,8 @@ def test_an_unset_direction_is_set() -> None:
 
 def test_a_set_direction_is_kept_and_a_contradiction_is_refused() -> None:
     set_direction(config(direction="maximize"), ACCURACY)
-    for cfg in (
-        config(direction="minimize"),
-        config("hydra.sweeper.optim.maximize=false", optim={"maximize": False}),
-    ):
+    optim = config("hydra.sweeper.optim.maximize=false", optim={"maximize": False})
+    for cfg in (config(direction="minimize"), optim):
         with pytest.raises(SpecError) as refused:
             set_direction(cfg, ACCURACY)
         assert "objective.direction=minimize" in str(refused.value)
@@ -346,7 +329,7 @@ def test_a_sweep_goes_on_after_failed_jobs_unless_a_rate_was_typed(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 7), (3, 3)])
-def test_a_sampler_without_a_seed_gets_the_one_of_the_experiment(
+def test_a_sampler_without_a_seed_gets_the_experiment_s(
     given: int | None, expected: int, tmp_path: Path
 ) -> None:
     cfg = config(sampler={"seed": given})
@@ -359,9 +342,7 @@ def test_a_sampler_without_a_seed_gets_the_one_of_the_experiment(
 def test_a_job_with_another_objective_is_refused() -> None:
     plain = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
     require_goal(parse_experiment({**plain, "task": {"name": "train"}}), ACCURACY)
-    with pytest.raises(
-        SpecError, match=r"this job is to maximize train/accuracy .* the sweep is to maximize val/"
-    ):
+    with pytest.raises(SpecError, match=r"job is to maximize train/accuracy .* sweep is to maximize val/"):
         require_goal(parse_experiment({**plain, "task": {"name": "evaluate", "split": "train"}}), ACCURACY)
 
 
@@ -386,17 +367,10 @@ def test_optuna_finds_the_good_learning_rate_and_continues_after_one_that_diverg
     assert "best: job 0 (train.optimizer.lr=0.003), val/loss" in out
     found = OmegaConf.load(cwd / "found/optimization_results.yaml")
     assert found.best_params["train.optimizer.lr"] == 0.003
-    again = [
-        *command[:-1],
-        "objective=val/accuracy",
-        "hydra.sweep.dir=again",
-        "train.optimizer.lr=1e-08,0.003",
-    ]
-    assert main(again) == 0
+    again = ["objective=val/accuracy", "hydra.sweep.dir=again", "train.optimizer.lr=1e-08,0.003"]
+    assert main([*command[:-1], *again]) == 0
     found = OmegaConf.load(cwd / "again/optimization_results.yaml")
-    assert found.best_params["train.optimizer.lr"] == 0.003 and found.best_value > 0.5, (
-        "the accuracy is maximized"
-    )
+    assert found.best_params["train.optimizer.lr"] == 0.003 and found.best_value > 0.5
 
 
 SHORT = ["model=mlp", "train.limit_batches=1", "train.epochs=1", "compute.device=cpu", "compute.threads=1"]
@@ -416,7 +390,7 @@ def statuses(sweep: Path) -> dict[str, str]:
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of the plugins
-def test_jobs_in_other_processes_fail_fast_and_can_be_resumed(
+def test_jobs_in_other_processes_fail_fast_and_resume(
     name: str, plugin: str, settings: list[str], cwd: Path
 ) -> None:
     extra = name.partition("_")[0]

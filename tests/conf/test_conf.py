@@ -110,9 +110,7 @@ def test_the_task_of_a_tutorial_can_be_changed_on_the_command_line(name: str) ->
 
 
 # Those of the tutorials run, with their figures, in tests of their own.
-def test_the_task_of_an_experiment_can_be_changed_to_plan_which_writes_no_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_task_of_an_experiment_can_be_changed_to_plan(tmp_path, monkeypatch) -> None:
     """Each composes; one of each task is run. That the hooks of each fit its model is tested in test_experiments.py."""
     monkeypatch.chdir(tmp_path)
     shown = dict[str, str]()

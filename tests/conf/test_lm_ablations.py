@@ -54,9 +54,7 @@ def test_heads_and_positions_of_one_trained_model(tmp_path: Path, monkeypatch: p
     assert len(runs) == 2, "the model is trained once for all jobs of all sweeps, and so is the clean run"
 
 
-def test_what_the_model_would_predict_after_each_layer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_model_would_predict_after_each_layer(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     def lens(*more: str) -> list[dict[str, Any]]:

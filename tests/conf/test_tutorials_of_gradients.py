@@ -39,9 +39,7 @@ def test_01_the_gradient_of_b_is_printed_and_nothing_changes(tutorial: Runs, cap
     assert weights.read_bytes() == plain.read_bytes()
 
 
-def test_02_doubling_b_s_gradient_during_backward_doubles_a_s(
-    tutorial: Runs, model_of: Models, on_gradient: OnGradient
-) -> None:
+def test_02_doubling_b_s_gradient_during_backward_doubles_a_s(tutorial, model_of, on_gradient) -> None:
     gradients = tutorial(2).captures["gradients"]["a"]
     assert_close(gradients[0], torch.full((5,), 0.8))
     model = model_of("tutorial/doubling")
@@ -50,9 +48,7 @@ def test_02_doubling_b_s_gradient_during_backward_doubles_a_s(
     assert_close(gradients[0], model.a.grad)
 
 
-def test_03_doubling_the_loss_s_gradient_doubles_all_upstream_gradients(
-    tutorial: Runs, model_of: Models, on_gradient: OnGradient
-) -> None:
+def test_03_doubling_the_loss_s_gradient_doubles_all_upstream(tutorial, model_of, on_gradient) -> None:
     run = tutorial(3)
     near(run.captures["gradients"]["w"][0], TWICE_W)
     near(run.captures["gradients"]["b"][0], TWICE_B)
@@ -112,9 +108,7 @@ def test_07_the_bias_s_gradient_is_zero(tutorial: Runs, model_of: Models) -> Non
     assert_close(plain, model.fc.bias.grad)
 
 
-def test_08_three_hooks_of_one_module_fire_in_order(
-    tutorial: Runs, capsys: Any, model_of: Models, on_gradient: OnGradient
-) -> None:
+def test_08_three_hooks_of_one_module_fire_in_order(tutorial, capsys, model_of, on_gradient) -> None:
     before = "+hooks.before={select: relu, hook: output_grad, action: capture, priority: -1}"
     after = "+hooks.after={select: relu, hook: output_grad, action: capture}"
     captures = tutorial(8, before, after).captures
@@ -145,9 +139,7 @@ def test_09_a_backward_hook_shows_the_true_shapes(tutorial: Runs, capsys: Any) -
     ]
 
 
-def test_17_the_gradients_of_inputs_output_and_weight_are_autograd_s(
-    tutorial: Runs, model_of: Models
-) -> None:
+def test_17_the_gradients_of_inputs_output_and_weight_are_autograd_s(tutorial, model_of) -> None:
     model, seen = model_of("tutorial/product"), list[Tensor]()
     model.function.register_full_backward_hook(
         lambda module, grad_input, grad_output: seen.extend((*grad_input, *grad_output))

@@ -60,9 +60,7 @@ def test_12_two_layers_features(tutorial: Runs) -> None:
         assert run.captures["features"][name].sample_ids.tolist() == list(range(10))
 
 
-def test_12_on_pictures_in_a_folder_the_rows_are_in_their_order(
-    tutorial: Runs, tmp_path: Path, outputs_of: Outputs
-) -> None:
+def test_12_on_pictures_in_a_folder_the_rows_are_in_their_order(tutorial, tmp_path, outputs_of) -> None:
     noise = np.random.default_rng(0)
     for name in ("cat", "ant", "bee"):
         for split in ("train", "val"):
@@ -173,9 +171,7 @@ def test_19_every_parameter_of_the_class_is_one(tutorial: Runs, model_of: Models
     assert sum(bool((parameter == 1).all()) for parameter in model.parameters()) == 4
 
 
-def test_20_an_added_parameter_is_computed_with_trained_saved_and_restored(
-    tutorial: Runs, model_of: Models
-) -> None:
+def test_20_an_added_parameter_is_computed_with_trained_saved_and_restored(tutorial, model_of) -> None:
     from safetensors.torch import load_file
 
     model = model_of("tutorial/functions")

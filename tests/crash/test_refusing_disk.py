@@ -1,12 +1,13 @@
-"""A write that fails is one clear error: the path, the system's message, what was kept; never a partial file."""
+"""A write that fails is one clear error, and a removed directory is not made again; never a partial file."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,9 +24,18 @@ from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states import checkpoint
 from hookrun.store.verify import verify
+from hookrun.tasks.run.context import RunContext
 
 AT = {"epoch": 0, "step": 0, "call": 0}
 NOBODY = 65534
+SMALL = ("compute.device=cpu", "compute.threads=1", "hydra.run.dir=run")
+CAPTURE = "+hooks.h={select: relu2, hook: forward, action: capture}"
+PREDICT = ("task=predict", "compute.capture_buffer=1", CAPTURE)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 @contextmanager
@@ -165,12 +175,12 @@ def test_a_read_only_folder_is_named(read_only: Path) -> None:
 
 
 @contextmanager
-def no_more_files() -> Iterator[None]:
-    """No file can be opened: all descriptors are used up."""
+def no_more_files(left: int = 0) -> Iterator[None]:
+    """No file can be opened, or few at a time: the other descriptors are used up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(2)
     os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + left, hard))
     try:
         yield
     finally:
@@ -197,21 +207,10 @@ def test_a_process_without_file_descriptors_names_what_it_could_not_open(tmp_pat
     assert open_run(tmp_path).status["status"] == "running" and names(tmp_path / "captures") == []
 
 
-def test_a_run_with_few_file_descriptors_needs_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_few_file_descriptors_needs_no_more(tmp_path: Path) -> None:
     """Shards, lines and checkpoints are closed once they are written."""
-    monkeypatch.chdir(tmp_path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(2)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 24, hard))
-    try:
-        hook = "+hooks.h={select: relu2, hook: forward, action: capture}"
-        small = ("compute.device=cpu", "compute.threads=1", "compute.capture_buffer=1", "hydra.run.dir=run")
-        assert main([*small, "task=predict", "train.limit_batches=8", hook]) == 0
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with no_more_files(left=24):
+        assert main([*SMALL, *PREDICT, "train.limit_batches=8"]) == 0
     assert open_run(tmp_path / "run").status["status"] == "done"
 
 
@@ -263,11 +262,8 @@ def test_a_run_that_fills_its_disk_ends_with_that_error_and_keeps_what_it_had(
             full(target)
         replace(source, target)
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.replace", fills_up)
-    hook = "+hooks.h={select: relu2, hook: forward, action: capture}"
-    small = ("compute.device=cpu", "compute.threads=1", "compute.capture_buffer=1", "hydra.run.dir=run")
-    assert main([*small, "task=predict", "task.split=train", hook]) == 1
+    assert main([*SMALL, *PREDICT, "task.split=train"]) == 1
     said = capsys.readouterr().err
     # Of captures or of predictions: each has a writer of its own.
     refused = {str(shard) for shard in shards[3:] if f"cannot write {shard}: No space left on device" in said}
@@ -276,3 +272,95 @@ def test_a_run_that_fills_its_disk_ends_with_that_error_and_keeps_what_it_had(
     run = open_run(tmp_path / "run")
     assert run.status["status"] == "failed" and any(shard in run.status["reason"] for shard in refused)
     assert verify(run.path).bad == [] and len(run.captures["h"]["relu2"]) >= 64
+
+
+@pytest.fixture
+def at_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """Call a function before the n-th forward; returns a list that grows by one with each forward."""
+
+    forward = RunContext.forward
+
+    def at_forward(number: int, do: Callable[[], Any]) -> list[int]:
+        calls = list[int]()
+
+        def counted(self: RunContext, *args: Any) -> Any:
+            calls.append(len(calls))
+            if len(calls) == number:
+                do()
+            return forward(self, *args)
+
+        monkeypatch.setattr(RunContext, "forward", counted)
+        return calls
+
+    return at_forward
+
+
+def remove(path: Path) -> None:
+    """Remove at once, even while another thread writes into it."""
+    gone = path.with_name("gone")
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def test_a_run_whose_directory_is_removed_fails_early(tmp_path: Path, at_forward, capsys) -> None:
+    path = tmp_path / "run"
+    tasks = {
+        "task=train train.log_every=1": "metrics.jsonl was removed during the run",
+        "task=predict task.split=train compute.capture_buffer=1": "samples.jsonl was removed during the run",
+        "task=evaluate": "No such file or directory",
+    }
+    for task, said in tasks.items():
+        calls = at_forward(2, lambda: remove(path))
+        assert main([*SMALL, *task.split(), CAPTURE]) == 1, task
+        err = capsys.readouterr().err
+        assert str(path) in err and said in err, err
+        assert "Traceback" not in err.replace("traceback: not saved", ""), err
+        assert len(calls) < 20, f"{task}: it went on for {len(calls)} batches"
+        assert not path.exists(), task
+
+
+def test_a_run_does_not_write_into_another_run_of_its_name(tmp_path: Path, at_forward, capsys) -> None:
+    path = tmp_path / "run"
+
+    def replaced() -> None:
+        path.rename(tmp_path / "moved")
+        path.mkdir()
+        (path / "status.json").write_text("another's")
+
+    at_forward(2, replaced)
+    assert main([*SMALL, "task=evaluate"]) == 1
+    assert "removed during the run" in capsys.readouterr().err
+    assert {each.name: each.read_text() for each in path.iterdir() if each.suffix == ".json"} == {
+        "status.json": "another's"
+    }
+
+
+def test_a_missing_shard_is_an_error_when_the_manifest_is_written(tmp_path: Path, at_forward, capsys) -> None:
+    lost = tmp_path / "run/captures/000000.safetensors"
+    at_forward(20, lambda: lost.unlink())
+    assert main([*SMALL, *PREDICT, "task.split=train"]) == 1
+    assert "has lost captures that were written to it: captures/000000.safetensors" in capsys.readouterr().err
+
+
+def test_each_part_of_a_removed_directory_names_its_path(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    run.set_status("running")
+    run.log_metrics(step=0)
+    run.captures.add("f", "m", torch.ones(1), sample_ids=None, **AT)
+    run.captures.flush()
+    shutil.rmtree(run.path)
+    run.captures.add("f", "m", torch.ones(1), sample_ids=None, **AT)
+    cases: dict[str, Callable[[], Any]] = {
+        "metrics.jsonl was removed during the run, with its 1 lines": lambda: run.log_metrics(step=1),
+        "captures/index.jsonl was removed": run.captures.flush,
+        "cannot be reached: No such file": lambda: run.set_status("done"),
+        "cannot be reached": run.write_manifest,
+    }
+    for said, write in cases.items():
+        with pytest.raises(StoreError, match=said) as caught:
+            write()
+        assert str(run.path) in str(caught.value)
+    with pytest.raises(StoreError, match="was removed during the run"):
+        run.close()
+    assert not run.path.exists()

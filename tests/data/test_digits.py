@@ -48,9 +48,7 @@ def test_the_split_does_not_depend_on_the_experiments_seed() -> None:
     assert torch.equal(tensors("val", seed=0)[0], tensors("val", seed=1)[0])
 
 
-def test_scikit_learn_reads_them_where_its_file_is_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_scikit_learn_reads_them_where_its_file_is_elsewhere(monkeypatch) -> None:
     before = tensors("val")
     monkeypatch.setattr(digits_module, "_FILE", "datasets/data/elsewhere.csv.gz")
     digits_module._read.cache_clear()

@@ -87,9 +87,7 @@ def test_a_single_root_is_split_class_by_class_always_the_same_way(flat_root: Pa
 
 
 @pytest.mark.parametrize(("fraction", "empty", "full"), [(0.0, "val", "train"), (1.0, "train", "val")])
-def test_all_of_a_single_root_can_be_one_split(
-    flat_root: Path, fraction: float, empty: Split, full: Split
-) -> None:
+def test_all_of_a_single_root_can_be_one_split(flat_root, fraction: float, empty: Split, full: Split) -> None:
     config = section(flat_root, val_fraction=fraction)
     assert len(load(config, full, seed=0)) == 15
     assert describe(config, full).sizes[empty] == 0
@@ -106,9 +104,7 @@ def test_one_split_suffices_where_only_it_is_used(tmp_path: Path, write_images: 
     assert found.what.endswith("beside it there is val")
 
 
-def test_different_classes_would_shift_the_labels_and_are_refused(
-    split_root: Path, write_images: Any
-) -> None:
+def test_different_classes_would_shift_the_labels_and_are_refused(split_root, write_images) -> None:
     write_images(split_root / "train" / "aa")
     found = problem(section(split_root))
     assert found.what.endswith("differ in their class folders, hence in their labels: aa")
@@ -123,9 +119,7 @@ def test_different_classes_would_shift_the_labels_and_are_refused(
         ("imagenet", ["a", "b"], "has no folder {root}/train; beside it there is a, b"),
     ],
 )
-def test_folders_that_are_no_splits_with_classes_are_refused(
-    tmp_path: Path, name: str, folders: list[str], said: str
-) -> None:
+def test_folders_that_hold_no_splits_are_refused(tmp_path, name: str, folders: list[str], said: str) -> None:
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
     found = problem(section(tmp_path, name))
@@ -133,9 +127,7 @@ def test_folders_that_are_no_splits_with_classes_are_refused(
     assert (name == "imagenet") == ("torchvision.datasets.ImageNet" in found.hint)
 
 
-def test_a_class_without_images_is_named_before_the_data_is_loaded(
-    split_root: Path, write_images: Any
-) -> None:
+def test_a_class_without_images_is_named_before_the_data_is_loaded(split_root, write_images) -> None:
     for part in ("train", "val"):
         (split_root / part / "empty").mkdir()
     found = problem(section(split_root))

@@ -32,9 +32,7 @@ def test_a_strangers_file_is_refused_with_its_place(tmp_path: Path) -> None:
     assert "there is no file" in refusal("prompts", file=str(tmp_path / "y.jsonl"))
     assert "does not end in .jsonl" in refusal("prompts", file=str(tmp_path / "x.txt"))
     assert "there is no folder" in refusal("text", file=str(path), tokenizer=str(tmp_path / "tokenizer"))
-    assert "no tokenizer that transformers can read" in refusal(
-        "text", file=str(path), tokenizer=str(tmp_path)
-    )
+    assert "no tokenizer that" in refusal("text", file=str(path), tokenizer=str(tmp_path))
 
 
 def test_names_of_a_strangers_file_write_no_control_characters(tmp_path: Path) -> None:
@@ -49,9 +47,7 @@ def test_names_of_a_strangers_file_write_no_control_characters(tmp_path: Path) -
         assert all(each.isprintable() for each in message.splitlines())
 
 
-def test_a_byte_order_mark_is_not_text_and_the_number_of_lines_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_byte_order_mark_is_not_text_and_the_number_of_lines_is_bounded(tmp_path, monkeypatch) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes(b"\xef\xbb\xbfa\nb\n\nc")
     assert list(text_files.lines(path, "key")) == [(1, "a\n"), (2, "b\n"), (3, "\n"), (4, "c")]
@@ -118,10 +114,7 @@ def test_a_text_too_short_for_two_samples_is_told_how_long_a_sample_is(tmp_path:
     path = tmp_path / "corpus.txt"
     path.write_text("one\ntwo\n")
     said = refusal("text", "val", file=str(path))
-    assert (
-        "a sample is 128 tokens: data.args.length=N makes it shorter" in said
-        and "data.args.packed=false" in said
-    )
+    assert "128 tokens: data.args.length=N makes it shorter" in said and "data.args.packed=false" in said
     path.write_text("one\n")
     assert "data.args.length" not in refusal("text", "val", file=str(path), packed=False)
 

@@ -66,9 +66,7 @@ def test_mnist_is_described_and_loaded_alike(mnist_root: Path, name: str, split:
 
 @pytest.mark.parametrize("name", CIFAR_LIKE)
 @pytest.mark.parametrize(("split", "part"), [("train", "train_list"), ("val", "test_list")])
-def test_cifar_is_as_published_with_channels_first(
-    cifar_root: Path, name: str, split: Split, part: str
-) -> None:
+def test_cifar_is_as_published_with_channels_first(cifar_root, name: str, split: Split, part: str) -> None:
     config = section(name, cifar_root)
     samples = load(config, split, seed=0)
     assert len(samples) == 2 * len(getattr(CIFAR_LIKE[name], part))
@@ -88,9 +86,7 @@ def test_samples_pickle_for_worker_processes(mnist_root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*MNIST_LIKE, *CIFAR_LIKE])
-def test_missing_files_are_named_with_where_they_were_looked_for_and_how_to_get_them(
-    tmp_path: Path, name: str
-) -> None:
+def test_missing_files_are_named_with_how_to_get_them(tmp_path, name: str) -> None:
     config = section(name, tmp_path)
     found = problem(lambda: describe(config))
     assert found == problem(lambda: load(config, "val", seed=0))
@@ -140,11 +136,7 @@ def test_a_damaged_file_of_mnist_is_named(
     ("file", "array", "said"),
     [
         ("train-labels-idx1-ubyte", np.zeros(5), "6 images and 5 labels"),
-        (
-            "t10k-images-idx3-ubyte",
-            np.zeros((4, 8, 9)),
-            "images of [1, 28, 28] for training and of [1, 8, 9]",
-        ),
+        ("t10k-images-idx3-ubyte", np.zeros((4, 8, 9)), "[1, 28, 28] for training and of [1, 8, 9]"),
         ("t10k-labels-idx1-ubyte", None, "the data set 'mnist' lacks t10k-labels-idx1-ubyte in "),
     ],
 )
@@ -184,9 +176,7 @@ def test_a_pickle_that_is_not_the_published_one_is_never_loaded(cifar_root: Path
 
 
 @pytest.mark.parametrize("name", [*MNIST_LIKE, *CIFAR_LIKE])
-def test_what_will_be_downloaded_can_be_described_without_a_network(
-    tmp_path: Path, name: str, offline: list[float | None]
-) -> None:
+def test_what_will_be_downloaded_can_be_described_without_a_network(tmp_path, name: str, offline) -> None:
     info = describe(section(name, tmp_path, download=True))
     assert sum(size or 0 for size in info.sizes.values()) == (70_000 if name in MNIST_LIKE else 60_000)
     assert info.shape == ((1, 28, 28) if name in MNIST_LIKE else (3, 32, 32))
@@ -195,9 +185,7 @@ def test_what_will_be_downloaded_can_be_described_without_a_network(
 
 
 @pytest.mark.parametrize("name", [*MNIST_LIKE, *CIFAR_LIKE])
-def test_a_failed_download_is_one_error_that_says_how_to_do_without(
-    tmp_path: Path, name: str, offline: list[float | None]
-) -> None:
+def test_a_failed_download_is_one_error_that_says_how_to_do_without(tmp_path, name: str, offline) -> None:
     found = problem(lambda: load(section(name, tmp_path, download=True), "train", seed=0))
     assert found.where == "data.args.download"
     assert str(tmp_path) in found.what
@@ -209,8 +197,6 @@ def test_a_failed_download_is_one_error_that_says_how_to_do_without(
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_existing_files_are_not_downloaded_again(
-    name: str, mnist_root: Path, cifar_root: Path, offline: list[float | None]
-) -> None:
+def test_existing_files_are_not_downloaded_again(name: str, mnist_root, cifar_root, offline) -> None:
     assert len(load(section(name, mnist_root, download=True), "train", seed=0)) in (6, 10)
     assert offline == []

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from torchvision.transforms import v2
 
 from hookrun.data.info import InputsInfo, TensorInfo
-from hookrun.data.transforms import (
-    NAMES,
-    Transform,
-    after_transforms,
-    make_transform,
-    parse_transforms,
-)
+from hookrun.data.transforms import NAMES, Transform, after_transforms, make_transform, parse_transforms
 from hookrun.errors import Problem, SpecError
 
 # An example of each, and torchvision's equivalent; a test checks that the list is complete.
@@ -75,20 +69,14 @@ def test_a_transform_is_torchvisions_own_under_the_same_randomness(name: str) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_transform_pickles_for_worker_processes(name: str) -> None:
+def test_a_transform_pickles_and_leaves_its_input_as_it_was(name: str) -> None:
     built = transform(name, **EXAMPLES[name][0]).function
     again = pickle.loads(pickle.dumps(built))
+    before = IMAGE.clone()
     torch.manual_seed(0)
     expected = built(IMAGE)
     torch.manual_seed(0)
-    assert torch.equal(again(IMAGE), expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_transform_leaves_its_input_as_it_was(name: str) -> None:
-    before = IMAGE.clone()
-    transform(name, **EXAMPLES[name][0]).function(IMAGE)
-    assert torch.equal(IMAGE, before)
+    assert torch.equal(again(IMAGE), expected) and torch.equal(IMAGE, before)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -133,7 +121,7 @@ def refused(name: str, args: dict[str, Any]) -> Problem:
         ("flatten", {"start_dim": 1}, "start_dim"),
     ],
 )
-def test_arguments_that_do_not_fit_the_signature_are_refused_by_name(
+def test_arguments_outside_the_signature_are_refused_by_name(
     name: str, args: dict[str, Any], key: str
 ) -> None:
     assert refused(name, args).where == f"{name}.{key}"
@@ -143,20 +131,14 @@ def test_arguments_that_do_not_fit_the_signature_are_refused_by_name(
     ("name", "args", "said"),
     [
         ("resize", {"size": [8, 8, 8]}, "size can be"),
-        (
-            "random_resized_crop",
-            {"size": 8, "scale": [1, 0.5]},
-            "Scale and ratio should be of kind (min, max)",
-        ),
+        ("random_resized_crop", {"size": 8, "scale": [1, 0.5]}, "Scale and ratio should be"),
         ("random_horizontal_flip", {"p": 1.5}, "`p` should be"),
         ("random_rotation", {"degrees": -1}, "must be positive"),
         ("color_jitter", {"brightness": -1}, "brightness"),
         ("color_jitter", {"hue": 0.6}, "hue values should be between"),
     ],
 )
-def test_values_that_torchvisions_constructor_refuses_are_reported_in_its_words(
-    name: str, args: dict[str, Any], said: str
-) -> None:
+def test_values_torchvision_refuses_are_told_in_its_words(name: str, args: dict[str, Any], said: str) -> None:
     problem = refused(name, args)
     assert problem.where == name
     assert said in problem.what
@@ -173,17 +155,12 @@ def test_values_that_torchvisions_constructor_refuses_are_reported_in_its_words(
         ("normalize", {"mean": [], "std": []}),
     ],
 )
-def test_values_that_torchvision_refuses_only_on_a_sample_are_found_without_one(
-    name: str, args: dict[str, Any]
-) -> None:
+def test_values_it_refuses_on_a_sample_are_found_without_one(name: str, args: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match=f"data.transforms.{name}: does not fit"):
         fitted(TensorInfo((3, 16, 16), torch.float32), **{name: args})
 
 
-@pytest.mark.parametrize(
-    ("name", "argument"),
-    [("normalize", "inplace"), ("random_rotation", "expand")],
-)
+@pytest.mark.parametrize(("name", "argument"), [("normalize", "inplace"), ("random_rotation", "expand")])
 def test_arguments_that_would_break_a_data_set_are_left_out(name: str, argument: str) -> None:
     args = EXAMPLES[name][0] | {argument: True}
     assert refused(name, args).what == "unknown key"
@@ -239,10 +216,10 @@ STEPS = st.fixed_dictionaries(
 def test_the_predicted_shape_is_that_of_a_real_sample(
     transforms: dict[str, Any], channels: int, height: int, width: int
 ) -> None:
-    last = {
-        name: transforms.pop(name) for name in ("flatten",) if name in transforms
-    }  # the others take images
-    steps, _ = parse_transforms({**transforms, **last}, WHERE)
+    flatten = [name for name in transforms if name == "flatten"]  # last: the others take images
+    steps, _ = parse_transforms(
+        {name: transforms[name] for name in (*(transforms.keys() - {"flatten"}), *flatten)}, WHERE
+    )
     predicted = after_transforms(steps, TensorInfo((channels, height, width), torch.float32), WHERE)
     sample = torch.rand(channels, height, width)
     for step in steps.values():
@@ -267,16 +244,10 @@ def test_transforms_apply_in_order_to_one_input() -> None:
         ({"normalize": TO_ZERO, "rgb": {}}, "normalize", "the number of means is 3"),
         ({"flatten": None, "resize": {"size": 4}}, "resize", "a sample [64] float32: it takes an image"),
         ({"random_crop": {"size": 9}}, "random_crop", "larger than input image size (8, 8)"),
-        (
-            {"to_dtype": {"dtype": "uint8"}, "normalize": {"mean": [0], "std": [1]}},
-            "normalize",
-            "does not fit",
-        ),
+        ({"to_dtype": {"dtype": "uint8"}, "normalize": {"mean": [0], "std": [1]}}, "normalize", "not fit"),
     ],
 )
-def test_a_misfit_names_the_transform_and_the_sample_that_reaches_it(
-    transforms: dict[str, Any], where: str, said: str
-) -> None:
+def test_a_misfit_names_the_transform_and_sample(transforms: dict[str, Any], where: str, said: str) -> None:
     (problem,) = misfits(GREY, **transforms)
     assert problem.where == f"{WHERE}.{where}" and said in problem.what
 

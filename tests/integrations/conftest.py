@@ -20,21 +20,13 @@ def spec() -> dict[str, Any]:
     """A gradient edit, a capture in evaluation, statistics in training."""
     return {
         "clamp": {
-            "select": "net.2",
-            "hook": "post_accumulate_grad",
-            "action": "clamp",
-            "min": -0.01,
-            "max": 0.01,
+            "select": "net.2", "hook": "post_accumulate_grad", "action": "clamp", "min": -0.01, "max": 0.01,
         },
         "seen": {"select": "net.0", "hook": "forward", "action": "capture", "when": {"mode": "eval"}},
         "trained": {
-            "select": "net.0",
-            "hook": "forward",
-            "action": "stats",
-            "of": ["mean"],
-            "when": {"mode": "train"},
+            "select": "net.0", "hook": "forward", "action": "stats", "of": ["mean"], "when": {"mode": "train"},
         },
-    }
+    }  # fmt: skip
 
 
 BATCH, ACCUMULATE, EPOCHS, RATE = 4, 2, 2, 0.5
@@ -94,11 +86,8 @@ def check_a_fit(run: hookrun.Run) -> None:
     assert rows.sample_ids.tolist() == [*range(22)] * EPOCHS and set(rows.calls.tolist()) == {0}
     assert rows.epochs.tolist() == [0] * 22 + [1] * 22 and set(rows.splits.tolist()) == {1}
     assert rows.steps[:22].tolist() == [number // BATCH for number in range(22)]
-    assert {(site["hook"], site["fired"]) for site in run.hooks["sites"]} == {
-        ("clamp", 6),
-        ("seen", 12),
-        ("trained", 12),
-    }
+    fired = {(site["hook"], site["fired"]) for site in run.hooks["sites"]}
+    assert fired == {("clamp", 6), ("seen", 12), ("trained", 12)}
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,12 @@ from hookrun.integrations.recording import LoopFollower
 HOOKS = {"seen": {"select": "fc", "hook": "forward", "action": "capture"}}
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(x)
+def net() -> nn.Module:
+    return nn.Sequential(OrderedDict(fc=nn.Linear(3, 2)))
 
 
 def test_a_second_run_has_its_own_directory_and_no_hook_stays(tmp_path: Path) -> None:
-    model, follower = Net(), LoopFollower(HOOKS, tmp_path / "run")
+    model, follower = net(), LoopFollower(HOOKS, tmp_path / "run")
     for number in range(2):
         follower.begin(model)
         follower.epoch(number)
@@ -45,7 +41,7 @@ def test_a_second_run_has_its_own_directory_and_no_hook_stays(tmp_path: Path) ->
 
 def test_a_validation_has_its_own_steps_and_training_continues_with_its_own(tmp_path: Path) -> None:
     follower = LoopFollower(HOOKS, tmp_path / "run")
-    hooks = follower.begin(Net())
+    hooks = follower.begin(net())
     hooks.clock.step, hooks.numbered = 7, 28
     with pytest.raises(RuntimeError, match="in the middle"), follower.evaluating():
         follower.evaluated_batch()
@@ -57,7 +53,7 @@ def test_a_validation_has_its_own_steps_and_training_continues_with_its_own(tmp_
 
 def test_the_run_of_a_failed_loop_is_failed(tmp_path: Path) -> None:
     follower = LoopFollower(HOOKS, os.fspath(tmp_path / "run"))
-    follower.begin(Net())
+    follower.begin(net())
     follower.end(ValueError("a bad batch"))
     status = hookrun.open_run(tmp_path / "run").status
     assert status["status"] == "failed" and "a bad batch" in status["reason"]

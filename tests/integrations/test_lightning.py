@@ -70,12 +70,8 @@ def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def trainer(*callbacks: Any, **options: Any) -> Any:
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    base = {
-        "max_epochs": EPOCHS,
-        "accelerator": "cpu",
-        "accumulate_grad_batches": ACCUMULATE,
-        "log_every_n_steps": 1,
-    }
+    base = {"accelerator": "cpu", "accumulate_grad_batches": ACCUMULATE, "log_every_n_steps": 1}
+    options = {"max_epochs": EPOCHS, **options}
     return pl.Trainer(callbacks=list(callbacks), logger=False, **{**quiet, **base, **options})
 
 
@@ -136,12 +132,9 @@ def test_an_exception_ends_the_run(tmp_path: Path, loader, plain, spec) -> None:
         status = hookrun.open_run(tmp_path / f"{number}").status
         assert status["status"] == ("interrupted" if number else "failed") and plain.unhooked(module)
         assert callback.following is None
-    module, callback = (
-        Module(),
-        Callback({**spec, "wrong": {**spec["seen"], "select": "nothing"}}, run_dir=tmp_path / "c"),
-    )
+    wrong = {**spec, "wrong": {**spec["seen"], "select": "nothing"}}
     with pytest.raises(hookrun.CompileError):
-        trainer(callback).fit(module, loader)
+        trainer(Callback(wrong, run_dir=tmp_path / "c")).fit(Module(), loader)
     assert not (tmp_path / "c").exists()
 
 
@@ -176,9 +169,8 @@ def test_samples_of_experiments_and_by_a_function(tmp_path: Path, loader) -> Non
 def test_gradients_are_seen_unscaled(tmp_path: Path, samples, loader, plain, spec) -> None:
     from lightning.pytorch.plugins import MixedPrecision
 
-    class Scaled(
-        MixedPrecision
-    ):  # on a CPU fp16 is slow and Lightning does not offer it, but its scaler works
+    # on a CPU fp16 is slow and Lightning does not offer it, but its scaler works
+    class Scaled(MixedPrecision):
         def autocast_context_manager(self) -> Any:
             return torch.autocast("cpu", enabled=False)
 

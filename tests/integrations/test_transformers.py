@@ -76,14 +76,8 @@ def trainer(tmp_path: Path, samples, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
 
     def trainer(model: nn.Module | None, *callbacks: Any, **more: Any) -> Any:
-        return Plain(
-            model=model,
-            args=arguments,
-            train_dataset=data,
-            eval_dataset=data,
-            callbacks=list(callbacks),
-            **more,
-        )
+        both = {"train_dataset": data, "eval_dataset": data}
+        return Plain(model=model, args=arguments, callbacks=list(callbacks), **both, **more)
 
     return trainer
 

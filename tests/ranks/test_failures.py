@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -64,9 +63,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_an_edit_on_some_ranks_only_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_an_edit_on_some_ranks_only_is_refused(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     hook = "+hooks.h={select: fc, hook: forward, action: scale, factor: 2, when: {rank: 0}}"
     assert main([*SMALL, "task=plan", hook]) == 2
@@ -76,9 +73,7 @@ def test_an_edit_on_some_ranks_only_is_refused(
         assert "hooks.trips.when.rank" in capsys.readouterr().err
 
 
-def test_a_check_that_stops_one_rank_where_the_loss_is_not_finite_ends_all(
-    workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_that_stops_one_rank_ends_all(workers, tmp_path, monkeypatch) -> None:
     """The rank without the bad sample would otherwise wait for the other one while it looks for the source."""
     monkeypatch.chdir(tmp_path)
     inputs = torch.zeros(8, 1, 8, 8)

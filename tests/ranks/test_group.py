@@ -141,9 +141,7 @@ def told(ranks: RankGroup, error: BaseException) -> BaseException:
         (RuntimeError("x" * 9000), "RuntimeError: " + "x" * 3986, 1),
     ],
 )
-def test_a_failure_is_raised_as_it_is_and_the_first_one_is_told_to_the_others(
-    error: BaseException, text: str, code: int
-) -> None:
+def test_a_failure_is_raised_and_told_to_the_others(error: BaseException, text: str, code: int) -> None:
     first, other = pair()
     assert told(other, error) is error
     third = RankGroup(2, 3, other._store)
@@ -157,9 +155,7 @@ def test_a_failure_is_raised_as_it_is_and_the_first_one_is_told_to_the_others(
 def test_ranks_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "_ROLL_CALL", 0.0)
     first, other = pair()
-    assert str(told(first, RuntimeError(LOST))).startswith(
-        "rank 1 is gone, or did not answer within compute.timeout"
-    )
+    assert str(told(first, RuntimeError(LOST))).startswith("rank 1 is gone, or did not answer")
     third = RankGroup(2, 4, first._store)
     assert str(told(third, distributed.DistBackendError("nccl"))).startswith("ranks 1, 3 are gone")
     one, two = pair()
@@ -181,14 +177,10 @@ def test_a_store_that_is_gone_with_rank_0_is_told() -> None:
     assert told(RankGroup(1, 2, Gone()), own) is own  # type: ignore[arg-type]
 
 
-def test_a_group_is_open_in_its_block_alone_and_refused_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_group_is_open_in_its_block_alone_and_refused_where_there_is_one(monkeypatch) -> None:
     me = Started(0, 1, 0)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(
-        HookrunError, match=r"compute\.timeout: rank 0 of 1 did not connect to the other ranks within 5 s"
-    ):
+    with pytest.raises(HookrunError, match=r"compute\.timeout: rank 0 of 1 did not connect .* within 5 s"):
         joined(me, "cpu", 5).__enter__()
     real = distributed.init_process_group
 

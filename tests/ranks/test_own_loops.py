@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
-
-from warm_processes import WarmProcesses
 
 LOOP = Path(__file__).with_name("own_loop.py")
 
 
-def test_hooks_under_a_wrapper_see_reduced_gradients(
-    free_port: Any, warm: WarmProcesses, tmp_path: Path
-) -> None:
+def test_hooks_under_a_wrapper_see_reduced_gradients(free_port, warm, tmp_path) -> None:
     port = free_port()
     files = [tmp_path / "0", tmp_path / "1"]
     with files[0].open("w") as one, files[1].open("w") as two:

@@ -62,9 +62,7 @@ def wait_for(folder: Path, count: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_killed_rank_and_another_number_of_ranks(
-    workers: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_killed_rank_and_another_number_of_ranks(workers, same, tmp_path, monkeypatch, capsys) -> None:
     """Killed in the middle of an epoch; resumed by two, by three and by one; a run of one is resumed by two."""
     monkeypatch.chdir(tmp_path)
     assert workers.run(tmp_path, *ARGV, "hydra.run.dir=whole").codes == [0, 0]
@@ -109,10 +107,7 @@ def test_sharded_parameters(workers: Any, same: Any, tmp_path: Path, monkeypatch
     assert ended.codes == [0, 0], ended.said
     whole = hookrun.open_run(tmp_path / "whole")
     assert main(["resume=whole"]) == 0  # it is done, and is not changed
-    for name, exact, others in (
-        ("divided", True, []),
-        ("one", False, ["compute.strategy=none"]),
-    ):
+    for name, exact, others in (("divided", True, []), ("one", False, ["compute.strategy=none"])):
         shutil.copytree("whole", name)
         for state in sorted((tmp_path / name).glob("checkpoints/state_*"))[4:]:
             shutil.rmtree(state)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import hookrun
 from hookrun.cli import main
 
@@ -88,9 +86,7 @@ def test_the_ranks_divide_max_bytes_among_themselves(workers: Any, same: Any, cw
     assert ended.said[0].count("max_bytes are used up") == 1
 
 
-def test_what_several_processes_cannot_do_is_refused_before_anything_is_written(
-    cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_what_several_processes_cannot_do_is_refused_first(cwd, monkeypatch, capsys) -> None:
     about = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     for name, value in about.items():
         monkeypatch.setenv(name, value)

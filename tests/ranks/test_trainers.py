@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from warm_processes import WarmProcesses
 
 SCRIPT = Path(__file__).with_name("trainers.py")
 
 
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
-def test_two_ranks_have_the_weights_of_one_process(
-    library: str, free_port: Any, tmp_path: Path, warm: WarmProcesses
-) -> None:
+def test_two_ranks_have_the_weights_of_one_process(library: str, free_port, tmp_path, warm) -> None:
     if find_spec(library) is None or (library == "transformers" and find_spec("accelerate") is None):
         pytest.skip(f"hookrun[{library}] is not installed")
     shared = {

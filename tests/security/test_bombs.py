@@ -1,16 +1,27 @@
-"""Files that would hang or kill the process: each is refused soon, with the file and the line."""
+"""Files, numbers and random specs: each is read or refused soon with its key, and none hangs or kills the process.
 
-# ruff: noqa: E501  # a table: one input a line
+HOOKRUN_FUZZ=20000 tries as many random specs instead of those of an ordinary run.
+"""
+
+# ruff: noqa: E501  # tables: one input a line
 from __future__ import annotations
 
+import copy
+import os
+import random
 import resource
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import pytest
+import yaml
 
+import hookrun
 from hookrun import load_spec
-from hookrun.errors import SpecError
+from hookrun.compose.compose import compose_dict
+from hookrun.errors import HookrunError, SpecError
+from hookrun.tasks import parse_experiment
 
 MIB = 2**20
 
@@ -111,3 +122,177 @@ def test_what_people_write_keeps_the_limits(text: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     assert load(file)
+
+
+HUGE = 10**5_000
+HOOK: dict[str, Any] = {"select": "fc", "hook": "forward"}
+CAPTURE = {**HOOK, "action": "capture"}
+ADDED = {**HOOK, "hook": "apply", "action": "add_parameter", "name": "x"}
+
+
+def deep(kind: type, levels: int = 5_000) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value] if kind is list else {"a": value}
+    return value
+
+
+HOOKS: dict[str, tuple[dict[Any, Any], str]] = {
+    "a deep value": ({**HOOK, "action": "add_bias", "value": deep(list)}, "value"),
+    "a deep difference": (
+        {**HOOK, "action": "add_bias", "value": {"run": "a", "minus": deep(dict)}},
+        "value",
+    ),
+    "a deep step": ({**CAPTURE, "when": {"step": deep(list)}}, "when.step"),
+    "a deep schedule": ({**CAPTURE, "when": deep(dict)}, "when"),
+    "a deep target": ({**CAPTURE, "target": deep(list)}, "target"),
+    "a deep index": ({**CAPTURE, "index": deep(list)}, "index"),
+    "a deep count": ({**CAPTURE, "expect": deep(list)}, "expect"),
+    "a deep selector": ({**CAPTURE, "select": deep(list)}, "select"),
+    "a deep selector of mappings": ({**CAPTURE, "select": deep(dict)}, "select"),
+    "a deep name of an action": ({**HOOK, "action": deep(list)}, "action"),
+    "a deep hook type": ({**CAPTURE, "hook": deep(dict)}, "hook"),
+    "a huge target": ({**CAPTURE, "target": HUGE}, "target"),
+    "a huge subscript": ({**CAPTURE, "target": f"[{'9' * 5_000}]"}, "target"),
+    "a subscript beyond 64 bits": ({**CAPTURE, "target": "[9223372036854775808]"}, "target"),
+    "a huge index": ({**CAPTURE, "index": HUGE}, "index"),
+    "a huge index as a text": ({**CAPTURE, "index": "9" * 900}, "index"),
+    "an index beyond 64 bits": ({**CAPTURE, "index": "0:9223372036854775808"}, "index"),
+    "digits of another script": ({**CAPTURE, "index": "٣"}, "index"),
+    "a huge count": ({**CAPTURE, "expect": HUGE}, "expect"),
+    "a huge count as a text": ({**CAPTURE, "expect": ">=" + "9" * 5_000}, "expect"),
+    "a count of another script": ({**CAPTURE, "expect": "९"}, "expect"),
+    "a huge step": ({**CAPTURE, "when": {"step": HUGE}}, "when.step"),
+    "a step beyond bounds": ({**CAPTURE, "when": {"step": 10**16}}, "when.step"),
+    "a start beyond bounds": ({**CAPTURE, "when": {"step": {"start": 10**16}}}, "when.step"),
+    "a huge seed": ({**CAPTURE, "when": {"seed": HUGE}}, "when.seed"),
+    "a seed beyond 63 bits": ({**HOOK, "action": "noise", "seed": 2**63}, "seed"),
+    "a huge priority": ({**CAPTURE, "priority": HUGE}, "priority"),
+    "a priority beyond bounds": ({**CAPTURE, "priority": 10**15}, "priority"),
+    "a huge factor": ({**HOOK, "action": "scale", "factor": HUGE}, "factor"),
+    "a shape beyond 64 bits": ({**ADDED, "shape": [2**70]}, "shape"),
+    "a shape of a terabyte": ({**ADDED, "shape": [2**38]}, "shape"),
+    "a shape whose product is one": ({**ADDED, "shape": [2**20, 2**20]}, "shape"),
+    "a shape of 1,000 sizes": ({**ADDED, "shape": [1] * 1_000}, "shape"),
+    "a huge reservoir": ({**CAPTURE, "keep": {"reservoir": 10**15}}, "keep.reservoir"),
+    "a huge name": ({**CAPTURE, "x" * 1_000: 1}, ""),
+    "a huge number as a name": ({**CAPTURE, HUGE: 1}, ""),
+    "a huge action": ({**HOOK, "action": "x" * 10**6}, "action"),
+}
+SETTINGS = {
+    "compute.threads": [0, 1_000_000, HUGE],
+    "compute.capture_buffer": [0, 2**40],
+    "data.workers": [-1, 10_000, HUGE],
+    "data.batch_size": [0, 10**9, HUGE],
+    "train.epochs": [-1, 10**13, HUGE],
+    "train.steps": [0, 10**13],
+    "train.limit_batches": [10**13],
+    "train.accumulate": [10**13],
+    "train.log_every": [10**13],
+    "seed": [-1, 2**63, HUGE],
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_is_refused_with_its_key(name: str) -> None:
+    hook, key = HOOKS[name]
+    with pytest.raises(SpecError) as refused:
+        load_spec({"a": hook})
+    assert refused.value.errors[0].where.startswith(f"hooks.a.{key}".rstrip("."))
+    assert len(str(refused.value)) < 5_000
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_a_setting_is_refused_with_its_key(key: str) -> None:
+    section, _, name = key.rpartition(".")
+    for value in SETTINGS[key]:
+        config = compose_dict()
+        (config[section] if section else config)[name] = value
+        with pytest.raises(SpecError) as refused:
+            parse_experiment(config)
+        assert [problem.where for problem in refused.value.errors] == [key]
+
+
+def test_a_spec_that_contains_itself_is_refused() -> None:
+    hook: dict[str, Any] = {**CAPTURE}
+    hook["when"] = hook
+    with pytest.raises(SpecError, match="nested more than 64 deep"):
+        load_spec({"a": hook})
+
+
+TRIES = int(os.environ.get("HOOKRUN_FUZZ", "3000"))
+CONF = Path(__file__).resolve().parents[2] / "conf"
+ODD: list[Any] = [
+    None, True, False, 0, -1, 1, 2**63, 10**400, -(2**70), 0.5, float("nan"), float("inf"), "", " ", "*", "**", "[", "{", "}",
+    "{a,b}", "[0]", "..., 0:8", "0:8:0", "re:(", "re:a*", "type:Linear", "fc", "a.b.c", ".", "\x00", "é" * 50, "x" * 2_000, "9" * 400,
+    "${a}", "__class__", "forward", "backward", "capture", "clamp", "apply", ">=1", "0..2", [], {}, [[]], [1, "a", None], {"a": 1},
+    {"run": "x"}, {"file": "x"}, {"start": 5, "end": 1}, {"every": 0}, b"bytes", {1, 2}, object, (1, 2), 1j,
+]  # fmt: skip
+KEYS = [
+    "select", "hook", "action", "when", "target", "index", "expect", "value", "min", "shape", "name", "steps", "", 1, None,
+]  # fmt: skip
+
+
+def specs() -> list[dict[str, Any]]:
+    """The hooks of the config folders."""
+    files = sorted([*CONF.glob("hooks/*.yaml"), *CONF.glob("experiment/**/*.yaml")])
+    loaded = [yaml.safe_load(file.read_text(encoding="utf-8")) or {} for file in files]
+    hooks = [each.get("hooks", each) for each in loaded]
+    return [each for each in hooks if each and all(isinstance(hook, dict) for hook in each.values())]
+
+
+def mutated(spec: dict[Any, Any], draw: random.Random) -> Any:
+    """The spec with up to four changes: a value replaced, removed, nested, copied from elsewhere, or a key added."""
+    changed: Any = copy.deepcopy(spec)
+    for _ in range(draw.randint(1, 4)):
+        node: Any = changed
+        while isinstance(node, dict | list) and node:
+            key = draw.choice(list(node)) if isinstance(node, dict) else draw.randrange(len(node))
+            if not isinstance(node[key], dict | list) or draw.random() < 0.4:
+                break
+            node = node[key]
+        if not isinstance(node, dict | list) or not node:
+            continue
+        match draw.randrange(5):
+            case 0:
+                node[key] = copy.deepcopy(draw.choice(ODD))
+            case 1:
+                del node[key]
+            case 2:
+                for _ in range(draw.choice([1, 3, 100])):
+                    node[key] = [node[key]] if draw.random() < 0.5 else {"a": node[key]}
+            case 3 if isinstance(node, dict):
+                node[draw.choice(KEYS)] = copy.deepcopy(draw.choice(ODD))
+            case _:
+                if isinstance(node[key], str) and node[key]:
+                    text, at = node[key], draw.randrange(len(node[key]))
+                    node[key] = (
+                        text[:at] + draw.choice("[]{}*.:,'\"\\$0 \x00é") * draw.choice([1, 2, 50]) + text[at:]
+                    )
+    return changed
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+
+def test_a_mutated_spec_gives_a_plan_or_errors_with_key_paths(model: Any) -> None:
+    draw, originals = random.Random(7), specs()
+    accepted = refused = 0
+    for _ in range(TRIES):
+        spec = mutated(draw.choice(originals), draw)
+        try:
+            parsed = hookrun.load_spec(spec if isinstance(spec, dict) else {"a": spec})
+            accepted += 1
+            if accepted % 10 == 0:
+                hookrun.compile(parsed, model)
+        except SpecError as error:
+            refused += 1
+            assert all(problem.where for problem in error.errors), spec
+        except HookrunError:
+            continue
+    assert accepted > TRIES / 50
+    assert refused > TRIES / 4

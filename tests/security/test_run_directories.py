@@ -363,7 +363,7 @@ def test_a_page_is_made_of_nearly_empty_records(tmp_path: Path) -> None:
     match = {"path": "a", "class": None, "shape": None}
     hook = {"hook": None, "action": None, "params": None, "when": None, "targets": [match]}
     modules = [{"path": f"m{n}", "names": [], "class": "X", "parameters": 1} for n in range(5_000)]
-    line = {
+    at = {
         "hook": "h1",
         "module": "a",
         "path": None,
@@ -372,20 +372,14 @@ def test_a_page_is_made_of_nearly_empty_records(tmp_path: Path) -> None:
         "epoch": 0,
         "step": 1,
     }
+    check = {"ok": False, "least": "x", "largest": 10**90, "message": "too large", "policy": 3}
     metrics = dict.fromkeys(("features", "samples", "train_accuracy", "accuracy", "chance"), 1)
     records = {
         "status.json": {"status": "done"},
         "plan.json": {"hooks": [{"name": f"h{n}", **hook} for n in range(3_000)]},
         "model.json": {"class": None, "modules": [*modules, {**modules[0], "path": ""}]},
         "metrics.jsonl": {"module": 5, **metrics},
-        "stats.jsonl": {
-            **line,
-            "ok": False,
-            "least": "x",
-            "largest": 10**90,
-            "message": "too large",
-            "policy": 3,
-        },
+        "stats.jsonl": at | check,
     }
     for name, content in records.items():
         (folder / name).write_text(json.dumps(content) + "\n")

@@ -89,6 +89,14 @@ def trained(net: nn.Module, hooks: dict[str, Any], steps: int = 3) -> tuple[list
     return gradients, installed
 
 
+def compared(pair: tuple[nn.Module, nn.Module], hooks: dict[str, Any]) -> tuple[Any, Any]:
+    """Assert that both have the same gradients and firings; returns the installation with and without checkpoints."""
+    (expected, without), (found, with_checkpoints) = (trained(net, hooks) for net in pair)
+    assert_same(found, expected)
+    assert with_checkpoints.fired == without.fired
+    return with_checkpoints, without
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "hook",
@@ -111,12 +119,8 @@ def trained(net: nn.Module, hooks: dict[str, Any], steps: int = 3) -> tuple[list
     ],
 )
 def test_gradients_equal_those_without_checkpointing(mode: str, hook: dict[str, Any]) -> None:
-    plain, other = nets(checkpointed(mode))
     hooks = {"h": {"select": ["**.inner", "shared", "blocks.1"], **hook}}
-    expected, without = trained(plain, hooks)
-    found, with_checkpoints = trained(other, hooks)
-    assert_same(found, expected)
-    assert with_checkpoints.fired == without.fired
+    with_checkpoints, _ = compared(nets(checkpointed(mode)), hooks)
     assert any(with_checkpoints.fired.values())
 
 
@@ -126,14 +130,10 @@ def test_gradients_equal_those_without_checkpointing(mode: str, hook: dict[str, 
 def test_a_recomputed_call_is_recorded_once(
     mode: str, kind: str, action: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain, other = nets(checkpointed(mode))
     extra = {"policy": "warn", "max": 0.1} if action == "check" else {}
-    hooks = {
-        "h": {"select": ["blocks.*", "**.act", "shared", "head"], "hook": kind, "action": action, **extra}
-    }
-    _, without = trained(plain, hooks)
-    _, with_checkpoints = trained(other, hooks)
-    assert with_checkpoints.fired == without.fired
+    select = ["blocks.*", "**.act", "shared", "head"]
+    hooks = {"h": {"select": select, "hook": kind, "action": action, **extra}}
+    with_checkpoints, without = compared(nets(checkpointed(mode)), hooks)
     assert len(with_checkpoints.records) == len(without.records)
     if action == "capture":
         assert_same(dict(with_checkpoints.captures["h"]), dict(without.captures["h"]))
@@ -146,12 +146,8 @@ def test_a_recomputed_call_is_recorded_once(
     "kind", ["grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"]
 )
 def test_hooks_on_parameters_fire_as_often_as_without_checkpointing(mode: str, kind: str) -> None:
-    plain, other = nets(checkpointed(mode))
     hooks = {"h": {"select": "blocks", "hook": kind, "action": "clamp", "min": -0.01, "max": 0.01}}
-    expected, without = trained(plain, hooks)
-    found, with_checkpoints = trained(other, hooks)
-    assert_same(found, expected)
-    assert with_checkpoints.fired == without.fired
+    compared(nets(checkpointed(mode)), hooks)
 
 
 NOISE = {"h": {"select": ["**.inner", "shared"], "hook": "forward", "action": "noise", "std": 0.5}}
@@ -176,28 +172,23 @@ def test_nested_regions_give_the_results_without_checkpointing(outer: str, inner
     other.load_state_dict(plain.state_dict())
     other.around = checkpointed(outer)
     hooks = NOISE | {"seen": {"select": ["**.act", "shared"], "hook": "forward", "action": "capture"}}
-    expected, without = trained(plain, hooks)
-    found, with_checkpoints = trained(other, hooks)
-    assert_same(found, expected)
-    assert with_checkpoints.fired == without.fired
+    with_checkpoints, without = compared((plain, other), hooks)
     assert_same(dict(with_checkpoints.captures["seen"]), dict(without.captures["seen"]))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_checkpoint_of_the_whole_model_gives_the_results_without_checkpointing(mode: str) -> None:
     plain, other = nets(plainly)
-    hooks = NOISE | {
-        "once": {"select": "shared", "hook": "forward", "action": "capture", "when": {"call": 3}}
-    }
+    once = {"select": "shared", "hook": "forward", "action": "capture", "when": {"call": 3}}
+    hooks = NOISE | {"once": once}
     results = list[Any]()
     for net, run in ((plain, plainly), (other, checkpointed(mode))):
         with hookrun.hooked(net, hooks) as installed:
             for _ in range(2):
                 x = INPUT.clone().requires_grad_()
                 run(net, x).sum().backward()
-        results.append(
-            (dict(installed.fired), dict(installed.captures["once"]), [p.grad for p in net.parameters()])
-        )
+        gradients = [p.grad for p in net.parameters()]
+        results.append((dict(installed.fired), dict(installed.captures["once"]), gradients))
     assert_same(results[1], results[0])
 
 

@@ -331,10 +331,8 @@ def test_an_error_in_a_backward_hook_names_hook_and_module(kind: str) -> None:
     on_parameter = kind in ("grad", "post_accumulate_grad")
     select = "1.weight" if on_parameter else "1"
     bad = {"h": {"select": select, "hook": kind, "action": "add_bias", "value": [1, 2, 3, 4, 5]}}
-    with (
-        pytest.raises(hookrun.HookrunError, match=rf"hook 'h' \({kind}, add_bias\) on {select}: .*shape"),
-        hookrun.hooked(model, bad),
-    ):
+    said = rf"hook 'h' \({kind}, add_bias\) on {select}: .*shape"
+    with pytest.raises(hookrun.HookrunError, match=said), hookrun.hooked(model, bad):
         model(X.clone().requires_grad_()).sum().backward()
 
 

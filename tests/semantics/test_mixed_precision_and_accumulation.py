@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
 import threading
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,10 +119,10 @@ def test_a_step_that_the_scaler_skips_does_not_count_as_a_step() -> None:
     }
     with hookrun.compile(spec, model).install(model, scaler=scaler) as hooks:
         scaled_step(model, scaler, torch.optim.SGD(model.parameters(), lr=0.1), factor=float("inf"))
-        assert set(hooks.fired.values()) == {0}
+        assert set(hooks.fired.values()) == {0} and hooks.clock.step == 0
         assert_close([p.detach() for p in model.parameters()], before)
         scaled_step(model, scaler, torch.optim.SGD(model.parameters(), lr=0.1))
-        assert set(hooks.fired.values()) == {1}
+        assert set(hooks.fired.values()) == {1} and hooks.clock.step == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -388,17 +386,6 @@ def test_installing_in_one_thread_does_not_break_a_step_in_another() -> None:
     assert errors == []
 
 
-def test_nothing_is_kept_alive_after_the_block() -> None:
-    model = linear()
-    with hookrun.hooked(model, CLIP):
-        model(INPUT).sum().backward()
-        torch.optim.SGD(model.parameters(), lr=0.1).step()
-    dead = weakref.ref(model)
-    del model
-    gc.collect()
-    assert dead() is None
-
-
 class TestStepInAUsersOwnLoop:
     EVERY_SECOND = {
         "h": {"select": "", "hook": "forward", "action": "capture", "when": {"step": {"every": 2}}}
@@ -453,15 +440,3 @@ class TestStepInAUsersOwnLoop:
         with hookrun.hooked(model, spec) as hooks:
             self.loop(hooks, model, torch.optim.SGD(model.parameters(), lr=0.1), 3, by_hand=False)
         assert [record["step"] for record in hooks.records] == [0, 1, 2]
-
-    def test_a_step_that_the_scaler_skips_does_not_count(self) -> None:
-        model = linear()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-        with hookrun.hooked(model, self.EVERY_SECOND, scaler=scaler) as hooks:
-            for factor in (1.0, float("inf"), 1.0):
-                optimizer.zero_grad()
-                scaler.scale(model(INPUT).sum() * factor).backward()
-                scaler.step(optimizer)
-                scaler.update()
-        assert hooks.clock.step == 2

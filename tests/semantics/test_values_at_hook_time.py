@@ -292,128 +292,78 @@ CAPTURE = {"h": {"select": "", "hook": "forward", "action": "capture"}}
 Shared = tuple[Tensor, Callable[[], list[float]], Callable[[float], object]]
 
 
-def of_array(tensor: Tensor, array: Any) -> Shared:
-    """A tensor on the memory of an array, a function that reads the array, and one that fills it."""
-    return tensor, lambda: np.asarray(array).reshape(-1).tolist(), lambda number: array.fill(number)
+def shared(
+    start: Any, outside: Callable[[Any], Any], tensor: Callable[[Any], Tensor] = lambda start: start
+) -> Shared:
+    """Two views of what it starts with: a tensor and, exported before it, an array or another tensor."""
+    other = outside(start)
+    if isinstance(other, Tensor):
+        return tensor(start), lambda: other.reshape(-1).tolist(), lambda number: other.fill_(number)
+    return tensor(start), lambda: np.asarray(other).reshape(-1).tolist(), lambda number: other.fill(number)
 
 
-def of_tensor(tensor: Tensor, other: Tensor) -> Shared:
-    return tensor, lambda: other.reshape(-1).tolist(), lambda number: other.fill_(number)
+def itself(start: Any) -> Any:
+    return start
 
 
-def from_numpy() -> Shared:
-    array = np.ones(4, dtype=np.float32)
-    return of_array(torch.from_numpy(array), array)
+def squared(tensor: Tensor) -> Tensor:
+    return tensor.view(2, 2)
 
 
-def a_slice_of_numpy() -> Shared:
-    array = np.ones((4, 4), dtype=np.float32)
-    return of_array(torch.from_numpy(array)[1], array[1])
+def same_storage(tensor: Tensor) -> Tensor:
+    return torch.empty(0).set_(tensor.untyped_storage(), 0, (4,))  # type: ignore[call-overload, no-any-return]
 
 
-def to_numpy() -> Shared:
-    tensor = torch.ones(4)
-    return of_array(tensor, tensor.numpy())
-
-
-def to_numpy_through_a_view() -> Shared:
-    tensor = torch.ones(4)
-    return of_array(tensor.view(2, 2), tensor.detach().numpy())
-
-
-def transposed_to_numpy() -> Shared:
-    tensor = torch.ones(2, 2)
-    return of_array(tensor.t(), tensor.numpy())
-
-
-def numpy_of_complex() -> Shared:
-    tensor = torch.full((2,), 1 + 1j, dtype=torch.complex64)
-    return of_array(torch.view_as_real(tensor), tensor.numpy().view(np.float32))
-
-
-def exported_by_dlpack() -> Shared:
-    tensor = torch.ones(4)
-    return of_array(tensor, np.from_dlpack(tensor))
-
-
-def exported_by_dlpack_detached() -> Shared:
-    tensor = torch.ones(4, requires_grad=True) * 1
-    return of_array(tensor, np.from_dlpack(tensor.detach()))
-
-
-def exported_by_dlpack_before_it_required_a_gradient() -> Shared:
-    tensor = torch.ones(4)
-    array = np.from_dlpack(tensor)
-    return of_array(tensor.requires_grad_(), array)
-
-
-def a_view_of_what_dlpack_exported() -> Shared:
-    tensor = torch.ones(4)
-    array = np.from_dlpack(tensor)
-    return of_array(tensor.view(2, 2), array)
-
-
-def exported_as_a_capsule() -> Shared:
-    tensor = torch.ones(4)
-    return of_tensor(tensor, dlpack.from_dlpack(dlpack.to_dlpack(tensor)))
-
-
-def imported_by_dlpack() -> Shared:
-    tensor = torch.ones(4)
-    return of_tensor(torch.from_dlpack(tensor), tensor)
-
-
-def a_buffer() -> Shared:
-    memory = bytearray(np.ones(4, dtype=np.float32).tobytes())
-    return of_array(torch.frombuffer(memory, dtype=torch.float32), np.frombuffer(memory, np.float32))
+def array(*shape: int) -> Any:
+    return np.ones(shape, dtype=np.float32)
 
 
 def a_mapped_file() -> Shared:
     file = tempfile.NamedTemporaryFile()  # noqa: SIM115 (lives as long as the array)
-    file.write(np.ones(4, dtype=np.float32).tobytes())
+    file.write(array(4).tobytes())
     file.flush()
-    array: Any = np.memmap(file.name, dtype=np.float32, mode="r+")
+    mapped: Any = np.memmap(file.name, dtype=np.float32, mode="r+")
     storage = torch.UntypedStorage.from_file(file.name, True, 16)
     tensor = torch.empty(0).set_(storage, 0, (4,))  # type: ignore[call-overload]
-    return tensor, lambda: [float(number) for number in array], lambda number: array.fill(number)
+    return tensor, lambda: [float(number) for number in mapped], lambda number: mapped.fill(number)
 
 
-def processes() -> Shared:
-    tensor = torch.ones(4).share_memory_()
-    return of_tensor(tensor, torch.empty(0).set_(tensor.untyped_storage(), 0, (4,)))  # type: ignore[call-overload]
+def numbers_of(memory: bytearray) -> Tensor:
+    return torch.frombuffer(memory, dtype=torch.float32)
 
 
-def a_view() -> Shared:
-    tensor = torch.ones(4)
-    return of_tensor(tensor, tensor.view(2, 2))
-
-
-def a_base() -> Shared:
-    tensor = torch.ones(4, 2)
-    return of_tensor(tensor[:2], tensor[:2].view(-1))
-
-
-def detached() -> Shared:
-    tensor = torch.ones(4)
-    return of_tensor(tensor, tensor.detach())
-
-
-def the_same_storage() -> Shared:
-    tensor = torch.ones(4)
-    return of_tensor(tensor, torch.empty(0).set_(tensor.untyped_storage(), 0, (4,)))  # type: ignore[call-overload]
-
-
-def expanded() -> Shared:
-    array = np.ones((1,), dtype=np.float32)
-    return of_array(torch.from_numpy(array).expand(4), array)
-
-
-SHARED = [
-    from_numpy, a_slice_of_numpy, to_numpy, to_numpy_through_a_view, transposed_to_numpy, numpy_of_complex,
-    exported_by_dlpack, exported_by_dlpack_detached, exported_by_dlpack_before_it_required_a_gradient,
-    a_view_of_what_dlpack_exported, exported_as_a_capsule, imported_by_dlpack, a_buffer, a_mapped_file, processes,
-    a_view, a_base, detached, the_same_storage, expanded,
-]  # fmt: skip
+SHARED: dict[str, Callable[[], Shared]] = {
+    "from NumPy": lambda: shared(array(4), itself, torch.from_numpy),
+    "a slice of NumPy": lambda: shared(array(4, 4), lambda a: a[1], lambda a: torch.from_numpy(a)[1]),
+    "to NumPy": lambda: shared(torch.ones(4), Tensor.numpy),
+    "to NumPy through a view": lambda: shared(torch.ones(4), lambda t: t.detach().numpy(), squared),
+    "transposed to NumPy": lambda: shared(torch.ones(2, 2), Tensor.numpy, Tensor.t),
+    "NumPy of complex": lambda: shared(
+        torch.full((2,), 1 + 1j, dtype=torch.complex64),
+        lambda t: t.numpy().view(np.float32),
+        torch.view_as_real,
+    ),
+    "exported by DLPack": lambda: shared(torch.ones(4), np.from_dlpack),
+    "exported by DLPack, detached": lambda: shared(
+        torch.ones(4, requires_grad=True) * 1, lambda t: np.from_dlpack(t.detach())
+    ),
+    "exported by DLPack before it required a gradient": lambda: shared(
+        torch.ones(4), np.from_dlpack, lambda t: t.requires_grad_()
+    ),
+    "a view of what DLPack exported": lambda: shared(torch.ones(4), np.from_dlpack, squared),
+    "exported as a capsule": lambda: shared(torch.ones(4), lambda t: dlpack.from_dlpack(dlpack.to_dlpack(t))),
+    "imported by DLPack": lambda: shared(torch.ones(4), itself, torch.from_dlpack),
+    "a buffer": lambda: shared(
+        bytearray(array(4).tobytes()), lambda memory: np.frombuffer(memory, np.float32), numbers_of
+    ),
+    "a mapped file": a_mapped_file,
+    "processes": lambda: shared(torch.ones(4).share_memory_(), same_storage),
+    "a view": lambda: shared(torch.ones(4), squared),
+    "a base": lambda: shared(torch.ones(4, 2), lambda t: t[:2].view(-1), lambda t: t[:2]),
+    "detached": lambda: shared(torch.ones(4), Tensor.detach),
+    "the same storage": lambda: shared(torch.ones(4), same_storage),
+    "expanded": lambda: shared(array(1), itself, lambda a: torch.from_numpy(a).expand(4)),
+}
 OBSERVERS: dict[str, dict[str, Any]] = {
     "capture": CAPTURE,
     "its arguments": {"h": {"select": "", "hook": "forward_pre", "action": "capture"}},
@@ -426,12 +376,10 @@ OBSERVERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)
-@pytest.mark.parametrize("make", SHARED)
+@pytest.mark.parametrize("memory", SHARED)
 @pytest.mark.parametrize("times", [1, 3])
-def test_tensors_share_memory_after_an_observer_as_before(
-    make: Callable[[], Shared], observer: str, times: int
-) -> None:
-    tensor, outside, fill = make()
+def test_tensors_share_memory_after_an_observer_as_before(memory: str, observer: str, times: int) -> None:
+    tensor, outside, fill = SHARED[memory]()
     value: Any = (tensor, [1]) if observer in ("in a container", "a member") else tensor
     with hookrun.hooked(nn.Identity(), OBSERVERS[observer]) as hooks:
         for _ in range(times):
@@ -450,13 +398,16 @@ def test_tensors_share_memory_after_an_observer_as_before(
 
 
 WRITES = [
-    (make, by) for make in SHARED for by in ("tensor", "outside") if make is not expanded or by == "outside"
+    (memory, by)
+    for memory in SHARED
+    for by in ("tensor", "outside")
+    if (memory, by) != ("expanded", "tensor")
 ]
 
 
-@pytest.mark.parametrize(("make", "by"), WRITES)
-def test_a_capture_does_not_follow_later_writes(make: Callable[[], Shared], by: str) -> None:
-    tensor, _, fill = make()
+@pytest.mark.parametrize(("memory", "by"), WRITES)
+def test_a_capture_does_not_follow_later_writes(memory: str, by: str) -> None:
+    tensor, _, fill = SHARED[memory]()
     model = nn.Identity()
     with hookrun.hooked(model, CAPTURE) as hooks, torch.no_grad():
         for number in (1.0, 5.0, 6.0):

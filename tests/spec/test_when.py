@@ -52,10 +52,8 @@ def test_an_unrestricted_schedule_is_recognised() -> None:
 
 def test_a_schedule_is_shown_in_words() -> None:
     assert str(When()) == "always"
-    assert (
-        str(When(mode="eval", step=Range(start=1, end=9, every=2), call=0))
-        == "eval, step 1:9 every 2, call 0"
-    )
+    shown = str(When(mode="eval", step=Range(start=1, end=9, every=2), call=0))
+    assert shown == "eval, step 1:9 every 2, call 0"
     assert str(When(step={"every": 10}, probability=0.5)) == "step every 10, p=0.5"
 
 

@@ -36,9 +36,7 @@ def test_the_samples_that_hooks_can_see() -> None:
 def test_a_hook_that_never_fires_is_a_note_and_under_strict_an_error() -> None:
     hooks = {"g": {"select": "fc", "hook": "output_grad", "action": "capture"}}
     notes = prepare(experiment({"name": "predict"}, hooks=hooks)).notes
-    assert any(
-        "g: output_grad needs a backward pass" in note and "it will never fire" in note for note in notes
-    )
+    assert any("g: output_grad needs a backward" in note and "never fire" in note for note in notes)
     assert not any("never fire" in note for note in prepare(experiment({"name": "train"}, hooks=hooks)).notes)
     with pytest.raises(SpecError, match=r"hooks\.g\.hook: output_grad needs a backward pass"):
         prepare(experiment({"name": "predict"}, hooks=hooks, strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,7 @@ def captured(run: Run) -> Any:
     return next(iter(run.captures["c"].values()))
 
 
-def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(
-    run: Callable[..., Run], seq2seq: tuple[str, ...]
-) -> None:
+def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(run, seq2seq) -> None:
     rows = {}
     for side in ("right", "left"):
         found = captured(
@@ -57,9 +54,7 @@ def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(
     torch.testing.assert_close(rows["left"], rows["right"], atol=1e-6, rtol=1e-5)
 
 
-def test_spans_select_the_encoders_tokens(
-    run: Callable[..., Run], refused: Callable[..., str], seq2seq: tuple[str, ...]
-) -> None:
+def test_spans_select_the_encoders_tokens(run, refused, seq2seq) -> None:
     for module in ("encoder.block.0.layer.1", "decoder.block.0.layer.1.EncDecAttention.k"):
         found = captured(run(*seq2seq, capture(module, "{span: s}")))
         assert found.sample_ids.tolist() == [0, 1, 1] and found.positions.tolist() == [0, 2, 3]

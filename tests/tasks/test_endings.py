@@ -25,9 +25,7 @@ def val(run: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
-def test_a_hook_that_never_fires_is_a_warning_or_under_strict_an_error(
-    run, capsys, strict: str, hook
-) -> None:
+def test_a_hook_that_never_fires_is_a_warning_or_an_error(run, capsys, strict: str, hook) -> None:
     never = hook(select="fc", hook="output_grad", action="print", when="{step: 1000}")
     found = run(*QUICK, never, f"strict={strict}", code=1 if strict == "true" else 0)
     printed = capsys.readouterr()
@@ -141,9 +139,7 @@ def test_a_resumed_run_has_the_best_weights_of_an_uninterrupted_one(run, hook) -
     assert all(one[name].equal(other[name]) for name in one)
 
 
-def test_all_final_steps_run_and_the_first_error_is_raised(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_all_final_steps_run_and_the_first_error_is_raised(capsys) -> None:
     done = list[str]()
 
     def refused(text: str) -> Callable[[], None]:

@@ -42,10 +42,7 @@ def inputs(count: int) -> torch.Tensor:
             {"hook": "output_grad", "action": "scale", "factor": 2},
             "an exported program computes outputs only",
         ),
-        (
-            {"hook": "forward", "action": "scale", "factor": 2, "when": "{step: 3}"},
-            "an exported program has no step",
-        ),
+        ({"hook": "forward", "action": "scale", "factor": 2, "when": "{step: 3}"}, "program has no step"),
     ],
     ids=["capture", "grad", "output_grad", "step"],
 )

@@ -20,10 +20,7 @@ GRADIENT = "+hooks.g={select: fc, hook: output_grad, action: capture}"
 def test_a_gradient_hook_in_a_task_without_a_backward_pass(task: str, tmp_path: Path, capsys: Any) -> None:
     assert main([*SMALL, f"task={task}", GRADIENT]) == 0
     out = capsys.readouterr().out
-    assert (
-        f"NOTE: g: output_grad needs a backward pass, which task={task} does not run: it will never fire"
-        in out
-    )
+    assert f"NOTE: g: output_grad needs a backward pass, which task={task} does not run" in out
     assert "g: captures" not in out, "no bytes are promised"
     assert out.index("NOTE: g") < out.index("never fired"), "before the run"
     assert main([*SMALL, f"task={task}", GRADIENT, "strict=true"]) == 2
@@ -32,7 +29,7 @@ def test_a_gradient_hook_in_a_task_without_a_backward_pass(task: str, tmp_path: 
 
 
 @pytest.mark.parametrize("sweep", [[], ["-m", "seed=0,1"]], ids=["run", "sweep"])
-def test_several_ranks_are_refused_where_each_would_do_a_whole_run(
+def test_ranks_are_refused_where_each_would_do_a_whole_run(
     sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")

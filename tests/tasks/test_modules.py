@@ -75,9 +75,7 @@ def test_a_module_with_two_names_is_shown_once_with_both(shown, own_model) -> No
     assert "'b.0' matches 1: a.0" in printed
 
 
-def test_a_module_that_is_not_called_and_a_model_that_cannot_be_checked_have_no_shapes(
-    shown, own_model
-) -> None:
+def test_modules_that_are_not_called_or_checked_have_no_shapes(shown, own_model) -> None:
     idle = """
         def __init__(self):
             super().__init__()
@@ -110,9 +108,7 @@ def test_weights_of_a_trained_run_are_accepted_with_or_without_its_hooks(run, sh
     assert shown(file) == shown(bias, file)
 
 
-def test_columns_are_aligned_levels_can_be_limited_and_the_width_is_set_by_COLUMNS(
-    shown, monkeypatch
-) -> None:
+def test_columns_are_aligned_and_levels_and_width_can_be_limited(shown, monkeypatch) -> None:
     lines = shown("model=mlp").splitlines()
     starts = [re.match(r"\W*\S+\s+", line).end() for line in lines[:-1]]
     assert len(set(starts)) == 1, "classes stand below each other"
@@ -140,9 +136,7 @@ def test_numbered_modules_are_in_the_order_of_their_numbers(shown, own_model) ->
     assert "matches 12: h.0, h.1, h.2, h.3, h.4, h.5, h.6, h.7, h.8, h.9, h.10, h.11" in printed
 
 
-def test_the_tree_is_drawn_with_lines_of_ascii_where_the_terminal_has_no_others(
-    shown, own_model, monkeypatch
-) -> None:
+def test_the_tree_has_lines_of_ascii_where_there_are_no_others(shown, own_model, monkeypatch) -> None:
     body = """
         def __init__(self):
             super().__init__()

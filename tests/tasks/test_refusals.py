@@ -52,10 +52,7 @@ def test_settings(refused, override: str, said: str) -> None:
         ({"action": "clamp", "min": 1, "max": 0}, "min 1.0 is greater than max 0.0"),
         ({"action": "add_bias", "value": "[1, 2, 3]"}, "does not broadcast"),
         ({"action": "scale", "factor": 2, "index": "'..., 10'"}, "hooks.h: on fc: index ..., 10: "),
-        (
-            {"action": "scale", "factor": 2, "target": "logits"},
-            "target logits: 'logits' is not in the tensor",
-        ),
+        ({"action": "scale", "factor": 2, "target": "logits"}, "'logits' is not in the tensor"),
         ({"hook": "grad", "action": "linear"}, "action 'linear' does not go with hook type 'grad'"),
         ({"action": "replace", "value": "{file: none.safetensors}"}, "hooks.h.value: there is no file"),
         ({"action": "replace", "value": "{run: none, capture: c, module: m}"}, "hooks.h.value: "),

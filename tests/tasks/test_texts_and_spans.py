@@ -11,7 +11,6 @@ from torch import nn
 
 import hookrun
 from hookrun.errors import CompileError
-from hookrun.store.reader import Run
 
 DECODER = (
     "model=decoder",
@@ -54,9 +53,7 @@ def test_with_another_mistake_the_tokenizer_is_not_reported(refused: Refused) ->
     assert "did you mean 'Mary'" in refused(*NAMES, capture("{text: Mery}"))
 
 
-def test_a_sample_without_the_span_is_named_before_the_run(
-    refused: Refused, run: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_sample_without_the_span_is_named_before_the_run(refused, run, tmp_path) -> None:
     prompts = [{"prompt": "Rome is", "spans": {"town": "Rome"}}, {"prompt": "Oslo"}, {"prompt": "Paris"}]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     data = (*DECODER, "data=prompts", "data.args.file=p.jsonl", "data.batch_size=1")
@@ -82,9 +79,7 @@ def test_a_span_that_the_data_does_not_have_is_refused_before_the_run(refused: R
     assert "hooks.c.tokens.span: there is no span 'subject2': the samples of" in said
 
 
-def test_rows_of_tokens_are_used_if_both_runs_have_them_at_the_same_position(
-    run: Callable[..., Run], refused: Refused
-) -> None:
+def test_rows_of_tokens_are_used_if_both_runs_have_them_at_the_same_position(run, refused) -> None:
     data = (
         *DECODER,
         "data=repeated_tokens",

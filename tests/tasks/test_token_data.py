@@ -48,9 +48,7 @@ def value(run: Run, name: str = "loss") -> float:
 
 
 @pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
-def test_train_evaluate_and_predict_accept_text(
-    run: Runs, text: tuple[str, ...], model: tuple[str, ...]
-) -> None:
+def test_train_evaluate_and_predict_accept_text(run, text, model: tuple[str, ...]) -> None:
     trained = run(*model, *text, "train.epochs=2", "data.batch_size=4", "train.optimizer.lr=0.01")
     losses = [
         line["loss"] for line in trained.metrics if line.get("of") == "epoch" and line["split"] == "train"
@@ -67,9 +65,7 @@ def test_train_evaluate_and_predict_accept_text(
 
 
 @pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
-def test_the_loss_is_that_of_the_prompts_one_by_one(
-    run: Runs, prompts: tuple[str, ...], model: tuple[str, ...]
-) -> None:
+def test_the_loss_is_that_of_the_prompts_one_by_one(run, prompts, model: tuple[str, ...]) -> None:
     common = ("task=evaluate", *model, *prompts, "data.args.answer=null", "data.args.wrong=null")
     found = [
         value(run(*common, *more))
@@ -82,9 +78,7 @@ def test_the_loss_is_that_of_the_prompts_one_by_one(
     assert found == pytest.approx([found[0]] * 3, rel=1e-5)
 
 
-def test_next_token_is_the_loss_that_a_model_of_transformers_computes_itself(
-    run: Runs, text: tuple[str, ...]
-) -> None:
+def test_next_token_is_the_loss_that_a_model_of_transformers_computes_itself(run, text) -> None:
     common = ("task=evaluate", *TRANSFORMERS, *text)
     own = value(run(*common, "train.loss=output", "data.args.labels=true"))
     assert own == pytest.approx(value(run(*common)), rel=1e-6)
@@ -132,16 +126,14 @@ def test_a_batch_has_the_spans_and_the_wrong_answers_of_its_samples(prompts: tup
     assert [int(each) for each in first.weight.reshape(1)] == [3]  # one answer for each sample
 
 
-def test_settings_that_do_not_fit_tokens_are_refused(
-    refused: Callable[..., str], prompts: tuple[str, ...]
-) -> None:
+def test_settings_that_do_not_fit_tokens_are_refused(refused, prompts) -> None:
     said = refused("task=evaluate", *DECODER, *prompts, "train.loss=mse")
     assert "train.loss: 'mse' does not compare" in said and "next_token" in said
     small = refused("task=evaluate", *DECODER, *prompts, "model.args.vocab_size=100", "model.args.length=8")
     assert "the model has 100 tokens, and the data has 256" in small
     assert "the model has 8 positions (pos_embed), and samples of the data 25 tokens" in small
     assert "the data set's samples have no known shape" in refused("task=evaluate", "model=cnn", *prompts)
-    assert "'label' needs a class label" in refused(
+    assert "needs a class label" in refused(
         "task=predict", "task.backward={score: label}", *DECODER, *prompts
     )
     assert "none of the 4 prompts" in refused(*DECODER, *prompts)  # train, while all samples are in val

@@ -37,9 +37,7 @@ def sequence(*parts: dict[str, Any], **keys: Any) -> dict[str, Any]:
 
 def test_groups() -> None:
     assert "groups.0.select: 'cnv1' matches no parameter of CNN" in refusal(**groups({"select": "cnv1"}))
-    assert "train.optimizer.groups.0.betas: 'SGD' takes no argument 'betas'" in (
-        refusal(**groups({"select": "fc", "betas": [0, 1]}))
-    )
+    assert "groups.0.betas: 'SGD' takes no argument" in (refusal(**groups({"select": "fc", "betas": [0, 1]})))
     assert "train.optimizer.groups.1: SGD refuses its arguments: Invalid learning rate: -1" in (
         refusal(**groups({"select": "fc"}, {"select": "conv1", "lr": -1}))
     )
@@ -82,18 +80,14 @@ def test_schedules_of_schedules() -> None:
         refusal(**sequence(CONSTANT, {"name": "ReduceLROnPlateau"}, milestones=[1]))
     )
     inner = sequence(CONSTANT, CONSTANT, milestones=[1])["scheduler"]
-    assert "torch's SequentialLR cannot hold a SequentialLR" in refusal(
-        **sequence(CONSTANT, inner, milestones=[9])
-    )
+    assert "cannot hold a SequentialLR" in refusal(**sequence(CONSTANT, inner, milestones=[9]))
     assert "train.scheduler.schedulers.0: ConstantLR refuses its arguments" in (
         refusal(**sequence({"name": "ConstantLR", "factor": 7}, CONSTANT, milestones=[9]))
     )
     cycle = prepared(
         **sequence({"name": "OneCycleLR", "max_lr": 1, "cycle_momentum": False}, CONSTANT, milestones=[4])
     )
-    assert "schedulers.0: torch's OneCycleLR sets the learning rate that all schedules" in "".join(
-        cycle.notes
-    )
+    assert "schedulers.0: torch's OneCycleLR sets the learning rate" in "".join(cycle.notes)
 
 
 def test_values_out_of_range() -> None:

@@ -20,8 +20,7 @@ NAMES = (
     "attn", "attn.q_proj", "attn.k_proj", "attn.out", "fc",
 )  # fmt: skip
 TREE = Tree(
-    {name: Node(name) for name in NAMES},
-    {"h": ("0", "1", "10", "2"), "layer1": ("0", "1"), "layer2": ("0",)},
+    {name: Node(name) for name in NAMES}, {"h": ("0", "1", "10", "2"), "layer1": ("0", "1"), "layer2": ("0",)}
 )
 
 

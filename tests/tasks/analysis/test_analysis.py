@@ -74,9 +74,7 @@ def test_wide_rows_are_projected_on_request_with_a_note(run: Any, captured: Run,
     assert weights["flatten.weight"].shape == (10, 64), "for the features as they were captured"
 
 
-def test_an_analysis_beyond_the_allowed_memory_is_refused_before_it_starts(
-    run: Any, refused: Any, captured: Run, capsys: Any
-) -> None:
+def test_an_analysis_beyond_the_allowed_memory_is_refused_before(run, refused, captured, capsys) -> None:
     for task in ("probe", "similarity"):
         said = refused(f"task={task}", f"task.run={captured.path}", "task.max_bytes=10000")
         assert "task.max_bytes" in said and "of memory, and 10 kB are allowed" in said
@@ -121,9 +119,7 @@ def test_wide_captures_are_analysed_with_limited_memory(tmp_path: Path) -> None:
     assert pair["cka"] == pytest.approx(1)
 
 
-def test_missing_runs_and_captures_are_errors_that_leave_no_files(
-    refused: Any, run: Any, captured: Run
-) -> None:
+def test_missing_runs_and_captures_are_errors_that_leave_no_files(refused, run, captured) -> None:
     small = ("model=mlp", "train.epochs=1", "train.limit_batches=1")
     bare = run(*small, "task=predict")
     one = run(*small, "task=predict", "+hooks.a={select: fc, hook: forward, action: capture}")
@@ -180,9 +176,7 @@ def recorded(path: Path) -> dict[str, Any]:
     return {"left": left, **{file.name: file.read_bytes() for file in files}}
 
 
-def test_a_killed_analysis_is_resumed_with_its_next_part(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_analysis_is_resumed_with_its_next_part(run, tmp_path, monkeypatch) -> None:
     """Recorded parts are not computed again."""
     seen = "+hooks.seen={select: [layers.1, fc], hook: forward, action: capture}"
     captured = run("model=mlp", "task=predict", "train.limit_batches=2", seen)

@@ -126,10 +126,7 @@ def test_compare_has_the_same_prompts_without_hooks(generate: Runs, capsys: Any)
     assert "first new token: the samples that changed most" in capsys.readouterr().out
     nothing = generate("decoder", hook("same", "blocks.0", "scale", "all", factor=1), "task.compare=true")
     assert nothing.metrics[-1]["changed"] == nothing.metrics[-1]["kl_first"] == 0
-    assert (
-        "the hooks changed neither the first new token's probabilities nor a continuation"
-        in capsys.readouterr().out
-    )
+    assert "the hooks changed neither the first new token" in capsys.readouterr().out
 
 
 def test_an_end_token_ends_its_sequence_and_no_other(generate: Runs) -> None:
@@ -173,9 +170,7 @@ def saved_weights() -> Path:
     return Path("weights.safetensors").absolute()
 
 
-def test_a_user_s_model_without_a_mask_continues_prompts_in_batches_of_equal_length(
-    run: Runs, own_model: Callable[[str], tuple[str, ...]], generate: Runs
-) -> None:
+def test_a_model_without_a_mask_continues_batches_of_equal_length(run, own_model, generate) -> None:
     own = own_model("""
         def __init__(self):
             super().__init__()
@@ -196,9 +191,7 @@ def test_a_user_s_model_without_a_mask_continues_prompts_in_batches_of_equal_len
     assert [int((ids == number).sum()) for number in range(4)] == [len(each) + 3 for each in PROMPTS]
 
 
-def test_a_model_without_logits_of_tokens_is_an_error(
-    run: Runs, generate: Runs, own_model: Callable[[str], tuple[str, ...]], capsys: Any
-) -> None:
+def test_a_model_without_logits_of_tokens_is_an_error(run, generate, own_model, capsys) -> None:
     own = own_model("""
         def forward(self, input_ids, attention_mask):
             return input_ids.float() * float("nan")
@@ -219,9 +212,7 @@ def test_a_check_that_stops_ends_after_its_batch_and_one_that_fails_at_once(gene
         assert len(stopped.generations) == (2 if policy == "stop" else 0)
 
 
-def test_prompts_that_cannot_be_continued_are_refused_before_the_run(
-    refused: Callable[..., str], tmp_path: Path
-) -> None:
+def test_prompts_that_cannot_be_continued_are_refused_before_the_run(refused, tmp_path) -> None:
     names = ("data=names", "task=generate")
     said = refused("task=generate")
     assert "the data 'digits' has none" in said and "use data=prompts" in said

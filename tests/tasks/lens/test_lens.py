@@ -267,9 +267,7 @@ def test_a_prompt_has_the_same_results_with_padding_on_either_side(run: Runs, tm
         ((*LENS, "task.top=1000000000000"), "task.top"),
     ],
 )  # fmt: skip
-def test_models_that_it_cannot_read_are_refused_before_the_run(
-    overrides: tuple[str, ...], said: str, refused: Callable[..., str]
-) -> None:
+def test_models_it_cannot_read_are_refused_before(overrides: tuple[str, ...], said: str, refused) -> None:
     assert said in refused(*overrides)
 
 
@@ -280,9 +278,7 @@ def test_models_that_it_cannot_read_are_refused_before_the_run(
         ("seq2seq_lm", T5, "is an encoder-decoder"),
     ],
 )  # fmt: skip
-def test_models_that_are_not_decoders_are_refused(
-    kind: str, config: str, said: str, refused: Callable[..., str]
-) -> None:
+def test_models_that_are_not_decoders_are_refused(kind: str, config: str, said: str, refused) -> None:
     model = ("model=transformers", f"model.args.class={kind}", f"model.args.config={config}")
     assert said in refused("task=lens", *model, *DATA)
 
@@ -312,9 +308,7 @@ class Killed(BaseException):
     """Raised where the process is killed."""
 
 
-def test_a_pass_that_was_cut_off_is_resumed_in_its_middle(
-    run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_that_was_cut_off_is_resumed_in_its_middle(run, tmp_path, monkeypatch) -> None:
     whole = run(*LENS, "train.limit_batches=3")
     passed, real = [0], Resuming.point
 

@@ -107,8 +107,7 @@ def test_a_projection_that_is_not_there_or_takes_no_heads_is_told_for_its_block(
     assert "o_proj does not take the heads" in refused(narrow, by_head=True)["task.heads"]
     both = Plain(o_proj=nn.Linear(4, 4), dense=nn.Linear(4, 4))
     assert (
-        "found model.layers.1.attn.o_proj, model.layers.1.attn.dense"
-        in refused(both, by_head=True)["task.heads"]
+        "model.layers.1.attn.o_proj, model.layers.1.attn.dense" in refused(both, by_head=True)["task.heads"]
     )
 
 

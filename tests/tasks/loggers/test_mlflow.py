@@ -18,9 +18,7 @@ QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mlflow_writes_into_the_run_directory_or_where_the_user_says(
-    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_writes_into_the_run_directory_or_where_the_user_says(run, tmp_path, monkeypatch) -> None:
     pytest.importorskip("mlflow", reason="hookrun[mlflow] is not installed")
     found = run(*QUICK, "task.loggers=[mlflow]", "experiment=clip_fc")
     assert verify(found.path).bad == []
@@ -80,9 +78,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     return found
 
 
-def test_the_database_is_in_the_run_directory_also_when_the_run_goes_on(
-    library: Library, tmp_path: Path
-) -> None:
+def test_the_database_is_in_the_run_directory_also_when_the_run_goes_on(library, tmp_path) -> None:
     for _ in range(2):
         MLflow(LoggedRun(tmp_path, {}))
     assert library.uri == f"sqlite:///{tmp_path / 'mlflow' / 'mlflow.db'}"
@@ -90,9 +86,7 @@ def test_the_database_is_in_the_run_directory_also_when_the_run_goes_on(
     assert library.runs == [("hookrun", tmp_path.name)] * 2
 
 
-def test_a_server_of_the_user_s_gets_all_and_the_run_directory_nothing(
-    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_of_the_user_s_gets_all_the_directory_nothing(library, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:5000")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     MLflow(LoggedRun(tmp_path, {}))

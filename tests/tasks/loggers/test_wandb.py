@@ -52,9 +52,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     return found
 
 
-def test_it_is_offline_and_tells_nothing_of_the_machine_unless_the_user_has_said_so(
-    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_offline_and_tells_nothing_of_the_machine(library, tmp_path, monkeypatch) -> None:
     run = LoggedRun(tmp_path, {"seed": 3})
     for mode, project in (("", ""), ("online", "mine")):
         monkeypatch.setenv("WANDB_MODE", mode)

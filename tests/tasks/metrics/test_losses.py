@@ -69,9 +69,7 @@ def test_an_output_that_does_not_fit_the_targets_is_an_error_with_both_shapes(na
 
 @pytest.mark.parametrize("name", ["cross_entropy", "nll"])
 def test_a_label_without_a_score_is_told_with_the_scores_that_there_are(name: str) -> None:
-    said = (
-        r"labels of this batch go from 0 to 3, .* shape \[2, 3\], scores of the labels 0 to 2; .*num_classes"
-    )
+    said = r"labels of this batch go from 0 to 3, .* scores of the labels 0 to 2; .*num_classes"
     with pytest.raises(HookrunError, match=said):
         LOSSES[name](SCORES, torch.tensor([0, 3]))
 
@@ -166,8 +164,7 @@ def test_losses_take_torchs_arguments() -> None:
         loss("cross_entropy", weight=weight), F.cross_entropy(SCORES, LABELS, torch.tensor(weight))
     )
     assert torch.equal(
-        loss("cross_entropy", label_smoothing=0.1),
-        F.cross_entropy(SCORES, LABELS, label_smoothing=0.1),
+        loss("cross_entropy", label_smoothing=0.1), F.cross_entropy(SCORES, LABELS, label_smoothing=0.1)
     )
     assert loss("cross_entropy", ignore_index=2) == F.cross_entropy(SCORES[:1], LABELS[:1])
     huber = load_loss(Named(name="huber", delta=0.5))(SCORES, SCORES + 1)

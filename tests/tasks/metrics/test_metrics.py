@@ -219,9 +219,7 @@ def test_tokens_have_the_row_sample_target_and_position_of_their_place() -> None
 
 @pytest.mark.parametrize("most", [1, 4, 9, 2**23])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_the_parts_together_are_all_rows_at_least_in_float32(
-    most: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_parts_are_all_rows_at_least_in_float32(most: int, dtype: torch.dtype, monkeypatch) -> None:
     """Whatever number of scores is converted at once."""
     monkeypatch.setattr(rows_of, "MOST_NUMBERS", most)
     output, others = torch.randn(5, 4).to(dtype), torch.randn(5, 4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,9 +109,7 @@ def recorded(run: Run) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_run_killed_after_any_batch_ends_as_an_uninterrupted_one(
-    task: str, tmp_path: Path, killed: Callable[..., bool], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_killed_after_any_batch_ends_as_a_whole_one(task: str, tmp_path, killed, capsys) -> None:
     argv = [*SMALL, *HOOKS, *TASKS[task]]
     assert main([*argv, "hydra.run.dir=whole"]) == 0
     summary = end_of(capsys.readouterr().out)
@@ -131,9 +128,7 @@ def test_a_run_killed_after_any_batch_ends_as_an_uninterrupted_one(
     assert end_of(said).replace("/run", "/whole") == summary
 
 
-def test_a_run_killed_between_the_last_step_of_an_epoch_and_its_schedule(
-    tmp_path: Path, killed: Callable[..., bool]
-) -> None:
+def test_a_run_killed_between_the_last_step_of_an_epoch_and_its_schedule(tmp_path, killed) -> None:
     """torch would warn of a schedule that starts before the optimizer, whose steps were made before the end."""
     argv = [
         *SMALL,
@@ -157,9 +152,7 @@ GENERATE = [
 ]
 
 
-def test_a_generation_killed_after_any_batch_ends_as_an_uninterrupted_one(
-    tmp_path: Path, killed: Callable[..., bool], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_generation_killed_after_any_batch_ends_as_an_uninterrupted_one(tmp_path, killed, capsys) -> None:
     argv = [*SMALL, *GENERATE]
     assert main([*argv, "hydra.run.dir=whole"]) == 0
     summary = end_of(capsys.readouterr().out)
@@ -191,9 +184,7 @@ def killing(saved: list[dict[str, Any]], after: int) -> Callable[[dict[str, Any]
     return save
 
 
-def test_a_comparison_is_resumed_at_the_next_row_of_tiles(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_comparison_is_resumed_at_the_next_row_of_tiles(monkeypatch) -> None:
     monkeypatch.setattr(resuming, "SECONDS", 0.0)
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(50, width, generator=generator) for width in (3, 8, 5)]

@@ -149,13 +149,9 @@ def test_scores_without_a_gradient_are_refused_before_the_run(refused, tmp_path)
     assert "`class: NUMBER` goes with `score: class`" in said("{score: top, class: 1}")
     assert "task.backward.class: found -1" in said("{score: class, class: -1}")
     assert "did you mean 'label'?" in said("{score: lable}")
-    assert "needs a class label of each sample, and the data 'tensors' has no targets" in said(
-        "{score: label}", *own
-    )
+    assert "the data 'tensors' has no targets" in said("{score: label}", *own)
     assert "train.loss: 'cross_entropy' needs targets" in said("{score: loss}", *own)
-    assert "train.loss=output the model returns one for the batch" in said(
-        "{score: loss}", "train.loss=output"
-    )
+    assert "model returns one for the batch" in said("{score: loss}", "train.loss=output")
 
 
 def test_the_lines_beside_the_plan(run, capsys, refused) -> None:

@@ -50,9 +50,7 @@ def of_torch(batches: Batches, seed: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("limit", "starts"), [(3, (0, 2, 3)), (None, (0, 21))]
 )  # the last batch is a smaller one
-def test_rows_in_memory_and_loaded_have_the_order_of_torchs_loader(
-    limit: Any, starts: tuple[int, ...]
-) -> None:
+def test_rows_in_memory_and_loaded_have_torchs_order(limit: Any, starts: tuple[int, ...]) -> None:
     made = source(train={"limit_batches": limit})
     for shuffle in (True, False):
         fast, slow = (Batches(made, "train", shuffle=shuffle) for _ in range(2))

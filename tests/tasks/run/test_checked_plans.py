@@ -41,9 +41,7 @@ def test_extra_tensors_of_a_weights_file_must_be_parameters_that_hooks_add(tmp_p
     added = found({"h": BIAS}, model=model)
     assert list(added.leftover) == ["fc.h_bias"] and leftover_problems(added.plan, added.leftover) == []
     for hooks in ({"other": BIAS}, {"h": BIAS | {"enabled": False}}):
-        with pytest.raises(
-            SpecError, match=r"model\.weights: .* neither the model nor its hooks have: fc\.h_bias"
-        ):
+        with pytest.raises(SpecError, match=r"model\.weights: .* neither the model .*: fc\.h_bias"):
             found(hooks, model=model)
     assert found({"h": BIAS}, model=model, task={"name": "modules"}), "a look needs no hooks"
 
@@ -90,9 +88,7 @@ def test_each_hook_with_a_missing_span_is_told_with_the_first_sample_without_it(
 
 
 @pytest.mark.parametrize("keys", [{}, {"enabled": False}, {"when": {"step": [0]}}])
-def test_hooks_that_may_not_see_a_sample_without_the_span_are_prepared(
-    keys: dict[str, Any], tmp_path: Path
-) -> None:
+def test_hooks_that_may_miss_a_sample_without_the_span_are_prepared(keys: dict[str, Any], tmp_path) -> None:
     data = {"name": "prompts", "args": {"file": prompts(tmp_path, ROME, {"prompt": "Oslo"})}}
     hook = {"select": "blocks.0", "hook": "forward", "action": "capture", "tokens": {"span": "town"}, **keys}
     config = sections({"h": hook}, task={"name": "predict"}, model={"name": "decoder"}, data=data)
@@ -115,9 +111,7 @@ def test_only_samples_in_reach_are_checked_and_at_most_so_many(
     assert lacking(of, samples, {"span": "town"}) == []
 
 
-def test_nothing_is_read_where_no_clause_names_a_span(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_read_where_no_clause_names_a_span(tmp_path, monkeypatch) -> None:
     of = settings_of(tmp_path, ROME)
     monkeypatch.setattr(prepared.data, "load", lambda *_, **__: pytest.fail("the data is read"))
     assert lacking(of, 1, -1, {"id": 3}, {"span": "town", "missing": "skip"}) == []

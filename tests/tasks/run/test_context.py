@@ -35,9 +35,7 @@ class NoBatches(list[Any]):
     split = "val"
 
 
-def test_a_pass_gives_the_mean_over_all_samples_and_the_clock_and_the_mode_as_they_were(
-    performed: Performed, tmp_path: Path
-) -> None:
+def test_a_pass_gives_the_mean_and_the_clock_and_mode_as_before(performed, tmp_path) -> None:
     """Two batches of 300 samples and one of what is left of 359; hooks count batches as steps."""
 
     def perform(context: RunContext) -> None:
@@ -75,9 +73,7 @@ def test_new_memory_is_filled_with_nan_in_the_first_batch_only(performed: Perfor
     assert torch.utils.deterministic.fill_uninitialized_memory, "the setting of the process"
 
 
-def test_a_pass_that_fails_leaves_clock_mode_and_gradients_as_they_were(
-    performed: Performed, tmp_path: Path
-) -> None:
+def test_a_pass_that_fails_leaves_clock_mode_and_gradients_as_they_were(performed, tmp_path) -> None:
     def perform(context: RunContext) -> None:
         clock, batches = context.hooks.clock, Batches(context.prepared, "val")
         context.model.train()
@@ -177,9 +173,7 @@ def test_a_loss_that_is_a_sum_counts_on_a_rank_as_if_it_had_the_whole_batch() ->
     assert told == [3.0, 12.0]
 
 
-def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(
-    performed: Performed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(performed, monkeypatch) -> None:
     due, shards = list[bool](), 0
 
     class Points(Resuming):

@@ -33,9 +33,7 @@ def stored(path: Path, name: str) -> Any:
     return json.loads((path / "run" / name).read_text())
 
 
-def test_the_plan_is_on_disk_before_the_task_and_the_counts_of_the_hooks_after_it(
-    performed: Performed, tmp_path: Path
-) -> None:
+def test_the_plan_is_on_disk_before_the_task_and_counts_after_it(performed, tmp_path) -> None:
     def perform(context: RunContext) -> None:
         assert stored(tmp_path, "plan.json")["hooks"][0]["name"] == "h"
         assert stored(tmp_path, "model.json")["class"] == "MLP" and stored(tmp_path, "env.json")
@@ -49,9 +47,7 @@ def test_the_plan_is_on_disk_before_the_task_and_the_counts_of_the_hooks_after_i
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_after_a_failure_the_records_are_written_and_the_model_has_no_hooks(
-    performed: Performed, tmp_path: Path, error: type[BaseException]
-) -> None:
+def test_a_failure_leaves_records_and_no_hooks(performed, tmp_path, error: type[BaseException]) -> None:
     models = list[nn.Module]()
 
     def perform(context: RunContext) -> None:
@@ -66,9 +62,7 @@ def test_after_a_failure_the_records_are_written_and_the_model_has_no_hooks(
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in models[0].modules())
 
 
-def test_loggers_get_the_experiment_as_plain_values_and_are_told_how_it_ended(
-    performed: Performed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loggers_get_the_experiment_as_plain_values_and_are_told_how_it_ended(performed, monkeypatch) -> None:
     told = list[Any]()
 
     class Telling(RunLogger):
@@ -101,9 +95,7 @@ def test_loggers_get_the_experiment_as_plain_values_and_are_told_how_it_ended(
     assert told[-1] is True
 
 
-def test_values_of_added_parameters_come_from_the_file_and_a_wrong_shape_is_refused(
-    performed: Performed, tmp_path: Path
-) -> None:
+def test_values_of_added_parameters_come_from_the_file(performed, tmp_path) -> None:
     bias = {"select": "fc", "hook": "forward", "action": "add_bias", "value": [0.0] * 10, "trainable": True}
     plain = prepare(
         parse_experiment({"task": {"name": "evaluate"}, "model": {"name": "mlp"}, "data": {"name": "digits"}})
@@ -120,9 +112,7 @@ def test_values_of_added_parameters_come_from_the_file_and_a_wrong_shape_is_refu
         if size == 10:
             performed(perform, **about)
         else:
-            with pytest.raises(
-                SpecError, match=r"fc.b_bias has shape \[3\] in the file, and its hook adds \[10\]"
-            ):
+            with pytest.raises(SpecError, match=r"fc.b_bias has shape \[3\] .* its hook adds \[10\]"):
                 performed(perform, **about)
     assert found == list(range(10))
 
@@ -135,7 +125,5 @@ def test_the_plan_is_shown_with_where_the_weights_come_from(capsys: Any) -> None
         )
         show_plan(prepared, Screen())
         said = capsys.readouterr().out
-        assert ("task=evaluate does not train them" in said) == (
-            task == "evaluate"
-        ) and "weights: random" in said
+        assert ("does not train them" in said) == (task == "evaluate") and "weights: random" in said
         assert ("under ranks" in said) == (strategy == "ddp") and ("trains all" in said) == (task == "train")

@@ -95,9 +95,7 @@ def test_models_are_equal_if_all_that_builds_or_freezes_them_is() -> None:
     assert len(set(different)) == len(different)
 
 
-def test_one_model_at_a_time_is_kept_and_a_mistake_in_it_is_not_made_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_model_at_a_time_is_kept_and_a_mistake_in_it_is_not_made_again(monkeypatch) -> None:
     last, made = list[weakref.ref[nn.Module]](), list[str]()
 
     def load(settings: Any, info: Any, trust: Any) -> Any:

@@ -43,9 +43,7 @@ def test_a_closed_pipe_ends_the_output_and_not_the_run() -> None:
     assert pipe.tried == tried
 
 
-def test_a_bar_on_a_terminal_yields_each_batch_and_shows_the_progress(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bar_on_a_terminal_yields_each_batch_and_shows_the_progress(monkeypatch) -> None:
     monkeypatch.setattr("hookrun.tasks.run.progress._BETWEEN", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     for terminal in (True, False):

@@ -141,7 +141,7 @@ def test_what_is_not_finite_counts_as_0_and_a_picture_of_one_value_is_black() ->
     "size, smaller",
     [((64, 2), (64, 2)), ((65, 130), (22, 44)), ((2, 9_999), (1, 64)), ((129, 129), (43, 43))],
 )
-def test_a_large_picture_is_averaged_down_also_at_its_edge(
+def test_a_large_picture_is_averaged_also_at_its_edge(
     size: tuple[int, int], smaller: tuple[int, int]
 ) -> None:
     sample = torch.zeros(size)

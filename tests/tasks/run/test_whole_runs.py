@@ -88,9 +88,7 @@ def test_a_failure_in_the_third_batch(
     assert str(found.path) in told
 
 
-def test_the_bar_of_a_terminal_is_removed_before_the_error_is_printed(
-    run, own_model, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_the_bar_of_a_terminal_is_removed_before_an_error(run, own_model, monkeypatch, capsys) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     run(*own_model(TWO_LAYERS.format(error="ValueError('batch 3 is bad')")), code=1)
     printed = capsys.readouterr()

@@ -63,9 +63,7 @@ def forward(self, x):
 """
 
 
-def test_memory_that_the_model_reads_before_it_has_written_it_is_found_in_the_first_step(
-    run, own_model, capsys
-) -> None:
+def test_memory_read_before_it_is_written_is_found_in_the_first_step(run, own_model, capsys) -> None:
     run(*own_model(UNWRITTEN), *FOUR_STEPS, code=1)
     said = capsys.readouterr().err
     assert "epoch 0, step 0: the loss is nan: first made by the forward of (root) (Net)" in said, said
@@ -116,9 +114,7 @@ def test_skip_equals_a_loop_without_these_steps(run, own_model, capsys) -> None:
     )  # the second micro-batches of steps 1 and 4; epochs have 3
     found = run(*net, *LOOP, *SCHEDULE, BY_STEP, SKIP, SEEN)
     said = capsys.readouterr().out
-    assert "skipped a step: epoch 0, step 1: the loss is nan: in micro-batch 1 of 2, first made by" in said, (
-        said
-    )
+    assert "step 1: the loss is nan: in micro-batch 1 of 2, first made by" in said, said
     assert "steps skipped in epoch 1: 1, so far: 2" in said
     epochs = [line for line in found.metrics if line.get("of") == "epoch" and line["split"] == "train"]
     assert [line["skipped_steps"] for line in epochs] == [1, 1]

@@ -93,15 +93,11 @@ def test_inputs_and_targets_that_are_not_finite_are_named_with_their_samples() -
         == "the inputs of the batch are not finite: 2 NaN and 2 infinite of 8 elements (train samples 11, 13)"
     )
     said = asked(batch(1, 2), batch(3, 4, target=NAN), wrong=1)
-    assert said.startswith(
-        "in micro-batch 1 of 2, the targets of the batch are not finite: 4 NaN of 4 elements"
-    )
+    assert said.startswith("in micro-batch 1 of 2, the targets of the batch are not finite: 4 NaN")
     assert said.endswith("(train samples 10, 11)")
 
 
-def test_a_parameter_that_was_not_finite_before_is_named_with_the_hooks_that_change_it_and_a_mask_is_not() -> (
-    None
-):
+def test_a_parameter_not_finite_before_is_named_with_its_hooks() -> None:
     def spoil(model: Normed) -> None:
         model.fc.weight[0] = NAN
         model.fc.bias[1] = INF
@@ -120,9 +116,7 @@ def test_a_hook_of_this_step_a_module_or_the_loss_is_named_where_it_makes_it_fir
     assert asked(batch(1, 2), h=now).startswith("first made by hook 'h' (forward, scale) on norm")
     assert "the step is finite, so the model, the loss or a hook depends on" in asked(batch(1, 2), h=gone)
     said = asked(batch(1, 2), spoil=lambda model: setattr(model, "factor", INF))
-    assert said.startswith(
-        "first made by the forward of (root) (Normed), call 0, itself, outside its submodules"
-    )
+    assert said.startswith("first made by the forward of (root) (Normed), call 0, itself, outside")
     healed = {"h": now, "again": edit("fc", "forward", "replace", value=1)}
     said = asked(batch(1, 2), loss=lambda output, target: output.sum() / 0, **healed)
     assert said == "first made by the loss mse, from a finite output and finite targets"
@@ -150,9 +144,8 @@ def test_gradients_that_overflow_in_their_sum_or_before_the_step_are_told() -> N
         return output.sum() * 2e38
 
     said = asked(batch(1, 2), batch(3, 4), wrong=None, loss=huge)
-    assert (
-        said
-        == "the gradient of fc.bias, added up over 2 micro-batches, is not finite: 2 infinite of 2 elements"
+    assert said.startswith(
+        "the gradient of fc.bias, added up over 2 micro-batches, is not finite: 2 infinite"
     )
     for select, hook in (("fc", "optimizer_step_pre"), ("fc.bias", "grad")):
         said = asked(batch(1, 2), wrong=None, h=edit(select, hook))
@@ -259,9 +252,7 @@ def test_a_hook_is_named_with_its_call(kind: str, select: str, on: str) -> None:
     (lambda net, x: net.relu(net.first(x * 1e38)) / 0, {"hook": "forward", "max": 9.0}, ROOT),
     (lambda net, x: net.first(x / 0), {"hook": "forward_pre", "max": 3e38}, f"{FIRST} 0, from finite inputs"),
 ])  # fmt: skip
-def test_a_hook_that_makes_them_finite_again_heals_them(
-    step: Step, clamp: dict[str, Any], named: str
-) -> None:
+def test_a_hook_that_makes_them_finite_heals_them(step: Step, clamp: dict[str, Any], named: str) -> None:
     forward, _ = traced(step, select="first", action="clamp", min=0.0, **clamp)
     assert forward.startswith(named)
 

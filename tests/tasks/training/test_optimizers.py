@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,9 +178,7 @@ def test_the_last_milestone_may_be_that_of_an_inner_schedule() -> None:
         (Schedule(name="ConstantLR", schedulers=()), ["schedulers"]),
     ],
 )  # fmt: skip
-def test_wrong_parts_and_milestones_are_reported_with_their_key_paths(
-    named: Schedule, where: list[str]
-) -> None:
+def test_wrong_parts_and_milestones_are_told_by_their_keys(named: Schedule, where: list[str]) -> None:
     assert [each.where.removeprefix("train.scheduler.") for each in check_scheduler(named)] == where
 
 
@@ -214,22 +211,14 @@ class Schedule(LambdaLR):
 """
 
 
-def test_the_state_of_a_user_s_optimizer_and_schedule_is_tried_without_drawing_random_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saving_a_user_s_optimizer_and_schedule_is_tried_first(tmp_path, monkeypatch) -> None:
     (tmp_path / "ownsteps.py").write_text(OWN)
     monkeypatch.setenv("HOOKRUN_TRUST", "ownsteps")
     assert refused(Train(optimizer=Optimizer(name="ownsteps:Plain"))) == ""
     said = refused(Train(optimizer=Optimizer(name="ownsteps:WithFunction")))
-    assert (
-        said.startswith("train.optimizer.name: the state of WithFunction cannot be saved")
-        and "state_dict()" in said
-    )
+    assert said.startswith("train.optimizer.name: the state of With") and "state_dict()" in said
     said = refused(Train(scheduler=Scheduler(name="ownsteps:Schedule")))
-    assert (
-        said.startswith("train.scheduler.name: the state of Schedule cannot be saved")
-        and "model is a" in said
-    )
+    assert said.startswith("train.scheduler.name: the state of Sch") and "model is a" in said
     sys.modules.pop("ownsteps")
 
 

@@ -74,9 +74,7 @@ def test_a_single_batch_of_images_is_not_weighted_and_one_of_tokens_without_targ
 
 
 @pytest.mark.parametrize("sums", [False, True])
-def test_a_rank_weights_by_its_rows_among_those_of_all_and_a_loss_that_sums_by_whole_batches(
-    sums: bool,
-) -> None:
+def test_a_rank_weights_by_its_rows_and_a_sum_by_whole_batches(sums: bool) -> None:
     gradients = object.__new__(StepGradientsOfRanks)  # without torch's process group
     loss = SimpleNamespace(sums=sums)
     gradients.context = cast(RunContext, SimpleNamespace(prepared=SimpleNamespace(loss=loss)))
