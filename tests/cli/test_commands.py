@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+import hookrun
 from hookrun.actions import actions
 from hookrun.cli import main
 from hookrun.cli.running import RefusedByMain, agreed, ranks_of
@@ -547,3 +548,23 @@ def test_a_failure_on_one_rank_is_raised_by_all_and_reported_once() -> None:
     ranks = Two(1, None)
     with agreed(ranks):
         pass
+
+
+SMALL = ["experiment=clip_fc", "train.epochs=1", "train.limit_batches=2", "compute=cpu", "hydra.run.dir=run"]
+
+
+@pytest.mark.parametrize(("policy", "state"), [("stop", "stopped"), ("error", "failed")])
+def test_a_failed_check_exits_with_3(policy: str, state: str, cwd: Path) -> None:
+    hook = (
+        f"+hooks.low={{select: fc, hook: forward, action: check, min: -2000, max: -1000, policy: {policy}}}"
+    )
+    assert main([*SMALL, hook]) == 3
+    status = hookrun.open_run(cwd / "run").status
+    assert (status["status"], status["exit_code"]) == (state, 3)
+
+
+def test_hooks_that_do_not_fit_the_model_leave_no_files(cwd: Path, capsys) -> None:
+    assert main([*SMALL, "hooks.clip_fc.select=fd"]) == 2
+    printed = capsys.readouterr().err
+    assert "hooks.clip_fc" in printed and "Traceback" not in printed
+    assert list(cwd.iterdir()) == []

@@ -212,7 +212,10 @@ def test_shards_are_as_large_as_a_third_of_the_buffer(run, hook) -> None:
     ("keys", "said"),
     [
         ({"reduce": "{mean: [2, 3]}"}, "hooks.h: on fc: reduce: mean [2, 3]: [2, 10] has no dimension 2"),
-        ({"keep": "every 2"}, "hooks.h.keep: expected a mapping\n      its keys: every, reservoir"),
+        (
+            {"keep": "every 2"},
+            "hooks.h.keep: found 'every 2', expected a mapping\n      its keys: every, reservoir",
+        ),
         ({"reduce": "{topk: 3, mean: 1}"}, "hooks.h.reduce: give one of mean, norm, topk, project"),
     ],
     ids=["no such dimension", "no mapping", "two at once"],

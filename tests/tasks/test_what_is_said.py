@@ -50,7 +50,7 @@ def _joined(run: Path) -> str:
         ({"name": "python", "factory": "mine.models:build"}, "as mine.models:build makes them"),
         (
             {"name": "fcn_resnet50", "args": {"weights_backbone": "IMAGENET1K_V1"}},
-            "those of the backbone from",
+            "random, with those of the backbone from IMAGENET1K_V1",
         ),
     ],
 )
