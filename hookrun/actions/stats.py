@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import OneOrMore
-from hookrun.values.tensors import holds_data, require_whole
+from hookrun.values.tensors import require_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,9 +31,13 @@ Statistic = Literal[
 ]
 DEFAULT: tuple[Statistic, ...] = ("mean", "std", "min", "max", "norm")
 SIZES = frozenset({"bytes", "numel"})
-# A part of this size stays in the cache while it is read several times; worthwhile for tensors of several parts.
 CPU_BLOCK = 1 << 18
+"""Elements of a part that stays in the cache while it is read several times."""
+MOST_LOST = 8
+"""The variance is E[x²] - E[x]² if it is more than this part of E[x²]: then the difference loses at most 3 bits."""
 BLOCK = 1 << 30  # an accelerator's dot takes fewer than 2³¹ elements
+
+Measure = Callable[..., dict[str, Any]]
 
 
 class Stats(Action):
@@ -74,16 +78,16 @@ class Measured(Mapping[str, Any]):
 
     __slots__ = ("_measure", "_values", "of", "x")
 
-    def __init__(self, x: Tensor, of: tuple[str, ...], measure: Callable[[Tensor], dict[str, Any]]) -> None:
+    def __init__(self, x: Tensor, of: tuple[str, ...], measure: Measure) -> None:
         self.x = x
         self.of = of
         self._measure = measure
         self._values: dict[str, Any] | None = None
 
-    def now(self) -> dict[str, Any]:
-        """All of them."""
+    def now(self, *, readable: bool = False) -> dict[str, Any]:
+        """All of them, as tensors [] or numbers; `readable` as in `measuring`."""
         if self._values is None:
-            self._values = self._measure(self.x)
+            self._values = self._measure(self.x, readable)
         return self._values
 
     def __getitem__(self, name: str) -> Any:
@@ -104,7 +108,7 @@ _STEPS: Mapping[str, Step] = {
     "flat": lambda x, n, known: x.reshape(-1),
     "sum": lambda x, n, known: x.sum(),
     "mean": lambda x, n, known: x.mean(),
-    # Around the mean, not as E[x²] - E[x]², which loses all digits if the mean is much larger than the deviation.
+    # Around the mean: E[x²] - E[x]² loses all digits if the mean is much larger than the deviation.
     "var": lambda x, n, known: _squares_around(known["flat"], n, known["mean"]) / (n - 1),
     "std": lambda x, n, known: known["var"].sqrt(),
     "norm": lambda x, n, known: _sum_of_squares(known["flat"], n).sqrt(),
@@ -126,8 +130,12 @@ _NEEDS: Mapping[str, Sequence[str]] = {
 _EMPTY = {"sum": 0.0, "norm": 0.0, "nans": 0, "infs": 0, "bytes": 0, "numel": 0}
 
 
-def measuring(of: Sequence[str]) -> Callable[[Tensor], dict[str, Any]]:
-    """A function from a tensor of any dtype to the statistics named in `of`: tensors [], or plain numbers."""
+def measuring(of: Sequence[str]) -> Measure:
+    """A function from a tensor of any dtype to the statistics named in `of`: tensors [], or plain numbers.
+
+    Its second argument says whether numbers can be read from the tensor now, which is faster on the CPU: no mode, trace
+    or transform sees what is computed.
+    """
     import torch
 
     names = tuple(of)
@@ -136,7 +144,7 @@ def measuring(of: Sequence[str]) -> Callable[[Tensor], dict[str, Any]]:
     empty = {name: _EMPTY.get(name, math.nan) for name in names}
     exact = {torch.float32, torch.float64}
 
-    def measure(x: Tensor) -> dict[str, Any]:
+    def measure(x: Tensor, readable: bool = False) -> dict[str, Any]:
         n = x.numel()
         if not n:
             return dict(empty)
@@ -146,8 +154,8 @@ def measuring(of: Sequence[str]) -> Callable[[Tensor], dict[str, Any]]:
             x = x.detach()
             if x.dtype not in exact:
                 x = x.abs() if x.is_complex() else x.float()
-            if n > 4 * CPU_BLOCK and x.device.type == "cpu" and holds_data(x):
-                known |= in_blocks(x.reshape(-1), wanted, CPU_BLOCK)
+            if readable and x.device.type == "cpu":
+                known |= on_cpu(x.reshape(-1), wanted)
             for name, step in steps:
                 if name not in known:
                     known[name] = step(x, n, known)
@@ -183,52 +191,46 @@ def _squares_around(flat: Tensor, n: int, centre: Tensor) -> Tensor:
     return (_sum_of_squares(around, n) - off * off / n).clamp_min(0)
 
 
-# ---- large CPU tensors, part by part: memory is read once, further passes hit the cache ----------------------
+# ---- tensors on the CPU, part by part: memory is read once, further passes hit the cache -----------------------
 
 
-def in_blocks(flat: Tensor, wanted: Collection[str], size: int) -> dict[str, Any]:
-    """`sum`, `mean` and, if wanted, `extremes` (as by `aminmax`), `norm` and `var`: each [], in the tensor's dtype.
+def on_cpu(flat: Tensor, wanted: Collection[str]) -> Known:
+    """Of `sum`, `mean`, `extremes` (as by `aminmax`), `norm`, `var` and `std` the wanted ones, in few passes.
 
-    flat: [n] float32 or float64, n > 1, that requires no gradient
-    size: number of elements in a part
+    flat: [n] float32 or float64, n > 0, that requires no gradient
     """
     import torch
 
-    parts = flat.split(size)
-    sums, lows, highs, norms, spreads = (list["Tensor"]() for _ in range(5))
-    around = torch.empty_like(parts[0])
+    n, parts = flat.numel(), flat.split(CPU_BLOCK)
+    squares_wanted, extremes_wanted = not wanted.isdisjoint(("norm", "var")), "extremes" in wanted
+    total, squares, lows, highs = 0.0, 0.0, list["Tensor"](), list["Tensor"]()
     for part in parts:
-        sums.append(part.sum())
-        if "extremes" in wanted:
-            lows.append(part.amin())  # on the CPU amin and amax together are faster than aminmax
+        total += part.sum().item()
+        if squares_wanted:
+            squares += part.dot(part).item()
+        if extremes_wanted:
+            lows.append(part.amin())  # amin and amax together are faster than aminmax
             highs.append(part.amax())
-        if "norm" in wanted:
-            norms.append(part.dot(part))
-        if "var" in wanted:
-            mean = sums[-1] / len(part)
-            difference = torch.sub(part, mean, out=around[: len(part)])
-            spreads += (mean, difference.sum(), difference.dot(difference))
-    total = torch.stack(sums).double().sum()
-    known: dict[str, Any] = {"sum": total, "mean": total / flat.numel()}
-    if norms:
-        known["norm"] = torch.stack(norms).double().sum().sqrt()
-    if spreads:
-        known["var"] = _together(torch.stack(spreads).double().view(-1, 3), [len(part) for part in parts])
-    known = {name: value.to(flat.dtype) for name, value in known.items()}
-    if lows:
+    known: Known = {"flat": flat, "sum": total, "mean": total / n}
+    if squares_wanted:
+        known["norm"] = math.sqrt(squares)
+    if "var" in wanted:
+        spread = squares - total * total / n
+        if not squares < MOST_LOST * spread:
+            spread = _spread_around(parts, total / n)
+        known["var"] = spread / (n - 1) if n > 1 else math.nan
+        known["std"] = math.sqrt(known["var"])
+    if extremes_wanted:
         known["extremes"] = torch.return_types.aminmax((torch.stack(lows).amin(), torch.stack(highs).amax()))
     return known
 
 
-def _together(spreads: Tensor, lengths: Collection[int]) -> Tensor:
-    """The unbiased variance [] over all parts (Chan, Golub and LeVeque 1983).
-
-    spreads: [parts, 3]; for each part a centre, the sum of the differences to it, and the sum of their squares
-    """
-    counts = spreads.new_tensor(list(lengths))
-    centres, off, squares = spreads.unbind(1)
-    means = centres + off / counts
-    within = (squares - off.square() / counts).clamp_min(0)
-    n = counts.sum()
-    between = counts * (means - (counts * means).sum() / n).square()
-    return (within + between).sum() / (n - 1)
+def _spread_around(parts: Sequence[Tensor], mean: float) -> float:
+    """The sum of (x - mean)² over all parts, corrected for the rounding of the mean."""
+    off, squares, n = 0.0, 0.0, 0
+    for part in parts:
+        around = part - mean
+        off += around.sum().item()
+        squares += around.dot(around).item()
+        n += len(part)
+    return squares if math.isnan(squares) else max(squares - off * off / n, 0.0)

@@ -18,7 +18,7 @@ from hookrun.actions.stats import Measured
 from hookrun.errors import HookError, reason
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.fast.copies import KeptInMemory, held_bytes
-from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting
+from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting, computes
 from hookrun.runtime.site import HookSite, LastPassed, Sink
 from hookrun.runtime.snapshot import append_copy, copied, held, in_reach, snapshot
 from hookrun.values.containers import readable
@@ -115,7 +115,8 @@ class RecordSink(Sink):
         if waiting is not None:
             self._pending.append(waiting)
         else:
-            record = _readable({**dict(zip(RECORD_KEYS, start, strict=True)), **data})
+            values = data.now(readable=computes()) if type(data) is Measured else data
+            record = _readable({**dict(zip(RECORD_KEYS, start, strict=True)), **values})
             if record is None:
                 return
             if show:

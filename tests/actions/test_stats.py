@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,10 +21,18 @@ ALL = ("mean", "std", "var", "min", "max", "norm", "abs_mean", "abs_max", "sum",
 # In float32 the square of a number below 1e-22 is 0, and so is the std.
 NUMBERS = st.floats(-1e3, 1e3, width=32).map(lambda x: x if abs(x) > 1e-15 else 0.0)
 FINITE = st.lists(NUMBERS, min_size=2, max_size=40)
+OPTIONS = {"readable": False}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["in torch", "read at once"], autouse=True)
+def readable(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(OPTIONS, "readable", request.param)
+        yield
 
 
 def measured(x: Tensor, *names: str) -> dict[str, Any]:
-    return {name: float(value) for name, value in measuring(names)(x).items()}
+    return {name: float(value) for name, value in measuring(names)(x, **OPTIONS).items()}
 
 
 def by_torch(x: Tensor) -> dict[str, float]:

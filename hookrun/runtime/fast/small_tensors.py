@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from hookrun.actions.base import RECORD_KEYS
+from hookrun.actions.stats import MOST_LOST
 from hookrun.runtime.fast import private
 from hookrun.values.tensors import holds_data
 
@@ -81,7 +82,7 @@ class SmallTensors:
         of:    the statistics for the record
         start: the values of RECORD_KEYS, with which the record begins
         """
-        if not _is_usable or not _is_plain(x):
+        if not _is_plain(x):
             return None
         key = x.shape, x.dtype, of
         with self._lock:
@@ -188,11 +189,15 @@ def _norm(rows: Tensor) -> Tensor:
 
 
 def _variance(rows: Tensor, n: int, found: Mapping[str, Any]) -> Tensor:
-    """[R]: the variance around the rounded mean, corrected for the rounding. Overwrites the rows."""
-    around = rows.sub_(found["mean"].unsqueeze(1))
-    off = around.sum(1).double()
-    squares = _norm(around).double().square()
-    spread: Tensor = (squares - off.square() / n).clamp_min_(0)
+    """[R]: the variance. Where E[x²] - E[x]² loses digits, around the rounded mean, which overwrites the rows."""
+    squares = found["norm"].double().square()
+    spread = squares - found["mean"].double().square() * n
+    is_exact = squares < spread * MOST_LOST
+    if not is_exact.all():
+        around = rows.sub_(found["mean"].unsqueeze(1))
+        off = around.sum(1).double()
+        squares = _norm(around).double().square()
+        spread = torch.where(is_exact, spread, (squares - off.square() / n).clamp_min_(0))
     return spread / (n - 1)
 
 
@@ -208,7 +213,7 @@ _STEPS: Mapping[str, tuple[Step, Sequence[str]]] = {
     "zeros": (lambda rows, n, found: (n - rows.count_nonzero(1)) / n, ()),
     "nans": (lambda rows, n, found: rows.isnan().sum(1), ()),
     "infs": (lambda rows, n, found: rows.isinf().sum(1), ()),
-    "var": (_variance, ("mean",)),
+    "var": (_variance, ("mean", "norm")),
     "std": (lambda rows, n, found: found["var"].sqrt(), ("var",)),
 }
 
@@ -231,7 +236,8 @@ def computes() -> bool:
     writes a tensor that the transformed function did not create.
     """
     return (
-        not _dispatch_modes()
+        _is_usable
+        and not _dispatch_modes()
         and _functorch_level() is None
         and _traced_by_jit() is None
         and not _dispatched_by(_BEFORE_AUTOGRAD)
