@@ -190,8 +190,8 @@ def _norm(rows: Tensor) -> Tensor:
 
 def _variance(rows: Tensor, n: int, found: Mapping[str, Any]) -> Tensor:
     """[R]: the variance. Where E[x²] - E[x]² loses digits, around the rounded mean, which overwrites the rows."""
-    squares = found["norm"].double().square()
-    spread = squares - found["mean"].double().square() * n
+    squares: Tensor = found["norm"].double().square()
+    spread: Tensor = squares - found["mean"].double().square() * n
     is_exact = squares < spread * MOST_LOST
     if not is_exact.all():
         around = rows.sub_(found["mean"].unsqueeze(1))
