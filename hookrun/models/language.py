@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +16,7 @@ from pydantic import Field, model_validator
 from hookrun.config.validation import Args, parse
 from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest, spec_error
 from hookrun.models.arguments import DataDefaults, too_large
+from hookrun.models.weights import SCALES, differing, kind_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,6 +56,12 @@ _MOST = 2**31
 _MOST_LAYERS = 1024
 _COUNTS = re.compile("layer|depth|block|stage|expert|group|level")
 """Keys of numbers of modules, such as layers, which are limited."""
+_STORED_KINDS = {
+    **dict.fromkeys(("F64", "F32", "F16", "BF16"), "floating point"),
+    **dict.fromkeys(("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"), "integer"),
+    "C64": "complex",
+}
+"""dtype in a safetensors file -> kind of number, as `kind_of` names it; the others are scaled."""
 _SHOWN = 6
 _CONNECT_TIMEOUT = 10.0
 
@@ -279,6 +288,9 @@ def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mod
     except Exception as error:  # no network, no such model, a damaged file, a model with code of its own
         raise _failure(args, error, _unread(place, local, _message(error))) from error
     _check_loaded(model, report, place)
+    changes = list(_changed(model, report, config, place))
+    if problems := differing(place, "of another kind", changes, len(model.state_dict()), SCALES):
+        raise SpecError([replace(each, where=PATH) for each in problems])
     made: nn.Module = model
     return made
 
@@ -326,6 +338,51 @@ def _check_loaded(model: nn.Module, report: Mapping[str, Any], place: str) -> No
     if len(missing) == total:
         raise spec_error(PATH, what, "give the folder of such a model, or another model.args.class")
     warnings.warn(f"{PATH}: {what}; they are random", HookrunWarning, stacklevel=2)
+
+
+def _changed(model: Any, report: Mapping[str, Any], config: Any, place: str) -> Iterator[str]:
+    """Each tensor that transformers has converted to another kind of number: ``'a.b' is I8 in the file and …``.
+
+    A quantized model is left out as far as its tensors have scales beside them, which transformers has applied.
+    """
+    own = dict([*model.named_parameters(), *model.named_buffers()])
+    of_parameters = {kind_of(each.dtype) for each in model.parameters()}
+    ignored = re.compile("|".join(model._keys_to_ignore_on_load_unexpected or ["$^"]))
+    prefix = f"{model.base_model_prefix}."
+    stored = {
+        name: code
+        for name, code in _stored_dtypes(config, place)
+        if name not in report["unexpected_keys"] and not ignored.search(name)
+    }
+    is_quantized = hasattr(config, "quantization_config")
+    scaled = {
+        name.rpartition(".")[0] for name in stored if is_quantized and "scale" in name.rpartition(".")[2]
+    }
+    for name, code in sorted(stored.items()):
+        names = (name, prefix + name, name.removeprefix(prefix))
+        there = next((own[each] for each in names if each in own), None)
+        # A tensor under another name becomes a part of some parameter.
+        kinds = of_parameters if there is None else {kind_of(there.dtype)}
+        if _STORED_KINDS.get(code, "scaled") not in kinds and name.rpartition(".")[0] not in scaled:
+            yield f"'{name}' is {code} in the file and {' or '.join(sorted(kinds))} in the model"
+
+
+def _stored_dtypes(config: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Name and dtype of each tensor in the safetensors files from which transformers loads the model."""
+    from safetensors import safe_open
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+    from transformers.utils.hub import cached_file
+
+    find = partial(cached_file, place, local_files_only=True, _raise_exceptions_for_missing_entries=False)
+    named = getattr(config, "transformers_weights", None)
+    path = find(named) if named else find(SAFE_WEIGHTS_NAME) or find(SAFE_WEIGHTS_INDEX_NAME)
+    paths = [path]
+    if path is not None and path.endswith(".json"):
+        shards = json.loads(Path(path).read_text(encoding="utf-8"))["weight_map"].values()
+        paths = [find(name) for name in sorted(set(shards))]
+    for path in filter(None, paths):
+        with safe_open(path, framework="pt") as file:
+            yield from ((name, file.get_slice(name).get_dtype()) for name in file.keys())  # noqa: SIM118
 
 
 def _hub_answers() -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from hookrun.errors import HookrunError, spec_error
+from hookrun.models.weights import change_of
 from hookrun.runtime import Installation
 from hookrun.runtime.rng import derived_seed
 from hookrun.runtime.sharded import like, whole
@@ -300,6 +301,9 @@ def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load a state of `model_state` into the model."""
     if "state" in state:
         own = model.state_dict()
+        for name, each in state["state"].items():
+            if name in own and (change := change_of(each, own[name])):
+                raise StoreError(f"the state has another kind of number: {name!r} is {change}")
         model.load_state_dict({name: like(each, own.get(name)) for name, each in state["state"].items()})
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in state["trained"])

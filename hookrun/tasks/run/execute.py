@@ -22,6 +22,7 @@ from torch.amp import GradScaler
 
 from hookrun.errors import HookrunError, spec_error
 from hookrun.models import RANDOM
+from hookrun.models.weights import change_of
 from hookrun.plan import table
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.runtime import Installation
@@ -189,7 +190,7 @@ def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
 
 
 def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
-    """Load the values of parameters that hooks add from the file of `model.weights`. SpecError for a wrong shape."""
+    """Load the values of parameters that hooks add from the file of `model.weights`. SpecError for a misfit."""
     added = dict(hooks.named_parameters())
     for name, tensor in prepared.leftover.items():
         if tensor.shape != added[name].shape:
@@ -197,6 +198,8 @@ def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
             raise spec_error(
                 "model.weights", f"{name} has shape {shapes}", "use the hooks that the file was saved with"
             )
+        if change := change_of(tensor, added[name]):
+            raise spec_error("model.weights", f"{name} is {change}", "save the weights as floating point")
         added[name].data.copy_(tensor)
 
 
