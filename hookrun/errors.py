@@ -7,6 +7,7 @@ import reprlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 V = TypeVar("V")
@@ -102,9 +103,13 @@ class HookrunWarning(UserWarning):
     """A hook did nothing: it never fired, or found nothing that its action could act on."""
 
 
+MOST_COMPARED = 2_000
+"""How many names are compared with a wrong one: a file may have very many."""
+
+
 def nearest(name: str, options: Iterable[str], limit: int = 3) -> str:
     """A clause naming the options closest to `name`: ``did you mean 'clamp'?``, else a list of what there is."""
-    known = sorted(set(options))
+    known = sorted(set(islice(options, MOST_COMPARED)))
     close = difflib.get_close_matches(name, known, n=limit, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(repr(c) for c in close)}?"

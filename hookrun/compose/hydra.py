@@ -33,7 +33,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobRuntime, configure_log
 from hydra.plugins.launcher import Launcher
@@ -115,7 +115,10 @@ class App(Hydra):
         overrides, number = self.swept(cfg), 1
         for override in overrides:
             if override.is_sweep_override() and override.is_discrete_sweep():
-                number *= max(1, sum(1 for _ in islice(override.sweep_iterator(), MAX_JOBS + 1)))
+                value = override.value()
+                # Of a range that is shuffled, the sweep's iterator would first make a list.
+                values = value.range() if isinstance(value, RangeSweep) else override.sweep_iterator()
+                number *= max(1, sum(1 for _ in islice(values, MAX_JOBS + 1)))
             if number > MAX_JOBS:
                 raise spec_error(
                     override.key_or_group,

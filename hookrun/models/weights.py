@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import Problem, SpecError, listed, nearest, reason, spec_error
+from hookrun.errors import MOST_COMPARED, Problem, SpecError, listed, nearest, reason, spec_error
 
 if TYPE_CHECKING:
     import torch
@@ -180,7 +180,9 @@ def _missing(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path)
     if not lacking:
         return []
     unused = [name for name in state if name not in own]
-    shown = [f"'{name}'{_close(name, unused)}" for name in lacking[:_SHOWN]] + lacking[_SHOWN:]
+    shown = [f"'{name}'{_close(name, unused[:MOST_COMPARED])}" for name in lacking[:_SHOWN]] + lacking[
+        _SHOWN:
+    ]
     what = (
         f"{path} lacks {_count(lacking, len(own), 'tensor', 'tensors')} of the model: {listed(shown, _SHOWN)}"
     )
