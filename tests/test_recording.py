@@ -165,6 +165,12 @@ def test_a_directory_has_one_run(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize("path", ["a\0b", "x" * 300, "~nobody-of-this-name/x", 7, b"x"])
+def test_what_cannot_be_a_path_is_an_error_in_words(path: Any) -> None:
+    with pytest.raises(hookrun.HookrunError, match=r"run_dir: .* cannot be a directory"):
+        hookrun.record(network(), SPEC, path).__enter__()
+
+
 def test_a_refused_recording_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(hookrun.CompileError):
         hookrun.record(network(), {"a": {**SPEC["features"], "select": "9"}}, run_dir=tmp_path / "mine")

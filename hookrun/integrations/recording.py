@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from itertools import chain
@@ -18,7 +18,7 @@ from torch import Tensor, distributed, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.fields import Meaning
-from hookrun.errors import HookrunError, listed
+from hookrun.errors import HookrunError, listed, reason
 from hookrun.prove.trial import Plan, compile_plan
 from hookrun.report import try_report
 from hookrun.runtime import Installation
@@ -296,9 +296,20 @@ def batch_size(batch: Any) -> int | None:
 
 
 def run_folder(path: str | os.PathLike[str] | None) -> Path:
-    """The directory of a new run: `path`, or by default one named by the time, as on the command line."""
+    """The directory of a new run: `path`, or by default one named by the time, as on the command line.
+
+    HookrunError for what the system cannot have as a path.
+    """
     if path is not None:
-        return Path(path).expanduser().absolute()
+        try:
+            folder = Path(path).expanduser().absolute()
+            with suppress(FileNotFoundError, NotADirectoryError):
+                os.lstat(folder)
+        except (OSError, RuntimeError, TypeError, ValueError) as error:
+            raise HookrunError(
+                f"run_dir: {path!r:.200} cannot be a directory: {reason(error):.300}"
+            ) from error
+        return folder
     return outputs_folder() / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
 
 

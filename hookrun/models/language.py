@@ -54,7 +54,10 @@ _OF_EVERY_CONFIG = ("num_labels", "model_type", "decoder_start_token_id")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _MOST = 2**31
 _MOST_LAYERS = 1024
-_COUNTS = re.compile("layer|depth|block|stage|expert|group|level")
+_MOST_CLASSES = 2**20
+_COUNTS = re.compile(
+    "^(?!.*(size|dim|token|length|channel|vocab)).*(layer|depth|block|stage|expert|group|level)"
+)
 """Keys of numbers of modules, such as layers, which are limited."""
 _STORED_KINDS = {
     **dict.fromkeys(("F64", "F32", "F16", "BF16"), "floating point"),
@@ -218,22 +221,34 @@ def _forbidden(key: object) -> bool:
     return any(word in str(key) for word in _REFUSED)
 
 
-def _dangerous(given: Mapping[str, Any], where: str, depth: int = 0) -> list[Problem]:
+def _dangerous(given: Mapping[str, Any], where: str) -> list[Problem]:
     """Problems of keys that choose code and of numbers that are too large, also in nested sections."""
-    problems = list[Problem]()
-    for key, value in given.items():
-        at = f"{where}.{key}"
+    problems = list(_large(given, where))
+    for key, _, at in _entries(given, where):
         if _forbidden(key):
-            hint = "model.args.attention chooses the attention" if "attn" in str(key) else "leave it out"
+            hint = "model.args.attention chooses the attention" if "attn" in key else "leave it out"
             problems.append(Problem(at, "a file may not choose what code a model runs", hint))
-        elif isinstance(value, Mapping) and depth < 4:
-            problems += _dangerous(value, at, depth + 1)
-        most = _MOST_LAYERS if _COUNTS.search(str(key)) else _MOST
+    return problems
+
+
+def _large(given: Mapping[str, Any], where: str) -> Iterator[Problem]:
+    """The problem of each number that is too large, also in nested sections and lists."""
+    for key, value, at in _entries(given, where):
+        most = _MOST_LAYERS if _COUNTS.search(key) else _MOST_CLASSES if key == "num_labels" else _MOST
         numbers = value if isinstance(value, list) else [value]
         large = [number for number in numbers if type(number) is int and abs(number) > most]
         if large:
-            problems.append(Problem(at, f"found {str(large[0])[:80]}, expected at most {most}"))
-    return problems
+            yield Problem(at, f"found {str(large[0])[:80]}, expected at most {most}")
+        elif len(numbers) > _MOST_LAYERS and _COUNTS.search(key):
+            yield Problem(at, f"found {len(numbers)} values, expected at most {_MOST_LAYERS}")
+
+
+def _entries(given: Mapping[str, Any], where: str, depth: int = 0) -> Iterator[tuple[str, Any, str]]:
+    """Key, value and key path of each entry, also in nested sections."""
+    for key, value in given.items():
+        yield str(key), value, f"{where}.{key}"
+        if isinstance(value, Mapping) and depth < 4 and not _forbidden(key):
+            yield from _entries(value, f"{where}.{key}", depth + 1)
 
 
 def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
@@ -257,7 +272,7 @@ def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
 def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Module:
     """The model in a folder or on the hub, from safetensors alone; none of its code runs."""
     import torch
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     path = args.path or ""
     folder = Path(path).expanduser().absolute()
@@ -271,9 +286,14 @@ def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mod
     place = str(folder) if local else path
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not _hub_answers()}
     try:
+        given, _ = PreTrainedConfig.get_config_dict(place, **options)
+        if problems := list(_large(given, PATH)):
+            raise SpecError(problems)
         config = AutoConfig.from_pretrained(place, **options)
         auto = _auto_class(args, config, PATH)
         dtype = getattr(torch, args.dtype) if args.dtype else "auto"
+        if why := too_large(partial(auto.from_config, config, trust_remote_code=False)):
+            raise spec_error(PATH, f"{place}: {why}", "take a smaller model, or a machine with more memory")
         model, report = auto.from_pretrained(
             place,
             config=config,

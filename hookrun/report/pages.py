@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import io
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -32,6 +33,9 @@ F = TypeVar("F")
 CSV = "sweep.csv"
 MOST_KEYS = 4
 """Swept keys of the title."""
+
+_FORMULA = re.compile(r"[=@\t\r]|[-+](?!([\d.]+(e[-+]?\d+)?|inf|nan)\Z)")
+"""The beginning of a formula: a number with a sign is none."""
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _SECTIONS = Path(__file__).with_name("sections")
@@ -73,18 +77,22 @@ def _sweep_title(facts: SweepFacts) -> str:
 
 
 def _csv(facts: SweepFacts) -> str:
-    """One line for each job, with unrounded numbers; if there are baselines, with the difference to its baseline."""
+    """One line for each job, with unrounded numbers; if there are baselines, with the difference to its baseline.
+
+    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
     file = io.StringIO()
     compared = [f"{facts.measure} - baseline"] if facts.measure else []
     heads = ["job", "status", "reason", "exit_code", "started", "seconds"]
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*heads, *facts.keys, *facts.metrics, "objective", *compared])
+    rows: list[list[Any]] = [[*heads, *facts.keys, *facts.metrics, "objective", *compared]]
     for job in facts.jobs:
         own = [job.name, job.status, job.reason, job.exit_code, job.started, job.seconds]
         swept = [job.overrides.get(key) for key in facts.keys]
         measured = [job.metrics.get(name) for name in facts.metrics]
         difference = [facts.difference(job)] if compared else []
-        writer.writerow([*own, *swept, *measured, job.value, *difference])
+        rows.append([*own, *swept, *measured, job.value, *difference])
+    writer.writerows([f"'{cell}" if _FORMULA.match(str(cell)) else cell for cell in row] for row in rows)
     return file.getvalue()
 
 

@@ -85,6 +85,24 @@ def test_a_saved_model_of_another_kind_of_number_is_refused(tmp_path: Path, shar
         made(path=changed(folder, tmp_path / str(dtype), dtype, name))
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"n_layer": 100_000}, "model.args.path.n_layer: found 100000, expected at most 1024"),
+        ({"inner": {"num_experts": 10**6}}, "model.args.path.inner.num_experts: found 1000000"),
+        ({"layer_types": ["x"] * 2000}, "model.args.path.layer_types: found 2000 values"),
+        ({"num_labels": 2 * 10**9}, "model.args.path.num_labels"),
+        ({"vocab_size": 10**15}, "model.args.path.vocab_size"),
+        ({"n_inner": 2**31}, "GiB of memory are free"),
+    ],
+)
+def test_sizes_in_a_folder_have_the_limits_of_a_configuration(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    random_model("gpt2", "eager").save_pretrained(tmp_path / "model")
+    assert said in problem(path=changed(tmp_path / "model", tmp_path / "large", torch.float32, "", **change))
+
+
 def test_without_a_network_the_hub_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 

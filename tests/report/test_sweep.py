@@ -55,6 +55,19 @@ def test_names_in_a_sweep_are_escaped(copied: Path, remade) -> None:
     assert evil in found.text and "x" not in found.links
 
 
+def test_texts_of_the_table_are_not_formulas_and_numbers_stay(copied: Path, remade) -> None:
+    formulas = ["=1", "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1"]
+    for job, text in enumerate(formulas):
+        give(copied / str(job), f"hooks.a.name={text}", "=key=-1.5e-3", f"seed={-job}")
+    change_status(copied / "5", status="failed", reason="=1+1")
+    remade(copied)
+    rows = table(copied)
+    assert [row["hooks.a.name"] for row in rows] == [f"'{text}" for text in formulas]
+    assert [row["seed"] for row in rows] == ["0", "-1", "-2", "-3", "-4", "-5"]
+    assert rows[5]["reason"] == "'=1+1"
+    assert all(not cell.startswith(("=", "+", "@")) for row in rows for cell in (*row, *row.values()))
+
+
 def test_the_page_of_an_interrupted_sweep(folder: Path, page, monkeypatch) -> None:
     from hookrun import tasks
 
