@@ -292,7 +292,8 @@ def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mod
         config = AutoConfig.from_pretrained(place, **options)
         auto = _auto_class(args, config, PATH)
         dtype = getattr(torch, args.dtype) if args.dtype else "auto"
-        if why := too_large(partial(auto.from_config, config, trust_remote_code=False)):
+        plain = config.dtype if dtype == "auto" else dtype
+        if why := too_large(partial(auto.from_config, config, dtype=plain, trust_remote_code=False)):
             raise spec_error(PATH, f"{place}: {why}", "take a smaller model, or a machine with more memory")
         model, report = auto.from_pretrained(
             place,
