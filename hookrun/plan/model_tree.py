@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hookrun.errors import listed
+from hookrun.models.attention_points import POINTS, lacks_points
 from hookrun.plan.plan import Match
 from hookrun.spec.hook import HookSpec
 from hookrun.spec.selector import Names, Node, Selector, Tree
@@ -165,7 +168,11 @@ class ModelNames:
         """A hint with the names closest to a selector that matches nothing."""
         classes = {type(module).__name__ for module in self.model.modules()}
         parameters = tuple(self.parameters) if on_parameters else ()
-        return selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))
+        near = selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))
+        points = set(re.findall(r"\w+", str(selector).rpartition(".")[2])).intersection(POINTS)
+        if points and not on_parameters and any(map(lacks_points, self.modules.values())):
+            near += f"; model.args.attention=points adds {listed(sorted(points), len(POINTS))} to each attention module"
+        return near
 
 
 def _names_by_object(objects: Mapping[str, object]) -> dict[int, list[str]]:

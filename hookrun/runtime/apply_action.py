@@ -85,7 +85,7 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
                 if clock.counting and new is not None:
                     count(site, value, new)
                 return value if new is None else new
-            member = value if path is None else containers.get(value, path)
+            member = value if path is None else _member(site, value, path)
             olds = list(filter(acts_on, containers.tensors(member))) if together else []
             news = iter(function(olds) if olds else ())
             acted = False
@@ -141,7 +141,11 @@ def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
                 current.at = ""
                 result = function(value)
             else:
-                seen = value if path is None else containers.get(value, path)
+                seen = value if path is None else _member(site, value, path)
+                if seen is None and site.spec.action.captures:
+                    site.found_nothing()
+                    if site.spec.keys.tokens is not None:  # there are no rows to keep
+                        return value
                 if unwrap:
                     seen = containers.unwrapped(seen)
                 result = function(seen) if whole else observe_leaves(seen)
@@ -157,6 +161,14 @@ def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
             raise _named(site, error) from error
 
     return observe
+
+
+def _member(site: HookSite, value: Any, path: tuple[Key, ...]) -> Any:
+    """The target in the value; the site notes that it is None."""
+    member = containers.get(value, path)
+    if member is None:
+        site.target_was_none = True
+    return member
 
 
 def _named(site: HookSite, error: Exception) -> HookError:

@@ -17,6 +17,7 @@ from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import on_tensor
 from hookrun.actions.values import InlineFunction, OutsideValue
 from hookrun.errors import CheckFailed, HookError, reason
+from hookrun.models.attention_points import lacks_points
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows, Source
 from hookrun.runtime.clock import Calls, Clock, CurrentCall
@@ -113,6 +114,7 @@ class HookSite:
     idle:      firings in which the hook found nothing to act on
     fired_in_graphs: the same inside compiled graphs, a 0-dimensional tensor that they add to
     open_in_graphs:  whether the schedule holds at this step and epoch, which they read; None if it always does
+    target_was_none: the target was None in a firing
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
@@ -143,6 +145,7 @@ class HookSite:
         self.open_in_graphs: Tensor | None = None
         self.idle = 0
         self._idle_at = 0
+        self.target_was_none = False
         self.changed: Tensor | int = 0
         self.total = 0
         self.tokenizer = hook.tokenizer
@@ -179,6 +182,14 @@ class HookSite:
     def firings(self) -> int:
         """How often the hook fired here, also inside compiled graphs."""
         return self.fired if self.fired_in_graphs is None else self.fired + int(self.fired_in_graphs)
+
+    @property
+    def why_idle(self) -> str:
+        """Why the hook did nothing here, if all of its firings found nothing."""
+        if not self.target_was_none:
+            return "fired and found no tensor for its action"
+        hint = " (model.args.attention=points gives patterns)" if lacks_points(self.module) else ""
+        return f"fired and its target {self.spec.keys.target} is None{hint}"
 
     def reschedule(self) -> None:
         """Tell compiled graphs whether the schedule holds at the present step and epoch."""
