@@ -20,17 +20,8 @@ NAME = "hookrun_points"
 
 POINTS = ("q", "k", "v", "scores", "pattern", "z")
 OUTPUT_PROJECTIONS = (
-    "c_proj",
-    "o_proj",
-    "out_proj",
-    "out_lin",
-    "o",
-    "dense",
-    "wo",
-    "w_o",
-    "out",
-    "to_out",
-    "proj",
+    *("c_proj", "o_proj", "out_proj", "out_lin", "o", "dense"),
+    *("wo", "w_o", "out", "to_out", "proj"),
 )
 """Usual names of the module of an attention whose input is the concatenated heads."""
 _KNOWN = {

@@ -66,7 +66,7 @@ def last_dimension_holds_heads(model: nn.Module, path: str, *, of_input: bool) -
     if not holding:
         return _in_attention(model, path) and "dropout" not in classes
     if not of_input:
-        return into_heads or all(any(map(_is_into_heads, name.split("."))) for name in holding)
+        return into_heads or all(any(map(_makes_heads, name.split("."))) for name in holding)
     if into_heads:
         return "norm" in classes
     projects = any(name.lower() in OUTPUT_PROJECTIONS for name in nearest)
@@ -77,6 +77,10 @@ def _is_into_heads(name: str) -> bool:
     return len(_INTO_HEADS.intersection(name.lower().split("_"))) == 1
 
 
+def _makes_heads(name: str) -> bool:
+    return _is_into_heads(name) or "qkv" in name.lower()
+
+
 def _in_attention(model: nn.Module, path: str) -> bool:
     """Whether the module's parent, or the parent of that, is an attention module."""
     for up in (1, 2):
@@ -85,7 +89,7 @@ def _in_attention(model: nn.Module, path: str) -> bool:
         named = f"{owner.rpartition('.')[2]} {type(module).__name__}".lower()
         if (
             any(word in named for word in _ATTENTION)
-            or any(_is_into_heads(name) for name, _ in module.named_children())
+            or any(_makes_heads(name) for name, _ in module.named_children())
             or _number(module, _COUNTS) is not None
         ):
             return True

@@ -80,8 +80,8 @@ class Part(TensorPart):
         self._items = index.items
         self._numbers = index.positions
         self._in_order, self._whole = in_order, whole
-        self._fitting = set[tuple[int, int]]()
-        self._on = dict[torch.device, Tensor]()
+        self._fitting: set[tuple[int, int]] = set()
+        self._on: dict[torch.device, Tensor] = {}
         if self._numbers is not None:
             place = self._items.index(self._numbers)
             self._after_ellipsis = ... in self._items[:place]

@@ -124,6 +124,8 @@ def test_heads_of_own_modules_are_found_by_usual_names_or_given_by_count() -> No
     assert holding(made, of_input=False) == outputs
     inputs = {"mix.k_norm", "mix.mixed", "mix.to_out", "mix.to_out.base_layer", "mix.to_out.adapter"}
     assert holding(made, of_input=True) == inputs
+    fused = nn.ModuleDict({"qkv": nn.Linear(8, 24), "z": nn.Identity()})
+    assert "0.z" in holding(nn.Sequential(fused), of_input=False)
     decoder = holding(Decoder(vocab_size=8, length=4, layers=1), of_input=False)
     assert decoder == {f"blocks.0.attn.{name}" for name in ("q", "k", "v", "scores", "pattern", "z")}
     x = nn.Parameter(nn.Linear(8, 3).weight.detach())
