@@ -273,6 +273,11 @@ class TokensPart(TensorPart):
                 "tokens: it is not known which tokens the call computes; call the model with input_ids, or "
                 "hooks.tokens(input_ids, attention_mask) before it; for a value without tokens use `index`"
             )
+        if tokens_of_call.drafts:
+            raise ValueError(
+                "tokens: a speculative decoding computes candidates, of which it may reject some: generate without "
+                "an assistant model, prompt_lookup_num_tokens or anything else that drafts tokens"
+            )
         on_pattern = self._rule.tokens.on_pattern
         if on_pattern and len(shape) < 3:
             raise ValueError(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookrun.runtime.frames import outward
 from hookrun.values.containers import tensors
 from hookrun.values.tensors import holds_data
 
@@ -24,6 +25,9 @@ NO_LABEL = -100
 CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
 _GENERATES = "generate"
 """The name of the method that runs a generation."""
+
+_SPECULATIVE = "assisted_generation"
+"""The mode of transformers for an assistant model, prompt lookup, early exit, and heads that predict several tokens."""
 
 _SESSION = "_hookrun_session"
 """The name of a local variable that is added to the frame of a running `generate`, to recognize it in later passes."""
@@ -227,17 +231,18 @@ class Session:
     prompt:  the number of columns of its prompt; None: not known
     eos:     the tokens that end a sequence; they and later tokens count as padding
     samples: the number of its prompts, each of which may have several sequences (beams); None: not known
+    drafts:  it is a speculative decoding, or part of one: passes compute candidates that may be rejected
     """
 
     prompt: int | None
     eos: tuple[int, ...]
     samples: int | None
+    drafts: bool = False
 
 
 def session(model: nn.Module) -> Session | None:
     """The `generate` call that this model call is part of (from the stack), or None; the same object in each pass."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in outward(sys._getframe(1)):
         owner = frame.f_locals.get("self") if frame.f_code.co_name == _GENERATES else None
         if isinstance(owner, nn.Module) and (  # the model, a part of it or a wrapper of it
             any(module is owner for module in model.modules())
@@ -245,13 +250,13 @@ def session(model: nn.Module) -> Session | None:
         ):
             known = frame.f_locals.get(_SESSION)
             if not isinstance(known, Session):
-                known = frame.f_locals[_SESSION] = _new_session(frame.f_locals)
+                known = frame.f_locals[_SESSION] = _new_session(frame)
             return known
-        frame = frame.f_back
     return None
 
 
-def _new_session(local: Mapping[str, Any]) -> Session:
+def _new_session(frame: FrameType) -> Session:
+    local = frame.f_locals
     ids = local.get(IDS)
     prompt = ids.shape[1] if isinstance(ids, Tensor) and ids.dim() == 2 and ids.shape[1] else None
     config = local.get("generation_config") or getattr(local.get("self"), "generation_config", None)
@@ -264,6 +269,11 @@ def _new_session(local: Mapping[str, Any]) -> Session:
         prompt,
         tuple(number for number in numbers if isinstance(number, int)),
         samples if isinstance(samples, int) else None,
+        any(  # also for the model that drafts, whose `generate` is called by that of the other one
+            call.f_locals.get("generation_mode") == _SPECULATIVE
+            for call in outward(frame)
+            if call.f_code.co_name == _GENERATES
+        ),
     )
 
 
@@ -284,6 +294,7 @@ class Pass:
     decodes:   it is a pass of a decoder with an encoder; spans then refer to the encoder's tokens
     encoder:   for a decoder's pass, the pass of its encoder
     packed:    rows hold several sequences, so that positions cannot be counted
+    drafts:    it computes candidates of a speculative decoding, which may be rejected
     chosen:    cache of the positions that were selected in it; see `choice`
     """
 
@@ -313,6 +324,7 @@ class Pass:
             self._mark_ended(session.eos)
         self._positions: Tensor | None = None
         self.encoder: Pass | None = None
+        self.drafts = False
         self.chosen = dict[Any, Any]()
 
     def _mark_ended(self, eos: tuple[int, ...]) -> None:
