@@ -21,12 +21,13 @@ from hookrun.values.containers import functorch_level
 
 NAMES = (
     "_lazy_clone",
+    "_C._len_torch_dispatch_stack",
     "_C._set_grad_enabled",
     "_C._storage_Use_Count",
     "_C._is_cow_tensor",
     "Tensor._use_count",
 )
-lazy_clone, set_grad_enabled, storage_holders, _is_copy_on_write, use_count = private(*NAMES)
+lazy_clone, dispatch_modes, set_grad_enabled, storage_holders, _is_copy_on_write, use_count = private(*NAMES)
 _is_usable = lazy_clone is not None
 
 
@@ -57,7 +58,10 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = UNSHARED) ->
     references: torch's reference count of a tensor to which only torch and Python refer
     """
     kind = type(tensor)
-    if not _is_usable or (kind is not Tensor and kind is not Parameter) or functorch_level() is not None:
+    if not _is_usable or (kind is not Tensor and kind is not Parameter):
+        return False
+    # under a mode too: `allow_mutation_on_saved_tensors` knows memory by its address, which a write would move
+    if functorch_level() is not None or dispatch_modes():
         return False
     try:
         storage = tensor.untyped_storage()
@@ -163,7 +167,9 @@ class KeptInMemory:
         ) -> Callable[[Any], Any]:
             def observe(value: Any) -> Any:
                 # The usual case of `owned`, and the copy, in one function: each call would cost as much as two checks.
-                if first is not _DECIDED or type(value) is not Tensor or functorch_level() is not None:
+                if first is not _DECIDED or type(value) is not Tensor:
+                    return otherwise(value)
+                if functorch_level() is not None or dispatch_modes():
                     return otherwise(value)
                 try:
                     storage = value.untyped_storage()
