@@ -49,7 +49,7 @@ def name_taken(module: Module, name: str, planned: Collection[str] = ()) -> str 
 
     planned: names of parameters that earlier hooks will add
     """
-    if name in planned and not hasattr(module, name):
+    if name in planned:
         return f"an earlier hook adds a parameter {name!r} already"
     if hasattr(module, name) and not was_added(module, name):
         return f"the module has an attribute {name!r} already"

@@ -272,9 +272,8 @@ def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Ite
         added, name = names.added.get(match.path, []), spec.action.adds(spec.name)
         taken = None if name is None else name_taken(module, name, added)
         if taken is not None:
-            reason: str | None = f"{taken}: choose another name" + (
-                " for the hook" if spec.action.trains else ""
-            )
+            of_hook = " for the hook" if spec.action.trains else ""
+            reason: str | None = f"{taken}: choose another name{of_hook}"
         else:
             reason = spec.action.incompatibility(spec.hook_type, module, own + added)
         if reason is not None:

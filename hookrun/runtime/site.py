@@ -288,6 +288,8 @@ class HookSite:
         if value is not None and not isinstance(value, Tensor):
             return self._rows(value)
         source = value if value is not None else torch.tensor(given, dtype=torch.float64)
+        if source.is_inference():  # the spec was read or compiled under inference mode
+            source = source.clone()
         made = dict[tuple[torch.dtype, torch.device], Tensor]()
 
         def constant(like: Tensor) -> Tensor:
@@ -296,7 +298,7 @@ class HookSite:
             key = (like.dtype, like.device)
             if (found := made.get(key)) is None:
                 with ordinary_tensors():
-                    found = in_form_of(source, like, copy=source.is_inference())
+                    found = in_form_of(source, like)
                 if holds_data(found) or not self.sink.has_values:  # a traced tensor must not be cached either
                     made[key] = found
             return found

@@ -82,13 +82,13 @@ def as_real(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     return torch.view_as_real(x.resolve_conj().resolve_neg()), torch.view_as_complex
 
 
-def in_form_of(source: Tensor, like: Tensor, *, copy: bool = False) -> Tensor:
+def in_form_of(source: Tensor, like: Tensor) -> Tensor:
     """The value in dtype and on device of a tensor. ValueError if it is complex and the tensor is real."""
     if source.is_complex() and not like.is_complex():
         raise ValueError(
             "the value is complex and the tensor is real: give its real part or its absolute value"
         )
-    return source.to(device=like.device, dtype=like.dtype, copy=copy)
+    return source.to(device=like.device, dtype=like.dtype)
 
 
 def require_whole(x: Tensor) -> None:

@@ -62,9 +62,7 @@ class AccumulatedGrad(ParameterHook):
         if self.clock is None or self.clock.accumulating or (grad := parameter.grad) is None:
             return
         new = edited(grad, self.firings)
-        if (
-            grad.requires_grad
-        ):  # create_graph=True: an edit in place would be hidden from the second derivative
+        if grad.requires_grad:  # by create_graph=True: a write would be hidden from the second derivative
             parameter.grad = new
         else:
             write(grad, new)

@@ -229,9 +229,9 @@ def _drafts(running: Session, tokens: CallTokens, last: Pass | None) -> bool:
     if running.drafts:
         return True
     if last is None or last.session is not running:
-        is_whole = running.prompt is not None and tokens.ids is not None and not tokens.past
-        return is_whole and tokens.columns > (running.prompt or 0)
-    return last.drafts or (bool(tokens.past) and (tokens.past or 0) < last.total)
+        longer = running.prompt is not None and tokens.columns > running.prompt
+        return longer and tokens.ids is not None and not tokens.past
+    return last.drafts or (tokens.past is not None and 0 < tokens.past < last.total)
 
 
 def _same(one: CallTokens, other: CallTokens) -> bool:
