@@ -275,8 +275,9 @@ class TokensPart(TensorPart):
             )
         if tokens_of_call.drafts:
             raise ValueError(
-                "tokens: a speculative decoding computes candidates, of which it may reject some: generate without "
-                "an assistant model, prompt_lookup_num_tokens or anything else that drafts tokens"
+                "tokens: a speculative decoding may reject tokens that a call computes. It has an assistant model or "
+                "prompt_lookup_num_tokens, a first call longer than its prompt, or a cache that has shrunk: generate "
+                "without drafts"
             )
         on_pattern = self._rule.tokens.on_pattern
         if on_pattern and len(shape) < 3:

@@ -73,13 +73,19 @@ def ordinary_tensors() -> Iterator[None]:
 def as_real(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The elements as real numbers (complex ones [...] as [..., 2]), without conjugate and negative bits; the inverse.
 
-    The inverse takes a tensor in these numbers' dtype, or one into which they fit.
+    The inverse also takes the numbers in another dtype; ValueError if there are no complex numbers with such parts.
     """
     import torch
 
     if not x.is_complex():
         return x.resolve_neg(), lambda real: real
-    return torch.view_as_real(x.resolve_conj().resolve_neg()), torch.view_as_complex
+
+    def as_complex(real: Tensor) -> Tensor:
+        if real.dtype not in (torch.float16, torch.float32, torch.float64):
+            raise ValueError(f"no complex tensor has parts in {real.dtype}: use float16, float32 or float64")
+        return torch.view_as_complex(real)
+
+    return torch.view_as_real(x.resolve_conj().resolve_neg()), as_complex
 
 
 def in_form_of(source: Tensor, like: Tensor) -> Tensor:
