@@ -198,11 +198,8 @@ def count(site: HookSite, old: Tensor, new: Tensor | Packed) -> None:
 
 def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     scope, observes = site.spec.action.scope, site.spec.action.observes
-
-    def of(tensor: Tensor) -> Tensor:
-        # autograd would save an index, and activation checkpointing counts what is saved
-        return part.of(tensor.detach() if observes else tensor)
-
+    # of an observer detached: autograd would save an index, and activation checkpointing counts what is saved
+    of = (lambda tensor: part.of(tensor.detach())) if observes else part.of
     if scope == "value":
         if site.spec.keys.tokens is not None:
             return _observer_of_tokens(site, function, of)
