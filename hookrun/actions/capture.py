@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import ByteLimit, Count, KeptSamples, OneOf
 from hookrun.errors import HookrunError
-from hookrun.values.tensors import holds_data
+from hookrun.values.tensors import as_real, holds_data
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,7 @@ class Reduction(OneOf):
 class Capture(Action):
     """Record the value at that moment, detached, with its containers.
 
-    dtype:  dtype in which floating-point tensors are stored; by default their own
+    dtype:  dtype in which floating-point tensors are stored, for complex ones that of both parts; by default their own
     device: device on which they are kept in memory; by default their own
     reduce: store less of each tensor. `{mean: [2, 3]}` and `{norm: [1]}` reduce these dimensions, by default all except
             the first; `{topk: 5}` stores the largest elements of the last dimension, in descending order;
@@ -131,7 +131,12 @@ class Capture(Action):
                 changes.append(reduced)
         if self.device is not None or self.dtype is not None:
             dtype = None if self.dtype is None else getattr(torch, self.dtype)
-            changes.append(lambda x: x.to(device=self.device or x.device, dtype=dtype or x.dtype))
+
+            def converted(x: Tensor) -> Tensor:
+                real, restored = as_real(x)
+                return restored(real.to(device=self.device or x.device, dtype=dtype or real.dtype))
+
+            changes.append(converted)
         return changes
 
 

@@ -10,6 +10,7 @@ from itertools import islice
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import wrong_function
 from hookrun.actions.values import InlineFunction, OutsideValue
@@ -250,8 +251,14 @@ def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Ite
         if id(module) in names.unhookable and spec.hook_type.phase != "installation":
             never_fired[names.unhookable[id(module)]].append(match.path)
         own = [name for name, parameter in module._parameters.items() if parameter is not None]
-        parameters = own + names.added.get(match.path, [])
-        if (reason := spec.action.incompatibility(spec.hook_type, module, parameters)) is not None:
+        added, name = names.added.get(match.path, []), spec.action.adds(spec.name)
+        taken = None if name is None else name_taken(module, name, added)
+        if taken is not None:
+            of_hook = " for the hook" if spec.action.trains else ""
+            reason: str | None = f"{taken}: choose another name{of_hook}"
+        else:
+            reason = spec.action.incompatibility(spec.hook_type, module, own + added)
+        if reason is not None:
             reasons[reason].append(match.path or "(root)")
     for reason, paths in reasons.items():
         yield Problem(spec.where, f"{spec.action.action_name} on {listed(paths, _SHOWN)}: {reason}")

@@ -209,22 +209,23 @@ def count(site: HookSite, old: Tensor, new: Tensor | Packed) -> None:
 
 
 def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
-    scope = site.spec.action.scope
+    scope, observes = site.spec.action.scope, site.spec.action.observes
+    # of an observer detached: autograd would save an index, and activation checkpointing counts what is saved
+    of = (lambda tensor: part.of(tensor.detach())) if observes else part.of
     if scope == "value":
         if site.spec.keys.tokens is not None:
-            return _observer_of_tokens(site, function, part)
-        return lambda value: function(copied(value, part.of))
+            return _observer_of_tokens(site, function, of)
+        return lambda value: function(copied(value, of))
     if scope == "together":
         return lambda olds: [
             part.put(old, new) for old, new in zip(olds, function(list(map(part.of, olds))), strict=True)
         ]
-    observes = site.spec.action.observes
 
     def act_on_part(tensor: Tensor) -> Any:
         if part.nothing_of(tensor):
             site.found_nothing()
             return None
-        new = function(part.of(tensor))
+        new = function(of(tensor))
         if new is None or observes:
             return new
         if isinstance(new, Packed):
@@ -247,14 +248,14 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     return edit_within
 
 
-def _observer_of_tokens(site: HookSite, function: Op, part: TensorPart) -> Op:
+def _observer_of_tokens(site: HookSite, function: Op, of: Callable[[Tensor], Tensor]) -> Op:
     """An observer of whole values under `tokens`; all tensors of a value must have rows for the same positions."""
 
     def observe(value: Any) -> Any:
         chosen = dict[int, Any]()
 
         def rows(tensor: Tensor) -> Tensor:
-            taken, of_tensor = part.of(tensor), site.current.chosen
+            taken, of_tensor = of(tensor), site.current.chosen
             chosen[id(of_tensor)] = of_tensor
             return taken
 

@@ -280,6 +280,12 @@ class TokensPart(TensorPart):
                 "tokens: it is not known which tokens the call computes; call the model with input_ids, or "
                 "hooks.tokens(input_ids, attention_mask) before it; for a value without tokens use `index`"
             )
+        if tokens_of_call.drafts:
+            raise ValueError(
+                "tokens: a speculative decoding may reject tokens that a call computes. It has an assistant model or "
+                "prompt_lookup_num_tokens, a first call longer than its prompt, or a cache that has shrunk: generate "
+                "without drafts"
+            )
         on_pattern = self._rule.tokens.on_pattern
         if on_pattern and len(shape) < 3:
             raise ValueError(

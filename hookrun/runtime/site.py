@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator, Tensor, nn
 
-from hookrun.actions.base import RECORD_KEYS, HookContext, Keeper, TokenRows, add_parameter, was_added
+from hookrun.actions.base import (
+    RECORD_KEYS,
+    HookContext,
+    Keeper,
+    TokenRows,
+    add_parameter,
+    name_taken,
+    was_added,
+)
 from hookrun.actions.check import finding, verdict
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import on_tensor
@@ -27,7 +35,7 @@ from hookrun.runtime.snapshot import copied
 from hookrun.trust.load import Trusted
 from hookrun.values import containers
 from hookrun.values.containers import plain, readable
-from hookrun.values.tensors import check_broadcast, holds_data, ordinary_tensors, scalars
+from hookrun.values.tensors import check_broadcast, holds_data, in_form_of, ordinary_tensors, scalars
 
 if TYPE_CHECKING:
     from hookrun.actions.fields import Keep
@@ -291,15 +299,17 @@ class HookSite:
         if value is not None and not isinstance(value, Tensor):
             return self._rows(value)
         source = value if value is not None else torch.tensor(given, dtype=torch.float64)
+        if source.is_inference():  # the spec was read or compiled under inference mode
+            source = source.clone()
         made = dict[tuple[torch.dtype, torch.device], Tensor]()
 
         def constant(like: Tensor) -> Tensor:
             if torch.compiler.is_dynamo_compiling():  # a tensor made inside a graph must not be cached
-                return source.to(device=like.device, dtype=like.dtype)
+                return in_form_of(source, like)
             key = (like.dtype, like.device)
             if (found := made.get(key)) is None:
                 with ordinary_tensors():
-                    found = source.to(device=like.device, dtype=like.dtype, copy=source.is_inference())
+                    found = in_form_of(source, like)
                 if holds_data(found) or not self.sink.has_values:  # a traced tensor must not be cached either
                     made[key] = found
             return found
@@ -339,13 +349,13 @@ class HookSite:
             draw = self._draws.generator(torch.device("cpu"))
             if chosen is not None:  # each position, or each sequence, of a sample gets the sample's row
                 places = chosen.of.samples_of_rows(len(samples)) if whole else chosen.rows.samples
-                return source.of(samples, draw)[places].to(device=like.device, dtype=like.dtype)
+                return in_form_of(source.of(samples, draw)[places], like)
             if not like.dim() or like.shape[0] != len(samples):
                 shape = list(like.shape)
                 raise HookError(
                     f"{self.where}: the batch has {len(samples)} samples, the tensor has shape {shape}"
                 )
-            return source.of(samples, draw).to(device=like.device, dtype=like.dtype)
+            return in_form_of(source.of(samples, draw), like)
 
         return rows
 
@@ -369,7 +379,7 @@ class HookSite:
                     f"{self.where}: '{function}' returned an object of type {type(result).__name__}, "
                     "expected a tensor or a number"
                 )
-            return torch.as_tensor(result).detach().to(device=like.device, dtype=like.dtype)
+            return in_form_of(torch.as_tensor(result).detach(), like)
 
         return computed
 
@@ -407,6 +417,8 @@ class HookSite:
             # an activation has no parameters of its own
             nearby = chain(self.module.parameters(), self.clock.model.parameters())
             like = next((p for p in nearby if p.is_floating_point()), torch.empty(0))
+            if (taken := name_taken(self.module, name)) is not None:
+                raise HookError(f"{self.where}: {taken}")
             add_parameter(self.module, name, nn.Parameter(self._constant(field)(like).clone()))
         module = self.module
 

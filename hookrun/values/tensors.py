@@ -70,6 +70,33 @@ def ordinary_tensors() -> Iterator[None]:
         yield
 
 
+def as_real(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The elements as real numbers (complex ones [...] as [..., 2]), without conjugate and negative bits; the inverse.
+
+    The inverse also takes the numbers in another dtype; ValueError if there are no complex numbers with such parts.
+    """
+    import torch
+
+    if not x.is_complex():
+        return x.resolve_neg(), lambda real: real
+
+    def as_complex(real: Tensor) -> Tensor:
+        if real.dtype not in (torch.float16, torch.float32, torch.float64):
+            raise ValueError(f"no complex tensor has parts in {real.dtype}: use float16, float32 or float64")
+        return torch.view_as_complex(real)
+
+    return torch.view_as_real(x.resolve_conj().resolve_neg()), as_complex
+
+
+def in_form_of(source: Tensor, like: Tensor) -> Tensor:
+    """The value in dtype and on device of a tensor. ValueError if it is complex and the tensor is real."""
+    if source.is_complex() and not like.is_complex():
+        raise ValueError(
+            "the value is complex and the tensor is real: give its real part or its absolute value"
+        )
+    return source.to(device=like.device, dtype=like.dtype)
+
+
 def require_whole(x: Tensor) -> None:
     """ValueError for a DTensor, of which this rank holds only a part."""
     if type(x).__name__ == "DTensor":

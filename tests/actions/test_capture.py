@@ -68,6 +68,17 @@ def test_dtype_is_the_dtype_in_which_tensors_are_stored(dtype: str) -> None:
     assert found[1].dtype == torch.int64
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16", "float8_e5m2"])
+def test_dtype_is_that_of_both_parts_of_a_complex_tensor(dtype: str) -> None:
+    x = torch.complex(X, -X).conj()
+    if dtype not in ("float16", "float32"):
+        with pytest.raises(ValueError, match=f"no complex tensor has parts in torch.{dtype}: use float16"):
+            kept(x, dtype=dtype)
+        return
+    found, parts = kept(x, dtype=dtype), [part.to(getattr(torch, dtype)) for part in (x.real, x.imag)]
+    assert found.is_complex() and torch.equal(torch.view_as_real(found), torch.stack(parts, -1))
+
+
 def test_rows_are_chosen_before_they_are_reduced() -> None:
     x = torch.arange(20.0).reshape(5, 4)
     numbers = torch.arange(5)

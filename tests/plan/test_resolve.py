@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hookrun
-from hookrun.errors import CompileError
+from hookrun.errors import CompileError, HookError
 
 CAPTURE = {"hook": "forward", "action": "capture"}
 
@@ -145,6 +145,29 @@ def test_hooks_find_the_parameters_that_other_hooks_will_add() -> None:
         "add": {"select": "fc", "hook": "apply", "action": "add_parameter", "name": "extra", "shape": [2]},
     }
     assert hookrun.compile(spec, Net()).hooks[0].matches[0].path == "fc.extra"
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        {"hook": "apply", "action": "add_parameter", "name": "logit_bias", "shape": [4]},
+        {"hook": "forward", "action": "add_bias", "value": 1, "trainable": True},
+    ],
+    ids=["add_parameter", "add_bias"],
+)
+def test_an_added_parameter_never_takes_the_place_of_another_attribute(hook: dict[str, Any]) -> None:
+    spec = {"logit": {"select": "fc", **hook}}
+    for taken in (nn.Parameter(torch.ones(2)), nn.Identity(), torch.ones(2), None):
+        model = Net()
+        plan = hookrun.compile(spec, model)
+        model.fc.logit_bias = taken
+        message = "the module has an attribute 'logit_bias' already"
+        assert f"{message}: choose another name" in problems(model, spec)[0]
+        with pytest.raises(HookError, match=f"'logit' .* on fc: {message}"):
+            plan.install(model).__enter__()
+        assert model.fc.logit_bias is taken
+    other = {"select": "fc", "hook": "apply", "action": "add_parameter", "name": "logit_bias", "shape": [4]}
+    assert "an earlier hook adds a parameter 'logit_bias'" in problems(Net(), {"a": other, **spec})[0]
 
 
 @pytest.mark.parametrize(

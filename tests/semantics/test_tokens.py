@@ -589,6 +589,54 @@ def test_an_edit_in_generation_equals_a_hook_by_hand() -> None:
     assert not torch.equal(model.generate(**batch, max_new_tokens=NEW, do_sample=False), expected)
 
 
+DRAFTED: dict[str, dict[str, Any]] = {
+    "lookup": {"prompt_lookup_num_tokens": 3},
+    "assistant": {"assistant_model": gpt2()},
+    "early exit": {"assistant_early_exit": 1},
+}
+
+
+@pytest.mark.parametrize("how", DRAFTED)
+@pytest.mark.parametrize("tokens", ["all", {"phase": "prompt"}], ids=str)
+def test_tokens_are_refused_by_name_in_speculative_decoding(how: str, tokens: Any) -> None:
+    model: Any = gpt2()
+    with (
+        hookrun.hooked(model, {"seen": hook("transformer.h.0", "capture", tokens)}),
+        pytest.raises(HookError, match=r"'seen' .* transformer.h.0: tokens: a speculative decoding"),
+    ):
+        model.generate(torch.tensor([[3, 4, 5, 3, 4]]), max_new_tokens=6, do_sample=False, **DRAFTED[how])
+
+
+@pytest.mark.parametrize("drafted", [[], [7, 8]], ids=["in a later pass", "with the prompt"])
+def test_tokens_are_refused_where_a_generate_of_ones_own_drafts(drafted: list[int]) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(20, 4)
+
+        def forward(self, input_ids: Tensor, past_key_values: tuple[Tensor]) -> Tensor:
+            return self.embed(input_ids)  # type: ignore[no-any-return]
+
+        def generate(self, input_ids: Tensor) -> None:
+            prompt = [*input_ids[0].tolist(), *drafted]
+            for past, new in ((0, prompt), (len(prompt), [9, 5, 4]), (len(prompt) + 1, [6])):
+                self(torch.tensor([new]), (torch.zeros(1, 1, past, 2),))
+
+    model = Own()
+    with (
+        hookrun.hooked(model, {"seen": hook("embed", "capture", "all")}),
+        pytest.raises(HookError, match=r"'seen' .* a speculative decoding"),
+    ):
+        model.generate(torch.tensor([[3, 4, 5]]))
+
+
+def test_speculative_decoding_leaves_the_tokens_of_an_encoder_alone() -> None:
+    model: Any = t5()
+    with hookrun.hooked(model, {"seen": hook("encoder.block.0.layer.1", "capture", "all")}) as hooks:
+        model.generate(STARTS[0][None], max_new_tokens=NEW, do_sample=False, prompt_lookup_num_tokens=3)
+    assert [len(rows) for rows in hooks.captures["seen"]["encoder.block.0.layer.1"]] == [len(STARTS[0])]
+
+
 def test_a_run_that_generates_has_the_rows_of_its_prompts(tmp_path: Path) -> None:
     model: Any = gpt2()
     first = {"position": [0, 4, 7], "missing": "skip"}

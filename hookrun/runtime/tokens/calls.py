@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookrun.runtime.frames import outward
 from hookrun.values.containers import tensors
 from hookrun.values.tensors import holds_data
 
@@ -28,6 +29,9 @@ _MASKED = -1000.0
 """What is added to masked scores is less, to others more: 0, or a bias such as ALiBi's."""
 _GENERATES = "generate"
 """The name of the method that runs a generation."""
+
+_SPECULATIVE = "assisted_generation"
+"""The mode of transformers for an assistant model, prompt lookup, early exit, and heads that predict several tokens."""
 
 _SESSION = "_hookrun_session"
 """The name of a local variable that is added to the frame of a running `generate`, to recognize it in later passes."""
@@ -242,18 +246,19 @@ class Session:
     eos:     the tokens that end a sequence; they and later tokens count as padding
     samples: the number of its prompts, each of which may have several sequences (beams); None: not known
     chunked: its prompt is computed in chunks
+    drafts:  it is a speculative decoding, or part of one: passes compute candidates that may be rejected
     """
 
     prompt: int | None
     eos: tuple[int, ...]
     samples: int | None
-    chunked: bool
+    chunked: bool = False
+    drafts: bool = False
 
 
 def session(model: nn.Module) -> Session | None:
     """The `generate` call that this model call is part of (from the stack), or None; the same object in each pass."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in outward(sys._getframe(1)):
         owner = frame.f_locals.get("self") if frame.f_code.co_name == _GENERATES else None
         if isinstance(owner, nn.Module) and (  # the model, a part of it or a wrapper of it
             any(module is owner for module in model.modules())
@@ -261,13 +266,13 @@ def session(model: nn.Module) -> Session | None:
         ):
             known = frame.f_locals.get(_SESSION)
             if not isinstance(known, Session):
-                known = frame.f_locals[_SESSION] = _new_session(frame.f_locals)
+                known = frame.f_locals[_SESSION] = _new_session(frame)
             return known
-        frame = frame.f_back
     return None
 
 
-def _new_session(local: Mapping[str, Any]) -> Session:
+def _new_session(frame: FrameType) -> Session:
+    local = frame.f_locals
     ids = local.get(IDS)
     prompt = ids.shape[1] if isinstance(ids, Tensor) and ids.dim() == 2 and ids.shape[1] else None
     config = local.get("generation_config") or getattr(local.get("self"), "generation_config", None)
@@ -281,6 +286,11 @@ def _new_session(local: Mapping[str, Any]) -> Session:
         tuple(number for number in numbers if isinstance(number, int)),
         samples if isinstance(samples, int) else None,
         chunked=getattr(config, "prefill_chunk_size", None) is not None,
+        drafts=any(  # also for the model that drafts, whose `generate` is called by that of the other one
+            call.f_locals.get("generation_mode") == _SPECULATIVE
+            for call in outward(frame)
+            if call.f_code.co_name == _GENERATES
+        ),
     )
 
 
@@ -301,6 +311,7 @@ class Pass:
     decodes:   it is a pass of a decoder with an encoder; spans then refer to the encoder's tokens
     encoder:   for a decoder's pass, the pass of its encoder
     packed:    rows hold several sequences, so that positions cannot be counted
+    drafts:    it computes candidates of a speculative decoding, which may be rejected
     chosen:    cache of the positions that were selected in it; see `choice`
     """
 
@@ -330,6 +341,7 @@ class Pass:
             self._mark_ended(session.eos)
         self._positions: Tensor | None = None
         self.encoder: Pass | None = None
+        self.drafts = False
         self.chosen = dict[Any, Any]()
 
     def _mark_ended(self, eos: tuple[int, ...]) -> None:

@@ -100,6 +100,9 @@ class Sequences:
         running = session(self._model)
         here.current = new = self._find_pass(number, tokens, running)
         if new is not None:
+            encodes = len(self._sources) > 1 and not number
+            if running is not None and tokens is not None and not encodes:
+                new.drafts = _drafts(running, tokens, here.latest.get(number))
             here.latest[number] = new
             encoder = here.latest.get(0) if number else None
             new.encoder = None if encoder is None else encoder.seen_by(new)
@@ -229,6 +232,16 @@ class Sequences:
             ended=ended,
             decodes=last.decodes,
         )
+
+
+def _drafts(running: Session, tokens: CallTokens, last: Pass | None) -> bool:
+    """Whether the call computes candidates: more tokens than the prompt at first, or a cache that has shrunk."""
+    if running.drafts:
+        return True
+    if last is None or last.session is not running:
+        longer = running.prompt is not None and tokens.columns > running.prompt
+        return longer and tokens.ids is not None and not tokens.past
+    return last.drafts or (tokens.past is not None and 0 < tokens.past < last.total)
 
 
 def _same(one: CallTokens, other: CallTokens) -> bool:
