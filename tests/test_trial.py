@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -98,6 +100,69 @@ def test_the_model_is_not_changed() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     assert model.training
     assert torch.equal(torch.get_rng_state(), generator)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class Stateful(nn.Module):
+    """Draws from every global generator, and fills lists of its own and of its caller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.drawn = list[float]()
+
+    def forward(self, x: Tensor, cache: dict[str, list[Tensor]]) -> Tensor:
+        self.drawn += [random.random(), np.random.rand(), len(torch.rand(1))]
+        cache["seen"].append(x)
+        assert len(cache["seen"]) == 1, "each call has its own arguments"
+        return self.fc(x) * self.drawn[0]
+
+
+def test_neither_generators_nor_lists_of_the_caller_are_changed() -> None:
+    def states() -> list[Any]:
+        return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+
+    model, cache, before = Stateful(), {"seen": list[Tensor]()}, states()
+    plan = compile_one(model, ((torch.zeros(1, 2),), {"cache": cache}), select="fc", action="capture")
+    assert plan.unchecked is None
+    assert cache == {"seen": []} and model.drawn == []
+    assert states() == before
+
+
+@pytest.mark.parametrize("shared", ["module", "child", "parameter", "buffer"])
+def test_a_copy_that_shares_a_part_with_the_model_is_not_run(shared: str) -> None:
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+            self.norm = nn.BatchNorm1d(2)
+
+        def __deepcopy__(self, memo: Any) -> nn.Module:
+            if shared == "module":
+                return self
+            new = Shares()
+            if shared == "child":
+                new.fc = self.fc
+            elif shared == "parameter":
+                new.fc.weight = self.fc.weight
+            else:
+                new.norm.running_mean = self.norm.running_mean
+            return new
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.fc(x))
+
+    model = nn.Sequential(Shares())
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    spec = {
+        "g": {"select": "0.fc", "hook": "output_grad", "action": "scale", "factor": 2},
+        "f": {"select": "0.norm", "hook": "apply", "action": "freeze"},
+    }
+    plan = hookrun.compile(spec, model, example=((torch.zeros(3, 2),), {}), training=False)
+    assert "a deep copy of the model shares 0" in str(plan.unchecked)
+    assert model[0].training and all(parameter.requires_grad for parameter in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 

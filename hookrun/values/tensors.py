@@ -4,10 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
+
+
+def elements(x: Tensor) -> Tensor:
+    """The elements of all parts of a nested tensor, in one dimension; any other tensor as it is."""
+    if not x.is_nested:
+        return x
+    import torch
+
+    none = torch.empty(0, dtype=x.dtype, device=x.device)
+    return torch.cat([none, *(part.reshape(-1) for part in x.detach().unbind())])
+
+
+def shape_of(x: Tensor) -> list[int | None]:
+    """The shape; None for a dimension in which the parts of a nested tensor differ."""
+    shapes = shapes_of(x)
+    if not isinstance(shapes, list):
+        return [size if isinstance(size, int) else None for size in shapes]
+    return [len(shapes), *(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))]
+
+
+def shapes_of(x: Tensor) -> Sequence[Any]:
+    """The shape; for a nested tensor of strided layout, which has none, a list of the shapes of its parts."""
+    if x.is_nested:
+        import torch
+
+        if x.layout is torch.strided:
+            return [part.shape for part in x.detach().unbind()]
+    return x.shape
 
 
 def broadcasts(shape: Sequence[int], onto: Sequence[int]) -> bool:
