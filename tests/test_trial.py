@@ -64,6 +64,10 @@ def test_the_plan_shows_the_output_shape_of_each_module_and_the_bytes_of_a_captu
         ({"select": "4", "hook": "forward_pre", "action": "capture", "target": "[1]"}, "is not in the tuple"),
         ({"select": "4", "hook": "grad", "action": "scale", "factor": 2, "index": "7"}, "out of bounds"),
         ({"select": "4", "hook": "output_grad", "action": "add_bias", "value": [1, 2]}, "does not broadcast"),
+        (
+            {"select": "4", "hook": "output_grad", "action": "stats", "target": "[1]"},
+            "target [1]: '[1]' is not in",
+        ),
         ({"select": "4", "hook": "optimizer_step_post", "action": "add_bias", "value": [1, 2]}, "broadcast"),
     ],
 )

@@ -142,7 +142,8 @@ def prove(
         try:
             copied, (args, kwargs) = _run_copy(model, call, training, mode)
         except Exception as error:  # if the model fails without hooks, they cannot be checked
-            return replace(plan, unchecked=reason(error) + at_module(error))
+            why = str(error) if isinstance(error, HookrunError) else reason(error) + at_module(error)
+            return replace(plan, unchecked=why)
         with mode:
             return _run_hooked(plan, copied, args, kwargs, backward)
 

@@ -21,9 +21,14 @@ from hookrun.runtime.snapshot import copied
 from hookrun.values import containers
 from hookrun.values.containers import readable
 from hookrun.values.index import Key
-from hookrun.values.tensors import elements
+from hookrun.values.tensors import elements, has_no_shape
 
 _MODE_OF_BATCHES = torch._C._dispatch_key_parse("VmapMode")
+
+NOT_NESTED = (
+    "torch cannot compute this on a nested tensor: hook a module that returns a padded one, or switch nested tensors "
+    "off, as nn.TransformerEncoder(…, enable_nested_tensor=False) does"
+)
 
 Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""
@@ -77,7 +82,7 @@ def _require_same_form(old: Tensor, new: Any) -> None:
 
 def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     together = site.spec.action.scope == "together"
-    clock, takes = site.clock, _taken_by(site.spec.action)
+    clock, takes, of_gradient = site.clock, _taken_by(site.spec.action), site.hook_type.phase == "backward"
     checked = False  # shape and dtype of the first result
 
     def edit(value: Any) -> Any:
@@ -103,6 +108,8 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
                 if new is None:
                     return leaf
                 if not checked:
+                    if of_gradient and has_no_shape(leaf):
+                        raise RuntimeError("torch takes no other gradient for it")
                     _require_same_form(leaf, new)
                     checked = not together
                 if clock.counting:
@@ -170,10 +177,7 @@ def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
 
 def _named(site: HookSite, error: Exception, value: Any) -> HookError:
     if isinstance(error, RuntimeError) and any(tensor.is_nested for tensor in containers.tensors(value)):
-        return HookError(
-            f"{site.where}: torch cannot compute this on a nested tensor: hook a module that returns a padded one, or "
-            "switch nested tensors off, as nn.TransformerEncoder(…, enable_nested_tensor=False) does"
-        )
+        return HookError(f"{site.where}: {NOT_NESTED}")
     target = f"target {site.spec.keys.target}: " if isinstance(error, containers.TargetError) else ""
     index = (
         f"index {site.spec.keys.index}: " if isinstance(error, IndexError) and site.spec.keys.index else ""

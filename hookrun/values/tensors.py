@@ -22,20 +22,24 @@ def elements(x: Tensor) -> Tensor:
 
 def shape_of(x: Tensor) -> list[int | None]:
     """The shape; None for a dimension in which the parts of a nested tensor differ."""
+    if not has_no_shape(x):
+        return [size if isinstance(size, int) else None for size in x.shape]
     shapes = shapes_of(x)
-    if not isinstance(shapes, list):
-        return [size if isinstance(size, int) else None for size in shapes]
     return [len(shapes), *(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))]
 
 
 def shapes_of(x: Tensor) -> Sequence[Any]:
     """The shape; for a nested tensor of strided layout, which has none, a list of the shapes of its parts."""
-    if x.is_nested:
-        import torch
+    return [part.shape for part in x.detach().unbind()] if has_no_shape(x) else x.shape
 
-        if x.layout is torch.strided:
-            return [part.shape for part in x.detach().unbind()]
-    return x.shape
+
+def has_no_shape(x: Tensor) -> bool:
+    """Whether it is a nested tensor of strided layout."""
+    if not x.is_nested:
+        return False
+    import torch
+
+    return x.layout is torch.strided
 
 
 def broadcasts(shape: Sequence[int], onto: Sequence[int]) -> bool:

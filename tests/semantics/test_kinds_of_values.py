@@ -141,6 +141,20 @@ def test_what_torch_cannot_do_with_a_nested_tensor_is_refused_in_words(
         model(x)
 
 
+@pytest.mark.parametrize(
+    ("hook", "action"),
+    [("backward", {"action": "stats"}), ("output_grad", {"action": "scale", "factor": 2})],
+    ids=str,
+)
+def test_gradients_of_nested_tensors_that_torch_cannot_hook_are_refused(hook: str, action: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.nested.nested_tensor([X, X[:1]])
+    with (
+        pytest.raises(hookrun.HookError, match="on 0: torch cannot compute this on a nested tensor"),
+        hookrun.hooked(model, {"h": {"select": "0", "hook": hook, **action}}),
+    ):
+        torch.nested.to_padded_tensor(model(x), 0.0).sum().backward()
+
+
 # ---- quantized ---------------------------------------------------------------------------------------------------
 
 QUANTIZED: dict[str, Callable[[], Tensor]] = {

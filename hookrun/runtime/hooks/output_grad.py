@@ -17,7 +17,7 @@ from hookrun.runtime.fast.copies import owned
 from hookrun.runtime.fast.direct_calls import Direct, maker
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, RegisteredHook, Shared, no_gradient
 from hookrun.runtime.hooks.exits import Attached, EndOfForward, Watched, aliased, hooked_inside, versions_of
-from hookrun.values.containers import exchange, get, leaves, rebuild, tensors
+from hookrun.values.containers import TargetError, exchange, get, leaves, rebuild, tensors
 
 
 class OutputGrad(ModuleHook):
@@ -149,7 +149,11 @@ def _carrying(firing: BoundHook, output: Any) -> list[tuple[str, Tensor]]:
     """(path, tensor) for each tensor of the output that the hook selects and that requires a gradient, each once."""
     site = firing.site
     target = site.spec.keys.target
-    members = ((str(target), get(output, target.keys)),) if target is not None else leaves(output)
+    try:
+        members = leaves(output) if target is None else ((str(target), get(output, target.keys)),)
+    except TargetError as error:
+        site.fail(f"target {target}: {error}")
+        return []
     watched = [(path, leaf) for path, leaf in members if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not watched:
         site.fail(no_gradient(output))
