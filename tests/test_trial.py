@@ -170,6 +170,26 @@ def test_a_copy_that_shares_a_part_with_the_model_is_not_run(shared: str) -> Non
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+def test_gradient_hooks_are_checked_in_inference_mode_too() -> None:
+    with torch.inference_mode():
+        plan = compile_one(
+            net(), ((torch.zeros(2, 1, 8, 8),), {}), select="4", hook="output_grad", action="stats"
+        )
+    assert plan.unchecked is None
+
+
+def test_a_generator_among_the_arguments_is_neither_copied_nor_moved() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor, generator: torch.Generator) -> Tensor:
+            return super().forward(x + torch.rand(x.shape, generator=generator))
+
+    generator = torch.Generator()
+    before = generator.get_state()
+    example = ((torch.zeros(1, 2), generator), {})
+    assert compile_one(Noisy(2, 2), example, select="", action="stats").unchecked is None
+    assert torch.equal(generator.get_state(), before)
+
+
 def test_nothing_is_printed_and_no_check_fails_while_checking(capsys, caplog) -> None:
     spec = {
         "p": {"select": "**", "hook": "forward", "action": "print", "what": "value"},

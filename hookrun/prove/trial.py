@@ -43,7 +43,15 @@ from hookrun.runtime.rng import generators_kept
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.snapshot import held
 from hookrun.spec import Spec
-from hookrun.values.containers import children, describe, differentiable, rebuild, reshaped, tensors
+from hookrun.values.containers import (
+    children,
+    describe,
+    differentiable,
+    members,
+    rebuild,
+    reshaped,
+    tensors,
+)
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -131,7 +139,7 @@ def prove(
     training = model.training if training is None else training
     positional, keywords = example
     call = tuple(positional), dict(keywords)
-    with _quiet(), generators_kept(), torch.enable_grad():
+    with _quiet(), generators_kept(), torch.inference_mode(mode=False), torch.enable_grad():
         if _may_use_data(plan) and is_small(model, call):
             with suppress(Exception):  # the run with fake tensors, which follows, reports what is wrong
                 copied, (args, kwargs) = _run_copy(model, call, training)
@@ -204,8 +212,12 @@ def _run_copy(
 
     mode: makes them fake
     """
+    call = rebuild(call, _as_leaf)
+    # a generator cannot be copied in this mode, and fake tensors draw nothing from it
+    same = {id(leaf): leaf for leaf in members(call) if isinstance(leaf, torch.Generator)}
     with nullcontext() if mode is None else FakeCopyMode(mode):
-        copied, (args, kwargs), unused = copy.deepcopy(model), copy.deepcopy(call), copy.deepcopy(call)
+        copied = copy.deepcopy(model)
+        (args, kwargs), unused = copy.deepcopy(call, dict(same)), copy.deepcopy(call, dict(same))
     own = {id(part): name for name, part in _parts(model)}
     for _, part in _parts(copied):
         if (name := own.get(id(part))) is not None:
@@ -214,6 +226,10 @@ def _run_copy(
     with nullcontext() if mode is None else mode:
         copied(*args, **kwargs)
     return copied, unused
+
+
+def _as_leaf(leaf: Any) -> Any:
+    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, object]]:

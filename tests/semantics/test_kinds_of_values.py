@@ -14,7 +14,10 @@ from torch.autograd import forward_ad
 
 import hookrun
 
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors",
+    "ignore:.torch.jit.script. is deprecated",  # by torch's forward mode
+)
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

@@ -11,6 +11,7 @@ from torch.nn.modules.module import _global_forward_hooks
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import OUTPUT_GRAD
+from hookrun.runtime.apply_action import NOT_NESTED
 from hookrun.runtime.clock import call_frame
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.copies import owned
@@ -18,6 +19,7 @@ from hookrun.runtime.fast.direct_calls import Direct, maker
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, RegisteredHook, Shared, no_gradient
 from hookrun.runtime.hooks.exits import Attached, EndOfForward, Watched, aliased, hooked_inside, versions_of
 from hookrun.values.containers import TargetError, exchange, get, leaves, rebuild, tensors
+from hookrun.values.tensors import has_no_shape
 
 
 class OutputGrad(ModuleHook):
@@ -157,6 +159,8 @@ def _carrying(firing: BoundHook, output: Any) -> list[tuple[str, Tensor]]:
     watched = [(path, leaf) for path, leaf in members if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not watched:
         site.fail(no_gradient(output))
+    if any(has_no_shape(tensor) for _, tensor in watched):
+        site.fail(NOT_NESTED)
     once: list[tuple[str, Tensor]] = []  # plain Python: torch.compile traces this function too
     for path, tensor in watched:
         if all(tensor is not other for _, other in once):
