@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -51,6 +51,17 @@ def unhookable(module: nn.Module) -> Unhookable | None:
     return None
 
 
+def children_first(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules in the order of `Module.apply`, a shared one once for each parent.
+
+    A model may define methods `apply` and `children` of its own, which mean something else.
+    """
+    for child in module._modules.values():
+        if child is not None:
+            yield from children_first(child)
+    yield module
+
+
 class ModelNames:
     """The names that selectors are matched against, and what the hooks planned so far will add and freeze.
 
@@ -74,7 +85,7 @@ class ModelNames:
         types = {cls: _type_names(cls) for cls in set(map(type, self.modules.values()))}
         nodes, numbered = dict[str, Node](), dict[str, list[str]]()
         for path, module in self.modules.items():
-            size = sum(map(_numel, module.parameters()))
+            size = sum(map(_numel, nn.Module.parameters(module)))  # a module may redefine it
             nodes[path] = Node(path, types[type(module)], not module._modules, size)
             children = [name for name in module._modules.keys() if name.isdecimal()]  # noqa: SIM118 (a scripted one)
             if children:
