@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import Store
 
 from hookrun.errors import HookrunError
 from hookrun.ranks.alone import Ranks, Started
+from hookrun.signals import ignore_next
 
 _FAILED = "hookrun/failed"
 _PRESENT = "hookrun/present/{}"
@@ -115,6 +116,7 @@ class RankGroup(Ranks):
             yield
         except BaseException as error:
             self.failed = True
+            ignore_next()
             if isinstance(error, RankFailed):
                 raise
             is_lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
