@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from itertools import count
 from operator import attrgetter
 from typing import Any
 
@@ -21,6 +20,7 @@ from hookrun.errors import HookrunError
 from hookrun.ranks.alone import Ranks, Started
 from hookrun.signals import ignore_next
 
+_JOINED = "hookrun/joined"
 _FAILED = "failed"
 _PRESENT = "present/{}"
 _ROLL_CALL = 3.0
@@ -183,9 +183,6 @@ _LOST = re.compile(
     r"gloo/transport|Connection closed by peer|Connection reset by peer|Timed out waiting|\[Rank \d+\].*timeout"
 )
 
-_groups = count()
-"""Numbers the groups of this process: torchrun's store keeps the addresses and failures of earlier ones."""
-
 
 @contextmanager
 def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]:
@@ -208,7 +205,9 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]
     size, limit = started.size, timedelta(seconds=timeout)
     try:
         shared, *_ = next(distributed.rendezvous("env://", started.rank, size, timeout=limit))
-        store = PrefixStore(f"hookrun/{next(_groups)}", shared)
+        # torchrun's store still has the addresses and the failures of earlier groups of the same processes
+        number = (shared.add(_JOINED, 1) - 1) // size
+        store = PrefixStore(f"hookrun/{number}", shared)
         distributed.init_process_group(
             backend, store=store, rank=started.rank, world_size=size, timeout=limit
         )
