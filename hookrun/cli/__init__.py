@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from hookrun.errors import Refusal
-from hookrun.ranks.alone import is_main, size_of_world
+from hookrun.ranks.alone import is_main
 from hookrun.signals import code_of, handled
 from hookrun.sweeps.exit_codes import REFUSED, exit_code, report
 from hookrun.sweeps.waiting import waiting, waiting_for
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is sys.__stdout__ and sys.stdout is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    if argv is None and size_of_world() > 1:
+    if argv is None and "WORLD_SIZE" in os.environ:
         if code == REFUSED and not is_main():
             signal.signal(signal.SIGTERM, lambda *_: _leave(code))
             time.sleep(_AFTER_MAIN)
@@ -75,7 +75,7 @@ def _main(arguments: list[str]) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """End a process of several with this exit code, without freeing what is left in memory.
+    """End a rank's process with this exit code, without freeing what is left in memory.
 
     One of gloo's threads may still have to free the tensor of a finished collective, for which it needs Python's lock.
     Python ends such a thread in the middle when it ends itself, which aborts the process (pytorch issue 190489).

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from hookrun.errors import HookrunError
 from hookrun.ranks.alone import Ranks, Started
@@ -204,7 +205,7 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]
         torch.cuda.set_device(started.local)
     size, limit = started.size, timedelta(seconds=timeout)
     try:
-        shared, *_ = next(distributed.rendezvous("env://", started.rank, size, timeout=limit))
+        shared, *_ = next(rendezvous("env://", started.rank, size, timeout=limit))
         # torchrun's store still has the addresses and the failures of earlier groups of the same processes
         number = (shared.add(_JOINED, 1) - 1) // size
         store = PrefixStore(f"hookrun/{number}", shared)

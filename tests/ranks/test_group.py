@@ -183,7 +183,7 @@ def test_a_group_is_open_in_its_block_alone_and_refused_where_there_is_one(monke
     with pytest.raises(HookrunError, match=r"compute\.timeout: rank 0 of 1 did not connect .* within 5 s"):
         joined(me, "cpu", 5).__enter__()
     store = distributed.HashStore()  # one for all groups, as torchrun's
-    monkeypatch.setattr(distributed, "rendezvous", lambda *args, **options: iter([(store, 0, 1)]))
+    monkeypatch.setattr(group, "rendezvous", lambda *args, **options: iter([(store, 0, 1)]))
     for fails in (True, False):
         with joined(me, "cpu", 5) as ranks:
             assert distributed.is_initialized() and ranks.gathered("x") == ["x"]
