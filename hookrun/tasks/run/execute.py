@@ -70,9 +70,10 @@ def execute(
     Returns 0, or 3 if a check with policy `stop` ended the run. An exception is written to status.json before it is
     raised, except a SpecError because the state does not fit: then no file is changed.
     """
-    goal = goal_of(ready.experiment)
     buffer = ready.settings.compute.capture_buffer * 2**20
-    run_dir = _reopened(ready, path, buffer, anyway=anyway) if go_on else RunDir.create(path, buffer)
+    with ranks.failures_told():  # the other ranks wait for the directory
+        goal = goal_of(ready.experiment)
+        run_dir = _reopened(ready, path, buffer, anyway=anyway) if go_on else RunDir.create(path, buffer)
     run_dir.ranks = ranks
     with failure_recorded(run_dir), ranks.failures_told():
         run_dir.set_status("running")
