@@ -491,18 +491,11 @@ def _run_jobs(app: App, cfg: DictConfig, sweep_run: SweepRun, job: SweepJob) -> 
 
 
 def _best(sweep_dir: Path) -> str:
-    """A line about the best job; empty where no job has a value, or the jobs have different objectives."""
-    from hookrun.report.sweep_facts import SweepFacts, find_jobs
+    """A line about the best setting; empty where no job has a value, or the jobs have different objectives."""
+    from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs
 
     facts = SweepFacts(sweep_dir, find_jobs(sweep_dir))
-    best = facts.best
-    if best is None or best.value is None or len(facts.jobs) < 2:
-        return ""
-    settings = " ".join(f"{key}={best.overrides[key]}" for key in facts.varied if key in best.overrides)
-    name = f"{best.name} ({settings})" if settings else best.name
-    difference = facts.difference(best)
-    baseline = f" (without hooks: {best.value - difference:.6g})" if difference is not None else ""
-    return f"best: job {name}, {facts.goals[0].metric} {best.value:.6g}{baseline}; to {facts.goals[0]}"
+    return conclusion(facts) if len(facts.jobs) > 1 else ""
 
 
 def _refuse_no_value(sweep_dir: Path, codes: Mapping[str, int], goal: Goal, error: Exception) -> None:
