@@ -1,7 +1,7 @@
 """The data of a sweep's directory for its report: its jobs, finished or not, the varied keys and the results.
 
-Jobs that differ only in the keys of `objective.over`, such as the seed, are repetitions of one setting. The best setting
-is the one with the best mean.
+Jobs that differ only in the keys of `objective.over`, such as the seed, are repetitions of one setting. The best
+setting is the one with the best mean.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class Objective(Section):
                is one, else the loss; of the val split if there is one
     direction: None: maximize an accuracy, minimize a loss, and so on
     of:        best or last: the value of a run's best epoch, or of its last
-    over:      the keys of a sweep whose values are repetitions of one setting: the best setting is the one with the best
-               mean over them
+    over:      the keys of a sweep whose values are repetitions of one setting; the best setting has the best mean over
+               them
     """
 
     metric: str | None = Field(default=None, max_length=1_000)
