@@ -270,6 +270,7 @@ def _validated(
     """
     experiments, refused = dict[int, Experiment](), dict[int, SpecError]()
     run_dirs, shown = dict[Path, int](), set[int]()
+    sweep_dir = Path(os.path.abspath(str(cfg.hydra.sweep.dir)))
     for number, composed in enumerate(jobs):
         before = None if known is None else known.take(composed.config)
         is_finished = before is not None and before.exit_code is not None
@@ -288,7 +289,7 @@ def _validated(
                 run_dir = Path(job.hydra.runtime.output_dir)
                 if known is None:
                     refuse_used(run_dir, "hydra.sweep.dir")
-                _refuse_directory(run_dir, job, number, run_dirs.setdefault(run_dir, number))
+                _refuse_directory(run_dir, job, sweep_dir, number, run_dirs.setdefault(run_dir, number))
         except SpecError as error:
             refused[number] = error
             if len(refused) >= MOST_REFUSED:
@@ -384,11 +385,18 @@ def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) ->
         return plain_run(app.job_config(cfg, overrides, number), *JOB_DIRECTORY)
 
 
-def _refuse_directory(run_dir: Path, job: DictConfig, number: int, first: int) -> None:
+def _refuse_directory(run_dir: Path, job: DictConfig, sweep_dir: Path, number: int, first: int) -> None:
     """Raise SpecError for a directory that job #`first` has too, or outside the sweep's, as by a value ``../..``."""
     subdir = str(OmegaConf.to_container(job.hydra.sweep, resolve=False)["subdir"])  # type: ignore[call-overload, index]
+    own = os.path.abspath(str(job.hydra.sweep.dir))
+    if own != str(sweep_dir):
+        raise spec_error(
+            "hydra.sweep.dir",
+            f"is {own} for this job and {sweep_dir} for the sweep: it holds a value that the sweep varies",
+            "put that value into hydra.sweep.subdir",
+        )
     what = ""
-    if "${" in subdir and not run_dir.is_relative_to(os.path.abspath(str(job.hydra.sweep.dir))):
+    if "${" in subdir and not run_dir.is_relative_to(sweep_dir):
         what = f"{subdir} leads to {run_dir}, outside the directory of the sweep"
     elif first != number:
         what = f"job #{first} has the same directory, {run_dir}"

@@ -455,3 +455,25 @@ def test_the_line_of_a_failed_job_says_so(cwd: Path, notes, capsys) -> None:
     assert main(["-m", "seed=5,1"]) == 1
     failed = lines_of(capsys.readouterr().out)[1]
     assert failed.startswith("[2/2] seed=1  failed  ")
+
+
+def test_a_glob_finds_experiments_in_folders(cwd: Path, notes) -> None:
+    assert (
+        main(
+            [
+                "-m",
+                "experiment=glob([tutorial/01*,tutorial/02*])",
+                "hydra.sweep.subdir=${hydra.runtime.choices.experiment}",
+            ]
+        )
+        == 0
+    )
+    folders = {path.relative_to(only_sweep(cwd)).as_posix() for _, path in notes.ran}
+    assert folders == {"tutorial/01_print_gradient", "tutorial/02_double_gradient"}
+
+
+def test_a_swept_choice_in_the_directory_of_the_sweep_is_refused(cwd: Path, notes, capsys) -> None:
+    swept = "hydra.sweep.dir=x/${hydra.runtime.choices.experiment}"
+    assert main(["-m", "experiment=clip_fc,add_bias", swept]) == 2
+    assert "put that value into hydra.sweep.subdir" in capsys.readouterr().err and not (cwd / "x").exists()
+    assert main(["-m", "experiment=clip_fc", "seed=5,6", swept]) == 0 and (cwd / "x/clip_fc/1").is_dir()
