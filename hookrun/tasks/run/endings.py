@@ -5,7 +5,9 @@ model.json and hooks.json are made here too, and the lines that a run prints at 
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +41,26 @@ def ending(*last: Callable[[], None]) -> Iterator[None]:
         for each in left:
             print_failure(each)
         raise
+
+
+@contextmanager
+def in_this_process() -> Iterator[None]:
+    """A block that calls a user's code. A child that is forked in it ends with it: the run is its parent's."""
+    owner, code = os.getpid(), 0
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() == owner:
+            raise
+        code = 1
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        else:
+            traceback.print_exception(error)
+    if os.getpid() != owner:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
 
 
 @contextmanager
