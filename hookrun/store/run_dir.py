@@ -36,7 +36,9 @@ from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
     EXIT_CODES,
+    HYDRA,
     INDEX,
+    JOB,
     METRICS,
     OUTPUT,
     PICTURES,
@@ -47,6 +49,7 @@ from hookrun.store.format import (
     decode,
     encode,
 )
+from hookrun.store.inside import listed_inside
 from hookrun.store.manifest import manifest_faults, read_manifest, write_manifest
 from hookrun.store.records import STREAMS, Status, checked, read_record, typed_record
 from hookrun.store.states.position import PositionRecord, cut_back
@@ -106,6 +109,9 @@ class RunDir:
         self._place: os.stat_result | None = None
         self._started = ""
         self._manifest = ""
+        self._written = {name for name, _ in listed_inside(path, HYDRA)}  # as Hydra's files can be lost too
+        if (path / JOB).exists():
+            self._written.add(JOB)
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
@@ -223,18 +229,26 @@ class RunDir:
         """Write a JSON file of the run, such as plan.json."""
         if self.ranks.is_main:
             self._require_same_place()
+            self.wrote(self.path / name)
             write_json(
                 self.path / name, value, flushes_folder=False
             )  # writing the status afterwards flushes it
 
+    def wrote(self, path: Path) -> None:
+        """The file must be there when the run ends."""
+        self._written.add(path.relative_to(self.path).as_posix())
+
     def write_manifest(self) -> None:
         """Write manifest.json: sizes and hashes of all files at the end of the run, before the final status.
 
-        Only the status and the report may be written afterwards. StoreError if that fails.
+        Only the status and the report may be written afterwards. StoreError if that fails, or if a file is missing that
+        this process has written, or Hydra before it.
         """
         if self.ranks.is_main:
             self._require_same_place()
-            self._manifest = write_manifest(self.path)
+            lines = {name for name, lines in self._lines.items() if lines.count}
+            indexes = {f"{name}/{INDEX}" for name, writer in self._writers.items() if writer.shards}
+            self._manifest = write_manifest(self.path, self._written | lines | indexes)
 
     def append(self, stream: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Append a line for each record to a file of `STREAMS`, all of them or none.
@@ -270,6 +284,7 @@ class RunDir:
             return
         with replacing(self.path / PICTURES, flushes_folder=False) as file:
             file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
+        self.wrote(self.path / PICTURES)
 
     @property
     def captures(self) -> CaptureWriter:
