@@ -13,6 +13,7 @@ from typing import NoReturn
 from hookrun.ranks.alone import size_of_world
 from hookrun.signals import code_of, handled
 from hookrun.sweeps.waiting import waiting, waiting_for
+from hookrun.terminal import words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,16 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     and an application's own Hydra are restored afterwards.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        with waiting(arguments):
-            waiting_for("reading the configuration")
-            code = _main(arguments)
-    except (
-        BrokenPipeError
-    ):  # a reader of stdout such as `| head` is gone: what is still buffered is discarded
-        if sys.stdout is sys.__stdout__ and sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+    with waiting(arguments), words():
+        waiting_for("reading the configuration")
+        code = _main(arguments)
     if argv is None and size_of_world() > 1:
         _leave(code)
     return code
@@ -50,8 +44,6 @@ def _main(arguments: list[str]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        raise
     except SystemExit as stop:  # argparse: 0 after --version, 2 for a wrong flag
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt as interruption:

@@ -42,6 +42,8 @@ def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
     folder = run_folder(resume.name)
     if _is_done(folder):
         if is_main():
+            if asked.overrides:
+                print(f"not used: {' '.join(asked.overrides)}; start a new run for it")
             remove_left_states(folder)
             make_missing_page(folder)
         return DONE

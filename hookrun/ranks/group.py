@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -165,7 +166,8 @@ def _released(*tensors: Tensor) -> None:
     The last owner frees a tensor, for which it needs Python's lock: a program that ends meanwhile aborts.
     """
     end = time.monotonic() + _LET_GO
-    while any(tensor._use_count() > 1 for tensor in tensors) and time.monotonic() < end:
+    count = attrgetter("_use_count")  # which the stubs of torch 2.14 do not have
+    while any(count(tensor)() > 1 for tensor in tensors) and time.monotonic() < end:
         time.sleep(0)  # another thread gets Python's lock
 
 

@@ -31,6 +31,7 @@ from hookrun.store.lock import LockedError, sole_writer
 from hookrun.sweeps.composed_jobs import hash_of, without_directory
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
 from hookrun.sweeps.job_directories import refuse_links
+from hookrun.terminal import words
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class SweepJob:
 
     def __call__(self, cfg: DictConfig) -> int | float:
         """The exit code, or the objective."""
-        with handled():  # needed in the processes of other launchers too
+        with words(), handled():  # needed in the processes of other launchers too
             if (signal := pending()) is not None:  # a signal that arrived where it could not be raised
                 raise signal
             if self.stop is not None and self.stop.exists():
@@ -164,6 +165,8 @@ class SweepJob:
                 )
             identity = hash_of(without_directory(cfg, HydraConfig.get()))
             write_json(run_dir / JOB, {"config": identity}, flushes_folder=False)  # the status flushes it
+        from hookrun.tasks.run.endings import in_this_process
+
         try:
             with interruption_kept():
                 experiment = (
@@ -171,7 +174,8 @@ class SweepJob:
                 )
                 if self.goal is not None:
                     require_goal(experiment, self.goal)
-                prepared = tasks.prepare(experiment, trust=self.trust)
+                with in_this_process():
+                    prepared = tasks.prepare(experiment, trust=self.trust)
                 keep_found_runs(run_dir, cfg, prepared)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             from hookrun.store.run_dir import RunDir

@@ -26,18 +26,18 @@ NAMES = (
     "_C._is_cow_tensor",
     "Tensor._use_count",
 )
-lazy_clone, set_grad_enabled, storage_holders, _is_copy_on_write, _ = private(*NAMES)
+lazy_clone, set_grad_enabled, storage_holders, _is_copy_on_write, use_count = private(*NAMES)
 _is_usable = lazy_clone is not None
 
 
 def _alone() -> tuple[int, int, int]:
     """torch's reference counts of a storage with one tensor, of that tensor, and of a base with one view."""
     tensor = torch.empty(1, device="cpu")
-    storage, references = tensor.untyped_storage(), tensor._use_count()
+    storage, references = tensor.untyped_storage(), use_count(tensor)
     holders = storage_holders(storage._cdata)
     view = tensor.view(1)
     base = view._base
-    return holders, references, base._use_count() if base is not None else 0
+    return holders, references, use_count(base) if base is not None else 0
 
 
 ALONE, UNSHARED, _BASE_OF_ONE = _alone() if _is_usable else (0, 0, 0)
@@ -67,7 +67,7 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = UNSHARED) ->
     if not storage.resizable() or (whole and storage.nbytes() > tensor.nbytes):
         return False
     holders = storage_holders(storage._cdata)
-    if holders == ALONE and tensor._use_count() == references:  # the usual case
+    if holders == ALONE and use_count(tensor) == references:  # the usual case
         return True
     # An export after the memory became copy-on-write would have ended copy-on-write.
     return _is_copy_on_write(tensor) or held_by_torch_alone(tensor, holders)
@@ -76,7 +76,7 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = UNSHARED) ->
 def _unexported(tensor: Tensor, references: int) -> bool:
     """Whether DLPack has not exported the tensor: an export holds a reference, and none may require a gradient."""
     computed = tensor.grad_fn is not None and tensor._version == 0
-    return computed or tensor._use_count() <= references
+    return computed or use_count(tensor) <= references
 
 
 def held_by_torch_alone(tensor: Tensor, holders: int) -> bool:
@@ -167,7 +167,7 @@ class KeptInMemory:
                     return otherwise(value)
                 try:
                     storage = value.untyped_storage()
-                    if value._use_count() != references or not storage.resizable():
+                    if use_count(value) != references or not storage.resizable():
                         return otherwise(value)
                     if not new:
                         holders = storage_holders(storage._cdata)
