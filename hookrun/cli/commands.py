@@ -124,9 +124,9 @@ def _refuse_flags(args: argparse.Namespace) -> None:
     if len(given) > 1:
         raise spec_error(" ".join(given), "are different commands", "give one of them")
     if args.resolve and args.cfg is None and not args.help:
-        raise spec_error("--resolve", "goes with --cfg or --help", "for one: --cfg job --resolve")
+        raise spec_error("--resolve", "goes with --cfg or --help", "for example: --cfg job --resolve")
     if args.package is not None and args.cfg is None:
-        raise spec_error("--package", "goes with --cfg", f"for one: --cfg job --package {args.package}")
+        raise spec_error("--package", "goes with --cfg", f"for example: --cfg job --package {args.package}")
     if args.experimental_rerun is not None:
         raise spec_error(
             "--experimental-rerun",

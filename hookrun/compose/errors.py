@@ -148,7 +148,7 @@ def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
             continue
         parsed.append(override)
         if not override.key_or_group:
-            problems.append(Problem(text, "has no key before the `=`", "for one: experiment=clip_fc"))
+            problems.append(Problem(text, "has no key before the `=`", "for example: experiment=clip_fc"))
         elif override.is_sweep_override() and asked.mode is RunMode.RUN:
             problems.append(several_values(override))
     return parsed, problems
