@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hookrun.compose.errors import experiment_file, explained, lost_keys, origins_told
 from hookrun.compose.flags import existing_folder
 from hookrun.compose.hydra import Composition, conf_dir, opened
-from hookrun.config.interpolations import resolved
+from hookrun.config.interpolations import literal, resolved
 from hookrun.errors import SpecError, spec_error, whole_characters
 from hookrun.spec import Experiment
 from hookrun.store.files import StoreError
@@ -56,7 +56,7 @@ def plain_run(cfg: DictConfig, *directory: str) -> dict[str, Any]:
         HydraConfig.instance().cfg = cast(Any, cfg)  # unlike `HydraConfig.set_config`, without a copy
         parts = (str(OmegaConf.select(cfg, key)) for key in directory or ("hydra.run.dir",))
         with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
-            cfg.hydra.runtime.output_dir = os.path.abspath(os.path.join(*parts)).replace("${", "\\${")
+            cfg.hydra.runtime.output_dir = literal(os.path.abspath(os.path.join(*parts)))
         for key in (
             "output_subdir",
             "job.name",

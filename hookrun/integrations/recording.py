@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
@@ -121,7 +120,6 @@ class Recording(Installation):
                 self._calls.watch(self._model)
         except BaseException as error:
             self._calls.clear()
-            self._remove()
             self._finish(error)
             raise
         return self
@@ -140,12 +138,6 @@ class Recording(Installation):
             self._finish(idle)
             raise
         self._finish(error)
-
-    def _dropped(self) -> None:
-        self._calls.clear()
-        self._remove()
-        if os.getpid() == self._owner and not sys.is_finalizing():
-            self._finish(HookrunError("the recording was dropped without being left"))
 
     def log(
         self, *, step: int | None = None, epoch: int | None = None, split: str | None = None, **values: Any

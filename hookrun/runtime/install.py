@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -113,14 +114,10 @@ class Installation:
         self._is_inside = False
 
     def __del__(self) -> None:
-        if self._is_inside:
-            self._dropped()
-            text = "hooks were dropped without being left: use a `with` block, or call __exit__"
-            warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
-
-    def _dropped(self) -> None:
-        """Nobody refers to this object any more, and the hooks are installed."""
-        self._remove()
+        if self._is_inside and not sys.is_finalizing():
+            error = HookrunError("the hooks were dropped without being left: use a `with` block")
+            self.__exit__(HookrunError, error, None)
+            warnings.warn(str(error), ResourceWarning, source=self, stacklevel=2)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -109,9 +109,7 @@ class RunDir:
         self._place: os.stat_result | None = None
         self._started = ""
         self._manifest = ""
-        self._written = {name for name, _ in listed_inside(path, HYDRA)}  # as Hydra's files can be lost too
-        if (path / JOB).exists():
-            self._written.add(JOB)
+        self._written = set[str]()
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
@@ -199,6 +197,9 @@ class RunDir:
             self.ended = status != "running"
             return
         self._require_same_place()
+        if status == "running":
+            before = {JOB, *(name for name, _ in listed_inside(self.path, HYDRA))}
+            self._written |= {name for name in before if (self.path / name).exists()}
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._started = self._started or now
         now = max(now, self._started)  # the clock may have been set back in the meantime

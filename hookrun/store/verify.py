@@ -32,6 +32,7 @@ from hookrun.store.manifest import manifest_faults, read_manifest, require_uncha
 from hookrun.store.reader import open_run
 from hookrun.store.records import STREAMS, Status, read_record
 from hookrun.store.run_dir import cut_off
+from hookrun.store.states.files import FILES, read_state, state_names
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,6 @@ def _judge_states(findings: _Findings) -> None:
     with findings.judging(CHECKPOINTS):
         with os_errors(f"cannot list {folder / CHECKPOINTS}"):
             below = {path for path, _ in listed_inside(folder, CHECKPOINTS) if path.startswith(STATES)}
-        if not below:
-            return
-        from hookrun.store.states.files import FILES, read_state, state_names
-
         names = state_names(folder)
         known = {f"{CHECKPOINTS}/{name}/{file}" for name in names for file in FILES}
         for path in sorted(below - known):

@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.compose.compose import plain
-from hookrun.config.interpolations import unguarded
+from hookrun.config.interpolations import literal, unguarded
 from hookrun.errors import HookrunError, SpecError, spec_error
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.signals import handled, interruption_kept, pending, shielded
@@ -221,7 +221,7 @@ def keep_found_runs(run_dir: Path, cfg: DictConfig, prepared: Ready) -> None:
     config = copy.deepcopy(cfg)
     with read_write(config), open_dict(config):
         for where, path in places.items():
-            OmegaConf.update(config, where, path, force_add=True)
+            OmegaConf.update(config, where, literal(path), force_add=True)
     with replacing(stored) as file:
         file.write(OmegaConf.to_yaml(config).encode())
 

@@ -46,7 +46,8 @@ def ending(*last: Callable[[], None]) -> Iterator[None]:
 @contextmanager
 def in_this_process() -> Iterator[None]:
     """A block that calls a user's code. A child that is forked in it ends with it: the run is its parent's."""
-    owner, code = os.getpid(), 0
+    owner = os.getpid()
+    code: object = None
     try:
         yield
     except BaseException as error:
@@ -54,13 +55,12 @@ def in_this_process() -> Iterator[None]:
             raise
         code = 1
         if isinstance(error, SystemExit):
-            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            code = error.code
         else:
             traceback.print_exception(error)
     if os.getpid() != owner:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(code)
+        print(end="", flush=True)
+        os._exit(code if isinstance(code, int) else code is not None)
 
 
 @contextmanager
