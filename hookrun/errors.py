@@ -40,9 +40,8 @@ class HookrunError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        return printable(
-            Exception.__str__(self), kept="\n\t"
-        )  # that of KeyError shows the repr of the message
+        text = Exception.__str__(self)  # that of KeyError shows the repr of the message
+        return printable(text, kept="\n\t")
 
 
 class Refusal(HookrunError):

@@ -100,10 +100,8 @@ def _held(folder: Path, seconds: float = _SECONDS) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     path = folder / LOCK
-    lock, owner = (
-        FileLock(path, seconds, poll_interval=0.01, fallback_to_soft=False, on_acquired=_sign),
-        os.getpid(),
-    )
+    lock = FileLock(path, seconds, poll_interval=0.01, fallback_to_soft=False, on_acquired=_sign)
+    owner = os.getpid()
     try:
         lock.acquire()
     except Timeout:
