@@ -244,3 +244,13 @@ def test_hooks_that_are_dropped_without_being_left_are_removed(tmp_path: Path) -
 def test_a_directory_without_a_possible_name_is_a_hookrun_error() -> None:
     with pytest.raises(hookrun.HookrunError, match="null byte"):
         hookrun.record(network(), SPEC, "a\0b")
+
+
+def test_a_class_name_of_any_length_is_stored_shortened(tmp_path: Path) -> None:
+    model = nn.Sequential(type("A" * 8_000 + "Z", (nn.Linear,), {})(4, 4))
+    with hookrun.record(
+        model, {"c": {"select": "0", "hook": "forward", "action": "capture"}}, tmp_path / "run"
+    ):
+        model(torch.ones(2, 4))
+    (hook,) = hookrun.open_run(tmp_path / "run").plan["hooks"]
+    assert len(hook["targets"][0]["class"]) == 201 and hook["targets"][0]["class"].endswith("Z")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hookrun.errors import HookrunError, counted, listed
-from hookrun.plan.model_tree import ModelNames
+from hookrun.plan.model_tree import ModelNames, class_name
 from hookrun.plan.table import SHOWN, size
 from hookrun.runtime import Installation
 from hookrun.runtime.site import HookSite
@@ -112,7 +112,7 @@ def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
     paths = dict.fromkeys(map(names.first_name, names.modules))
     matches = [names.match(path, on_parameters=False) for path in paths]
     return {
-        "class": type(model).__name__,
+        "class": class_name(model),
         **({} if weights is None else {"weights": weights}),
         "modules": [
             {
