@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookrun.errors import whole_characters
 from hookrun.ranks.alone import ALONE, Ranks, own_rank
 from hookrun.store.files import (
     Lines,
@@ -403,7 +404,7 @@ def environment(argv: Sequence[str] | None = None, device: str | None = None) ->
         "device": str(chosen),
         "device_name": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.processor(),
         "threads": torch.get_num_threads(),
-        "argv": list(sys.argv if argv is None else argv),
+        "argv": list(map(whole_characters, sys.argv if argv is None else argv)),
     }
 
 
