@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from hookrun.terminal import discard_unread
+
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
 )
@@ -240,6 +242,7 @@ def _handle(signum: int, _frame: FrameType | None) -> None:
         state.ignores = False
         return
     state.count += 1
+    discard_unread()
     if state.first is None:
         state.first = signum
     listens = state.listening > 0 and state.count == 1

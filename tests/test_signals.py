@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
@@ -249,3 +249,18 @@ def test_a_worker_continues_until_its_parent_ends_it(method: str, tmp_path: Path
         text=True,
     )
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_output_that_nobody_reads_does_not_keep_a_signalled_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookrun.terminal.UNREAD", 0)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(write, bytes(2**16))
+    os.set_blocking(write, True)
+    ended = pytest.raises(Interrupted, match="SIGTERM")
+    with open(write, "w") as unread, redirect_stdout(unread), ended, handled(), listening():
+        raised(TERM)
+        print("a line that the pipe has no room for", flush=True)
+    os.close(read)

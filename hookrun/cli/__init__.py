@@ -17,6 +17,7 @@ from hookrun.ranks.alone import is_main
 from hookrun.signals import code_of, handled
 from hookrun.sweeps.exit_codes import REFUSED, exit_code, report
 from hookrun.sweeps.waiting import waiting, waiting_for
+from hookrun.terminal import words
 
 _AFTER_MAIN = 5.0
 """Seconds that other ranks wait after a refusal: when one ends, torchrun ends rank 0, which has to report it."""
@@ -31,16 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     and an application's own Hydra are restored afterwards.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        with waiting(arguments):
-            waiting_for("reading the configuration")
-            code = _main(arguments)
-    except (
-        BrokenPipeError
-    ):  # a reader of stdout such as `| head` is gone: what is still buffered is discarded
-        if sys.stdout is sys.__stdout__ and sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+    with waiting(arguments), words():
+        waiting_for("reading the configuration")
+        code = _main(arguments)
     if argv is None and "WORLD_SIZE" in os.environ:
         if code == REFUSED and not is_main():
             signal.signal(signal.SIGTERM, lambda *_: _leave(code))
@@ -60,8 +54,6 @@ def _main(arguments: list[str]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        raise
     except SystemExit as stop:  # argparse: 0 after --version, 2 for a wrong flag
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt as interruption:

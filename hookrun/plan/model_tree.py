@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hookrun.errors import listed
+from hookrun.errors import listed, shortened
 from hookrun.models.attention_points import POINTS, lacks_points
 from hookrun.plan.plan import Match
 from hookrun.spec.hook import HookSpec
@@ -60,6 +60,15 @@ def children_first(module: nn.Module) -> Iterator[nn.Module]:
         if child is not None:
             yield from children_first(child)
     yield module
+
+
+MOST_OF_A_CLASS = 200
+"""How many characters of the name of a class are shown and stored."""
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of its class; of a longer one than `MOST_OF_A_CLASS` the beginning and the end."""
+    return shortened(type(module).__name__, MOST_OF_A_CLASS)
 
 
 class ModelNames:
@@ -135,9 +144,9 @@ class ModelNames:
         if not on_parameters:
             module = self.modules[path]
             return Match(
-                path, tuple(self._names[id(module)]), type(module).__name__, self.tree.nodes[path].parameters
+                path, tuple(self._names[id(module)]), class_name(module), self.tree.nodes[path].parameters
             )
-        owner = type(self.modules[path.rpartition(".")[0]]).__name__
+        owner = class_name(self.modules[path.rpartition(".")[0]])
         parameter = self.parameters.get(path)
         if parameter is None:
             return Match(path, (path,), owner, 0)
@@ -177,7 +186,7 @@ class ModelNames:
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
         """A hint with the names closest to a selector that matches nothing."""
-        classes = {type(module).__name__ for module in self.model.modules()}
+        classes = set(map(class_name, self.model.modules()))
         parameters = tuple(self.parameters) if on_parameters else ()
         near = selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))
         points = set(re.findall(r"\w+", str(selector).rpartition(".")[2])).intersection(POINTS)

@@ -17,16 +17,16 @@ from typing import Any, TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hookrun.errors import counted, listed
+from hookrun.errors import counted, listed, printable
 from hookrun.report.captures import place
 from hookrun.report.draw import text
 from hookrun.report.facts import read_facts
 from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, ReportSection
 from hookrun.report.sections.metrics import latest
-from hookrun.report.sweep_facts import CONFIG, SweepFacts, read_sweep, read_yaml
+from hookrun.report.sweep_facts import SweepFacts, read_sweep, read_yaml
 from hookrun.store.captures.tensor_file import dtype_name
 from hookrun.store.files import replacing
-from hookrun.store.format import REPORT
+from hookrun.store.format import CONFIG, REPORT
 from hookrun.version import __version__
 
 F = TypeVar("F")
@@ -159,7 +159,7 @@ def _environment() -> Environment:
         finalize=_shown,
     )
     environment.filters |= {
-        "name": text.one_line,
+        "name": printable,
         "module": text.module_name,
         "number": text.number,
         "moment": text.moment,
@@ -172,4 +172,6 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    return text.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return (
+        printable(value, kept="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
+    )

@@ -24,7 +24,7 @@ from hookrun.report.lines import is_kept, sampled
 from hookrun.spec.objective import AVERAGED, DIAGNOSTIC, Goal
 from hookrun.store import stored_config
 from hookrun.store.files import StoreError
-from hookrun.store.format import ENV, METRICS, MULTIRUN, REPORT, STATUS, SWEEP
+from hookrun.store.format import CONFIG, ENV, HYDRA, METRICS, MULTIRUN, REPORT, STATUS, SWEEP
 from hookrun.store.inside import is_there
 from hookrun.store.records import (
     EnvRecord,
@@ -39,9 +39,7 @@ from hookrun.store.records import (
 from hookrun.store.run_dir import cut_off
 from hookrun.store.scores import is_batch, measures, result_of
 
-HYDRA = ".hydra"
 OVERRIDES = f"{HYDRA}/overrides.yaml"
-CONFIG = f"{HYDRA}/config.yaml"
 TAGS = "tags"
 MOST_TAGS = 100
 _ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl

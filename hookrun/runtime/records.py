@@ -15,7 +15,7 @@ from hookrun.actions.base import ABOUT, RECORD_KEYS, Keeper, TokenRows
 from hookrun.actions.check import verdict
 from hookrun.actions.fields import Meaning
 from hookrun.actions.stats import Measured
-from hookrun.errors import HookError, reason
+from hookrun.errors import HookError, printable, reason
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.fast.copies import KeptInMemory, held_bytes
 from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting, computes
@@ -258,7 +258,7 @@ def line(record: dict[str, Any]) -> str:
     """A record as one line of text: ``shapes  layer4  shape=[10, 512, 1, 1]``."""
     at = f" {record['path']}" if record["path"] else ""
     data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in ABOUT)
-    return f"{record['hook']}  {record['module'] or '(root)'}{at}  {data}"
+    return printable(f"{record['hook']}  {record['module'] or '(root)'}{at}  {data}", kept="\n\t")
 
 
 def _short(value: Any) -> str:

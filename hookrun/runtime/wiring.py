@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.actions.user_code import may_draw
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
-from hookrun.plan.model_tree import children_first, unhookable
+from hookrun.plan.model_tree import children_first, class_name, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, uncompilable
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
@@ -116,8 +116,8 @@ class Wiring:
             # the hooked module, or the one that owns the hooked parameter
             owner = match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
             module = modules.get(owner)
-            if module is None or type(module).__name__ != match.type:
-                present = "nothing" if module is None else f"a {type(module).__name__}"
+            if module is None or class_name(module) != match.type:
+                present = "nothing" if module is None else f"a {class_name(module)}"
                 text = (
                     f"the plan is for a {match.type} at {owner or '(root)'}, this model has {present} there"
                 )

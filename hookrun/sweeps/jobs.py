@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.compose.compose import plain
-from hookrun.config.interpolations import unguarded
+from hookrun.config.interpolations import literal, unguarded
 from hookrun.errors import HookrunError, SpecError, spec_error
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.signals import handled, interruption_kept, pending, shielded
@@ -33,6 +33,7 @@ from hookrun.sweeps.composed_jobs import hash_of, without_directory
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
 from hookrun.sweeps.job_directories import refuse_links
 from hookrun.tasks.run.progress import Told, numbers, one_of_many
+from hookrun.terminal import words
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class SweepJob:
 
     def __call__(self, cfg: DictConfig) -> int | float:
         """The exit code, or the objective."""
-        with handled():  # needed in the processes of other launchers too
+        with words(), handled():  # needed in the processes of other launchers too
             if (signal := pending()) is not None:  # a signal that arrived where it could not be raised
                 raise signal
             if self.stop is not None and self.stop.exists():
@@ -214,6 +215,8 @@ class SweepJob:
                 )
             identity = hash_of(without_directory(cfg, HydraConfig.get()))
             write_json(run_dir / JOB, {"config": identity}, flushes_folder=False)  # the status flushes it
+        from hookrun.tasks.run.endings import in_this_process
+
         try:
             with interruption_kept():
                 experiment = (
@@ -221,7 +224,8 @@ class SweepJob:
                 )
                 if self.goal is not None:
                     require_goal(experiment, self.goal)
-                prepared = tasks.prepare(experiment, trust=self.trust)
+                with in_this_process():
+                    prepared = tasks.prepare(experiment, trust=self.trust)
                 keep_found_runs(run_dir, cfg, prepared)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             from hookrun.store.run_dir import RunDir
@@ -267,7 +271,7 @@ def keep_found_runs(run_dir: Path, cfg: DictConfig, prepared: Ready) -> None:
     config = copy.deepcopy(cfg)
     with read_write(config), open_dict(config):
         for where, path in places.items():
-            OmegaConf.update(config, where, path, force_add=True)
+            OmegaConf.update(config, where, literal(path), force_add=True)
     with replacing(stored) as file:
         file.write(OmegaConf.to_yaml(config).encode())
 

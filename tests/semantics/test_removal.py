@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -415,3 +417,21 @@ def test_the_plan_shows_the_firing_order() -> None:
         for name in ("limit", "raise", "double")
     ]
     assert rows == sorted(rows)
+
+
+def test_threads_install_and_leave_on_one_model_one_after_another() -> None:
+    model = Net()
+    before = hooked_state(model)
+
+    def installed(_: int) -> int:
+        with hookrun.hooked(model, EVERY) as hooks:
+            return len(hooks.sites)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            sites = set(pool.map(installed, range(40)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(sites) == 1 and hooked_state(model) == before

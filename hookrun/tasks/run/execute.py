@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.amp import GradScaler
 
-from hookrun.errors import HookrunError, spec_error
+from hookrun.errors import HookrunError, first_lines, spec_error
 from hookrun.models import RANDOM
 from hookrun.models.weights import change_of
 from hookrun.plan import table
@@ -44,6 +44,7 @@ from hookrun.tasks.run.endings import (
     failure_recorded,
     hook_facts,
     hook_lines,
+    in_this_process,
     model_facts,
     print_failure,
 )
@@ -150,7 +151,8 @@ def run_under_hooks(
             lambda: run_dir.write(HOOKS, hook_facts(hooks)),
         )
         with ending(*last), listening():
-            perform(context)
+            with in_this_process():
+                perform(context)
             sink.settle()
             run_dir.take_kept()
             if ranks.several:
@@ -171,8 +173,8 @@ def run_under_hooks(
 def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
     """The directory of an unfinished run, reset to its newest undamaged state."""
     saved, damaged = newest_state(path)
-    for line in damaged.values():
-        print(f"{line}; it is ignored", file=sys.stderr, flush=True)
+    for line in first_lines(f"{line}; it is ignored" for line in damaged.values()):
+        print(line, file=sys.stderr, flush=True)
     if saved is None and damaged and not anyway:
         raise spec_error(
             "resume",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from hookrun.errors import printable
+from hookrun.terminal import discard
 
 T = TypeVar("T")
 
@@ -21,13 +24,16 @@ _BETWEEN = 0.05
 
 
 class _Console(Console):
-    """A console whose pipe may be closed, as by ``| head``: the run continues without output."""
+    """A console for texts of strangers; its pipe may be closed, as by ``| head``: the run continues without output."""
 
     def on_broken_pipe(self) -> None:
         """Write nothing from now on, not even at exit."""
         self.quiet = True
-        if sys.stdout is sys.__stdout__ and sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(cast(TextIO, self.file))
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text as rich shows it, with control characters escaped."""
+        return super().render_str(printable(text, kept="\n\t"), **options)
 
 
 @dataclass
@@ -142,5 +148,5 @@ def numbers(values: Mapping[str, float]) -> str:
         else f"{name} {value:,}"
         if isinstance(value, int)
         else f"{name} {value:.4g}"
-        for name, value in values.items()
+        for name, value in zip(map(printable, values), values.values(), strict=True)
     )
