@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,6 @@ from hookrun.store.lock import LockedError, sole_writer
 from hookrun.sweeps.composed_jobs import hash_of, without_directory
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
 from hookrun.sweeps.job_directories import refuse_links
-from hookrun.tasks.run.progress import Told, numbers, one_of_many
 from hookrun.terminal import words
 from hookrun.trust import read_once
 
@@ -97,17 +96,19 @@ class JobLines:
 
     swept: the swept keys
     total: the number of jobs; None where the sweeper chooses them while it runs
-    told:  what the jobs of this process have printed
+    told:  what the jobs of this process have printed, see `hookrun.tasks.run.progress.one_of_many`
     """
 
     swept: frozenset[str]
     total: int | None = None
-    told: Told = field(default_factory=Told)
+    told: set[str] = field(default_factory=set)
     _ended: int = 0
     _seconds: float = 0.0
 
     def end(self, run_dir: Path, seconds: float) -> None:
         """Print the line of a job that took this time."""
+        from hookrun.tasks.run.progress import numbers
+
         hydra = HydraConfig.get()
         number, typed = int(hydra.job.num) + 1, [str(text) for text in hydra.overrides.task]
         settings = [
@@ -166,10 +167,7 @@ class SweepJob:
                 return NOT_STARTED
             run_dir, sweep_dir, start = _run_dir(), _sweep_dir(), time.monotonic()
             try:
-                with (
-                    read_once(self.trust),
-                    nullcontext() if self.lines is None else one_of_many(self.lines.told),
-                ):
+                with read_once(self.trust), self._screen():
                     code = self._alone(cfg, run_dir, sweep_dir)
             finally:
                 free_job_memory()
@@ -185,6 +183,12 @@ class SweepJob:
         from hookrun import tasks
 
         return tasks.objective(run_dir)
+
+    def _screen(self) -> AbstractContextManager[None]:
+        """A block in which a run prints what a job of a sweep prints."""
+        from hookrun.tasks.run.progress import one_of_many
+
+        return nullcontext() if self.lines is None else one_of_many(self.lines.told)
 
     def _alone(self, cfg: DictConfig, run_dir: Path, sweep_dir: Path) -> int:
         """Run the job with its directory locked; returns its exit code.

@@ -126,8 +126,8 @@ def test_a_process_of_several_ends_its_threads_and_keeps_its_exit_code(code: int
     assert (done.returncode, done.stdout, done.stderr) == (code, "piece\natexit\n", "")
 
 
-def test_a_sweep_lists_its_jobs(notes, capsys) -> None:
-    assert main(["-m", "experiment=clip_fc", "seed=5,6"]) == 0
+def test_a_verbose_sweep_lists_its_jobs(notes, capsys) -> None:
+    assert main(["-v", "-m", "experiment=clip_fc", "seed=5,6"]) == 0
     told = re.findall(r"\[HYDRA\] (.*)", capsys.readouterr().out)
     jobs = [f"\t#{number} : experiment=clip_fc seed={number + 5}" for number in (0, 1)]
     assert told == ["Launching 2 jobs locally", *jobs]

@@ -7,7 +7,6 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, TextIO, TypeVar, cast
 
 from rich.console import Console
@@ -36,20 +35,17 @@ class _Console(Console):
         return super().render_str(printable(text, kept="\n\t"), **options)
 
 
-@dataclass
-class Told:
-    """What the jobs of a sweep have printed so far: the plan of one of them, and these notes."""
-
-    plan: bool = False
-    notes: set[str] = field(default_factory=set)
-
-
-_TOLD: ContextVar[Told | None] = ContextVar("told", default=None)
+_PLAN = "the plan"
+_TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)
+"""The notes that the jobs of a sweep have printed so far, and whether one has printed its plan; None: a single run."""
 
 
 @contextmanager
-def one_of_many(told: Told) -> Iterator[None]:
-    """In the block a run prints its plan if no other did, and notes that are new; the sweep prints a line for it."""
+def one_of_many(told: set[str]) -> Iterator[None]:
+    """In the block a run prints its plan if no other did, and notes that are new; the sweep prints a line for it.
+
+    told: what the runs have printed; it is extended
+    """
     token = _TOLD.set(told)
     try:
         yield
@@ -95,18 +91,17 @@ class Screen:
 
     def note(self, notes: Iterable[str], kind: str = "NOTE") -> None:
         """Print a line for each note; in a sweep one that other jobs have printed is left out."""
-        told = set[str]() if self._told is None else self._told.notes
         for note in notes:
-            if note not in told:
+            if self._told is None or note not in self._told:
                 self._loud.print(f"{kind}: {note}")
         if self._told is not None:
-            self._told.notes.update(notes)
+            self._told.update(notes)
 
     def for_plan(self, *, has_hooks: bool) -> Console:
         """The console for the plan, which of the jobs of a sweep only the first one with hooks prints."""
-        if self._told is None or self._told.plan or not has_hooks:
+        if self._told is None or _PLAN in self._told or not has_hooks:
             return self.console
-        self._told.plan = True
+        self._told.add(_PLAN)
         return self._loud
 
     def track(
