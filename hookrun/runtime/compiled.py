@@ -65,8 +65,8 @@ def in_graph_of(site: HookSite, *, targeted: bool) -> InGraph:
         member = value if path is None else containers.get(value, path)
         if together:
             olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
-            news = dict(zip(map(id, olds), function(olds), strict=True)) if olds else {}
-            changed = _rebuilt(member, lambda leaf: chosen(leaf, news.get(id(leaf))))
+            news = iter(function(olds) if olds else ())
+            changed = _rebuilt(member, lambda leaf: chosen(leaf, next(news)) if acts_on(leaf) else leaf)
         else:
             changed = _rebuilt(member, lambda leaf: chosen(leaf, function(leaf)) if acts_on(leaf) else leaf)
         return changed if path is None else containers.put(value, path, changed)
