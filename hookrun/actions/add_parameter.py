@@ -13,7 +13,7 @@ from hookrun.actions.base import Action, Edit, HookSite, add_parameter, was_adde
 from hookrun.actions.fields import Meaning
 from hookrun.actions.values import Value, fixed_shape
 from hookrun.hook_types import APPLY, HookType
-from hookrun.values.tensors import broadcast_error, broadcasts
+from hookrun.values.tensors import broadcast_error, broadcasts, ordinary_tensors
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -106,8 +106,9 @@ class AddParameter(Action):
                 tensor for tensor in chain(module.parameters(), module.buffers()) if not is_lazy(tensor)
             )
             like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
-            new = torch.empty(self.shape, dtype=like.dtype, device=like.device)
-            new.copy_(site.constant("value")(new))
-            add_parameter(module, self.name, torch.nn.Parameter(new))
+            with ordinary_tensors():
+                new = torch.empty(self.shape, dtype=like.dtype, device=like.device)
+                new.copy_(site.constant("value")(new))
+                add_parameter(module, self.name, torch.nn.Parameter(new))
 
         return add

@@ -129,7 +129,7 @@ def prove(
     training = model.training if training is None else training
     positional, keywords = example
     call = tuple(positional), dict(keywords)
-    with _quiet(), torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with _quiet(), torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         if _may_use_data(plan) and is_small(model, call):
             with suppress(Exception):  # the run with fake tensors, which follows, reports what is wrong
                 copied, (args, kwargs) = copy.deepcopy(model).train(training), rebuild(call, _detached)

@@ -15,7 +15,7 @@ from hookrun.runtime.clock import CurrentCall
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.spec.heads import Heads
 from hookrun.values.index import Index, Item
-from hookrun.values.tensors import holds_data
+from hookrun.values.tensors import holds_data, ordinary_tensors
 
 
 class TensorPart(ABC):
@@ -127,7 +127,8 @@ class Part(TensorPart):
         if torch.compiler.is_dynamo_compiling():  # a tensor made inside a graph must not be cached
             return torch.tensor(self._numbers, device=device)
         if (positions := self._on.get(device)) is None:
-            positions = torch.tensor(self._numbers, device=device)
+            with ordinary_tensors():
+                positions = torch.tensor(self._numbers, device=device)
             if holds_data(positions):
                 self._on[device] = positions
         return positions

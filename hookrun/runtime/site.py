@@ -26,7 +26,7 @@ from hookrun.runtime.snapshot import copied
 from hookrun.trust.load import Trusted
 from hookrun.values import containers
 from hookrun.values.containers import plain, readable
-from hookrun.values.tensors import check_broadcast, holds_data, scalars
+from hookrun.values.tensors import check_broadcast, holds_data, ordinary_tensors, scalars
 
 if TYPE_CHECKING:
     from hookrun.actions.fields import Keep
@@ -287,7 +287,8 @@ class HookSite:
                 return source.to(device=like.device, dtype=like.dtype)
             key = (like.dtype, like.device)
             if (found := made.get(key)) is None:
-                found = source.to(device=like.device, dtype=like.dtype)
+                with ordinary_tensors():
+                    found = source.to(device=like.device, dtype=like.dtype, copy=source.is_inference())
                 if holds_data(found) or not self.sink.has_values:  # a traced tensor must not be cached either
                     made[key] = found
             return found

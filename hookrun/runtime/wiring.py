@@ -30,6 +30,7 @@ from hookrun.runtime.reduced import GradientsOfWrapped, ReducedGradients
 from hookrun.runtime.sharded import HookedParameters, is_sharded, move_inside_sharding, sharded_too_early
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.tokens.sequences import Sequences
+from hookrun.values.tensors import ordinary_tensors
 
 R = TypeVar("R", bound=RegisteredHook)
 
@@ -85,8 +86,9 @@ class Wiring:
                 self._listen(module.register_forward_pre_hook, reads, prepend=True, with_kwargs=True)
         if self._tracks_calls and any(self._planned(ModuleHook)):
             self._listen(model.register_forward_pre_hook, self.clock.count_forward, prepend=True)
-        self._install_on_modules(modules)
-        self._install_on_parameters(modules)
+        with ordinary_tensors():
+            self._install_on_modules(modules)
+            self._install_on_parameters(modules)
         if self.sequences is not None:
             self._listen(model.register_forward_hook, self.sequences.leave, always_call=True)
         move_inside_sharding(model, {handle.id for handle in self._handles})

@@ -1,8 +1,9 @@
-"""Checks that several actions share: whether a value broadcasts to a tensor, whether a tensor holds data."""
+"""What several actions share: whether a value broadcasts, whether a tensor holds data, tensors that are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,16 @@ def nearest_finite(bound: float) -> Mapping[dtype, float]:
         for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     }
     return {dtype: max(-top, min(bound, top)) for dtype, top in tops.items()}
+
+
+@contextmanager
+def ordinary_tensors() -> Iterator[None]:
+    """Tensors made inside the block can be used in training later, also if it is run under inference mode."""
+    import torch
+
+    grad = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        yield
 
 
 def require_whole(x: Tensor) -> None:

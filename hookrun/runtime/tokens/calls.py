@@ -21,7 +21,7 @@ DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
 LABELS = "labels"
 NO_LABEL = -100
 """The label that models of transformers leave out of the loss and turn into padding."""
-CACHES = ("past_key_values", "past_key_value", "cache_params")
+CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
 _GENERATES = "generate"
 """The name of the method that runs a generation."""
 
