@@ -23,6 +23,7 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("signals",),
     ("errors", "version", "hook_types", "discovery"),
+    ("private_names",),
     ("values",),
     ("config", "trust"),
     ("actions",),

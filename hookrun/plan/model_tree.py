@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hookrun.plan.plan import Match
+from hookrun.private_names import require
 from hookrun.spec.hook import HookSpec
 from hookrun.spec.selector import Names, Node, Selector, Tree
 
@@ -40,8 +41,10 @@ def unhookable(module: nn.Module) -> Unhookable | None:
         return Unhookable(compiled, first)
     # takes half a second to import, and is imported if anything is compiled
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
-        return Unhookable(compiled, first, itself=False)
+    if dynamo is not None:
+        require("torch, compiler")
+        if isinstance(module, dynamo.OptimizedModule):
+            return Unhookable(compiled, first, itself=False)
     if isinstance(module, nn.DataParallel):
         hint = "use DistributedDataParallel, or hook the inner module"
         return Unhookable("DataParallel's threads race on hooks", hint)

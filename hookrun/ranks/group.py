@@ -17,6 +17,7 @@ from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import Store
 
 from hookrun.errors import HookrunError
+from hookrun.private_names import require
 from hookrun.ranks.alone import Ranks, Started
 
 _FAILED = "hookrun/failed"
@@ -192,6 +193,7 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]
     """
     if distributed.is_initialized():
         raise HookrunError("compute.strategy: this process has a process group already: start it by torchrun")
+    require("torch, ranks")
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     if device == "cuda":
         count = torch.cuda.device_count()

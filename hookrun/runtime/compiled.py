@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hookrun.errors import CompileError, Problem
+from hookrun.private_names import require
 from hookrun.runtime.apply_action import acts_on, function_of
 from hookrun.runtime.site import HookSite
 from hookrun.values import containers
@@ -94,6 +95,7 @@ def refusal(problems: Sequence[Problem]) -> InGraph:
     """For a site that cannot be part of a graph: it raises CompileError with the problems of the whole plan."""
 
     def refuse() -> NoReturn:
+        require("torch, compiler")
         # loaded already, since torch._dynamo is the caller
         from torch._dynamo.exc import TorchRuntimeError
 
