@@ -14,11 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ["scripts/hookrun", "scripts/test", "scripts/_env.sh", ".ci/run"]
-TOOLS = (
-    (
-        "bash cat dirname env find flock grep head ln ls mkdir readlink sed sh sort tail timeout"  # df is a test's own
-    ).split()
-)
+TOOLS = "bash cat dirname env find flock grep head ln ls mkdir readlink sed sh sort tail timeout"
 
 # A fake Python: creates environments that contain itself, logs what it was asked to run and where, fails at the
 # modules named in $FAILING, kills its caller at the one named in $KILLED. Other questions go to a real Python.
@@ -101,7 +97,7 @@ def bare(tmp_path: Path) -> Machine:
     machine = Machine(tmp_path)
     for folder in ("bin", "work", "check out"):
         (tmp_path / folder).mkdir()
-    for tool in TOOLS:
+    for tool in TOOLS.split():
         if found := shutil.which(tool):
             (tmp_path / "bin" / tool).symlink_to(found)
     for script in (*SCRIPTS, "pyproject.toml"):
