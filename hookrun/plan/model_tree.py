@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hookrun.errors import listed
+from hookrun.models.attention_points import POINTS, lacks_points
 from hookrun.plan.plan import Match
 from hookrun.private_names import require
 from hookrun.spec.hook import HookSpec
@@ -51,6 +54,17 @@ def unhookable(module: nn.Module) -> Unhookable | None:
     return None
 
 
+def children_first(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules in the order of `Module.apply`, a shared one once for each parent.
+
+    A model may define methods `apply` and `children` of its own, which mean something else.
+    """
+    for child in module._modules.values():
+        if child is not None:
+            yield from children_first(child)
+    yield module
+
+
 class ModelNames:
     """The names that selectors are matched against, and what the hooks planned so far will add and freeze.
 
@@ -74,7 +88,7 @@ class ModelNames:
         types = {cls: _type_names(cls) for cls in set(map(type, self.modules.values()))}
         nodes, numbered = dict[str, Node](), dict[str, list[str]]()
         for path, module in self.modules.items():
-            size = sum(map(_numel, module.parameters()))
+            size = sum(map(_numel, nn.Module.parameters(module)))  # a module may redefine it
             nodes[path] = Node(path, types[type(module)], not module._modules, size)
             children = [name for name in module._modules.keys() if name.isdecimal()]  # noqa: SIM118 (a scripted one)
             if children:
@@ -168,7 +182,11 @@ class ModelNames:
         """A hint with the names closest to a selector that matches nothing."""
         classes = {type(module).__name__ for module in self.model.modules()}
         parameters = tuple(self.parameters) if on_parameters else ()
-        return selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))
+        near = selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))
+        points = set(re.findall(r"\w+", str(selector).rpartition(".")[2])).intersection(POINTS)
+        if points and not on_parameters and any(map(lacks_points, self.modules.values())):
+            near += f"; model.args.attention=points adds {listed(sorted(points), len(POINTS))} to each attention module"
+        return near
 
 
 def _names_by_object(objects: Mapping[str, object]) -> dict[int, list[str]]:

@@ -143,9 +143,7 @@ class Installation:
         """(hook, module path, why) of each hook that never fired there, or found no tensor for its action."""
         never = [(site.hook_name, site.path, "never fired") for site in self.sites if not site.firings]
         idle = [site for site in self.sites if site.fired and site.idle >= site.fired]
-        return never + [
-            (site.hook_name, site.path, "fired and found no tensor for its action") for site in idle
-        ]
+        return never + [(site.hook_name, site.path, site.why_idle) for site in idle]
 
     def _inactive_to_report(self) -> list[tuple[str, str, str]]:
         """The part of `inactive` that leaving the block reports: all of it."""

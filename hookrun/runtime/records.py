@@ -20,7 +20,7 @@ from hookrun.plan.texts import decoder_of
 from hookrun.runtime.fast.copies import KeptInMemory, held_bytes
 from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting, computes
 from hookrun.runtime.site import HookSite, LastPassed, Sink
-from hookrun.runtime.snapshot import append_copy, copied, held, in_reach, snapshot
+from hookrun.runtime.snapshot import TRACED, append_copy, copied, held, in_reach, snapshot
 from hookrun.values.containers import readable
 
 
@@ -72,7 +72,7 @@ class RecordSink(Sink):
         budget = self._budgets.setdefault(site.hook_name, Budget(limit))
 
         def limited(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            if budget.spent or (value := in_reach(value)) is None:
+            if budget.spent or (value := in_reach(value)) is TRACED:
                 return
             size, left = self.size(value), budget.limit - budget.used
             if size <= left:
@@ -206,7 +206,7 @@ class Memory(RecordSink):
         entries = of_hook[site.path] = CapturedRows(find_decoder=partial(decoder_of, site.tokenizer))
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            if (value := in_reach(value)) is not None and tokens is not None:
+            if (value := in_reach(value)) is not TRACED and tokens is not None:
                 with torch._C._DisableFuncTorch():
                     entries.append(snapshot(value))
                     entries.note(tokens)

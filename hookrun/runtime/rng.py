@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import get_ident
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch._prims_common import suggest_memory_format
@@ -14,6 +17,18 @@ from hookrun.actions.fields import Keep
 from hookrun.errors import HookError
 from hookrun.runtime.clock import Calls, Clock, RowsOfRank
 from hookrun.values.tensors import holds_data
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Restore the states of the generators of torch (CPU), NumPy and Python afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def derived_seed(*parts: object) -> int:

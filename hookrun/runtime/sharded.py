@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hookrun.errors import HookError, Problem
 from hookrun.plan.plan import ResolvedPlan
@@ -164,9 +163,10 @@ class HookedParameters:
         """Whether every hooked parameter is still the module's parameter of that name."""
         return all(owner._parameters.get(name) is one for owner, name, one in self.places.values())
 
-    def follow(self, optimizer: Optimizer | None = None, *, shards: bool = True) -> None:
+    def follow(self, *step: object, shards: bool = True) -> None:
         """Move hooks to the shards by which fully_shard has replaced parameters. To be called between two steps.
 
+        step:   what `optimizers.follow` passes; unused
         shards: false: fully_shard was not called
 
         Raises HookError if a parameter was replaced by anything else.
