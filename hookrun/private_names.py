@@ -21,7 +21,7 @@ NAMES = {
         "_amp_foreach_non_finite_check_and_unscale_",
         "torch:Tensor": "_base _version _is_view _backward_hooks",
         "torch:UntypedStorage": "_cdata",
-        "torch:_C": "_DisableFuncTorch _current_graph_task_id",
+        "torch:_C": "_DisableFuncTorch _current_graph_task_id _dispatch_key_parse",
         "torch:_C._autograd": "_top_saved_tensors_default_hooks _get_creation_meta CreationMeta",
         "torch:_C._functorch": "maybe_current_level maybe_get_bdim get_unwrapped is_functorch_wrapped_tensor "
         "is_batchedtensor is_functionaltensor",
