@@ -20,6 +20,7 @@ from hookrun.signals import (
     Interrupted,
     code_of,
     handled,
+    ignore_next,
     interruption_kept,
     listening,
     pending,
@@ -83,6 +84,19 @@ def test_a_loop_notes_the_first_signal_and_the_second_is_raised(pause, capfd) ->
         raised(INT)  # the exit code is that of the first
         done.append("another step")
     assert done == ["step"]
+
+
+def test_only_the_next_signal_is_ignored_where_the_run_has_failed(pause: Callable[[float], None]) -> None:
+    done = []
+    with pytest.raises(Interrupted, match="SIGINT"), handled():
+        ignore_next()
+        raised(TERM)
+        pause(0.01)
+        raised(TERM)  # torchrun may send it twice
+        done.append("page")
+        pause(0.5)
+        raised(INT)
+    assert done == ["page"]
 
 
 def test_an_error_in_the_cleanup_of_other_code_does_not_replace_the_signal() -> None:

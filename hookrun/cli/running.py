@@ -73,12 +73,12 @@ def run_once(
         print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")
     if shows and not is_main():  # rank 0 shows it
         return DONE
-    with nullcontext(ALONE) if shows else ranks_of(experiment) as ranks:
-        try:
+    try:
+        with nullcontext(ALONE) if shows else ranks_of(experiment) as ranks:
             needs = NeededRuns(folders or asked, trust, resumes=resume is not None)
             return _checked_and_run(asked, cfg, trust, resume, experiment, ranks, needs)
-        except RefusedByMain as refused:
-            return refused.exit_code
+    except RefusedByMain as refused:
+        return refused.exit_code
 
 
 def _checked_and_run(

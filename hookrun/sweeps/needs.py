@@ -24,7 +24,8 @@ from hookrun import tasks
 from hookrun.compose import hydra_section
 from hookrun.compose.compose import plain_run
 from hookrun.compose.errors import explained
-from hookrun.compose.hydra import Composition, conf_dir, opened, options, parse_override
+from hookrun.compose.hydra import Composition, conf_dir, opened, parse_override
+from hookrun.compose.loader import options
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest, spec_error
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import PREVIOUS, Need, runs_of

@@ -99,7 +99,7 @@ import atexit, sys, threading, time
 import hookrun.cli
 from concurrent.futures import ThreadPoolExecutor
 
-hookrun.cli._main = lambda arguments: 3
+hookrun.cli._main = lambda arguments: CODE
 atexit.register(print, "atexit")
 pool = ThreadPoolExecutor(1)
 pool.submit(lambda: (time.sleep(0.2), print("piece")))
@@ -109,10 +109,17 @@ print("not reached")
 """
 
 
-def test_a_process_of_several_ends_its_threads_and_keeps_its_exit_code() -> None:
+@pytest.mark.parametrize("code", [3, 2])
+def test_a_process_of_several_ends_its_threads_and_keeps_its_exit_code(code: int) -> None:
+    """After a refusal it waits until torchrun ends it, since rank 0 has failed too."""
     environment = {**os.environ, "WORLD_SIZE": "2", "RANK": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stdout, done.stderr) == (3, "piece\natexit\n", "")
+    program = LEAVES.replace("CODE", str(code))
+    if code == 2:
+        program = "import os\n" + program.replace(
+            "time.sleep(0.2)", "(time.sleep(0.2), os.kill(os.getpid(), 15))"
+        )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "piece\natexit\n", "")
 
 
 def test_a_sweep_lists_its_jobs(notes, capsys) -> None:
