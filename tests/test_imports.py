@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version", "hook_types", "discovery"),
     ("terminal",),
     ("signals",),
+    ("private_names",),
     ("values",),
     ("config", "trust"),
     ("actions",),

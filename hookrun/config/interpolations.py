@@ -17,6 +17,10 @@ from typing import Any
 from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
+from hookrun.private_names import require
+
+require("omegaconf")
+
 RESOLVERS = frozenset(
     {
         "hydra",

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from hookrun.errors import listed, shortened
 from hookrun.models.attention_points import POINTS, lacks_points
 from hookrun.plan.plan import Match
+from hookrun.private_names import require
 from hookrun.spec.hook import HookSpec
 from hookrun.spec.selector import Names, Node, Selector, Tree
 
@@ -43,8 +44,10 @@ def unhookable(module: nn.Module) -> Unhookable | None:
         return Unhookable(compiled, first)
     # takes half a second to import, and is imported if anything is compiled
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
-        return Unhookable(compiled, first, itself=False)
+    if dynamo is not None:
+        require("torch, compiler")
+        if isinstance(module, dynamo.OptimizedModule):
+            return Unhookable(compiled, first, itself=False)
     if isinstance(module, nn.DataParallel):
         hint = "use DistributedDataParallel, or hook the inner module"
         return Unhookable("DataParallel's threads race on hooks", hint)

@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from hookrun.errors import HookrunError
+from hookrun.private_names import require
 from hookrun.ranks.alone import Ranks, Started
 from hookrun.signals import ignore_next
 
@@ -196,6 +197,7 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]
     """
     if distributed.is_initialized():
         raise HookrunError("compute.strategy: this process has a process group already: start it by torchrun")
+    require("torch, ranks")
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     if device == "cuda":
         devices = torch.cuda.device_count()

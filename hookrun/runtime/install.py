@@ -216,14 +216,14 @@ class Installation:
 
         Plain ``torch.compile(model)`` can silently reuse a graph without these hooks if another model of the same
         class was compiled before, because torch's guards do not look at hooks. This method therefore discards all
-        compiled graphs (`torch._dynamo.reset`) and compiles graphs for this installation alone. Direct calls of the
+        compiled graphs (`torch.compiler.reset`) and compiles graphs for this installation alone. Direct calls of the
         model, without the returned function, use torch's ordinary hook dispatch from then on.
 
         Raises CompileError that lists every hook that cannot be part of a compiled graph.
         """
         if problems := uncompilable(self.plan):
             raise CompileError(problems)
-        torch._dynamo.reset()
+        torch.compiler.reset()
         model = self._model
         call_through_torch(model.modules())
 

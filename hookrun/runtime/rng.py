@@ -96,10 +96,17 @@ def drawn(like: Tensor, fill: Fill, generator: Generator, rows: RowsOfRank | Non
           this rank's rows are returned, so that a sample's numbers do not depend on the number of ranks. None: `like`
           has the whole batch
 
-    Raises ValueError if the number of rows of `like` is another one.
+    Raises ValueError if the number of rows of `like` is another one, or torch is too old to trace the draw.
     """
     if rows is None:
-        return fill(torch.empty_like(like), generator)
+        try:
+            return fill(torch.empty_like(like), generator)
+        except NotImplementedError as error:
+            if "torch._C.Generator" not in str(error):
+                raise
+            raise ValueError(
+                "torch.export and make_fx trace random numbers of a generator from torch 2.13 on"
+            ) from error
     if not like.dim() or len(like) != len(rows.mine):
         shape = list(like.shape)
         raise ValueError(f"this rank has {len(rows.mine)} rows of the batch, the tensor has shape {shape}")

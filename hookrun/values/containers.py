@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._utils import _functionalize_sync as _sync
 from torch.nn import Module
 
 from hookrun.errors import nearest
+from hookrun.private_names import require
 from hookrun.values.index import Key, path_text
 from hookrun.values.tensors import holds_data, shape_of, shapes_of
+
+require("torch")
 
 
 def children(value: Any) -> list[tuple[Key, Any]]:
@@ -217,7 +219,7 @@ def readable(tensor: Tensor) -> Tensor | None:
         if _functorch.is_batchedtensor(tensor):
             mapped.append(_functorch.maybe_get_bdim(tensor))
         elif _functorch.is_functionaltensor(tensor):
-            _sync(tensor)
+            torch._utils._functionalize_sync(tensor)
         tensor = _functorch.get_unwrapped(tensor)
     if not holds_data(tensor):
         return None

@@ -151,6 +151,25 @@ def test_hooks_are_removed_after_an_exception_in_any_module_call(
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["block.0", "block.1"])
+def test_saved_tensor_hooks_go_though_two_other_contexts_end_first(
+    where: str, error: type[BaseException]
+) -> None:
+    """The checkpointed region and the user's block: each removes the topmost pair, which is ours."""
+    model = net()
+
+    def fail(*_: object) -> None:
+        raise error("now")
+
+    handle = model.get_submodule(where).register_forward_pre_hook(fail)
+    around = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with pytest.raises(error), hookrun.hooked(model, {"saved": EVERY["saved"]}), around:
+        model(X.clone().requires_grad_())
+    handle.remove()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("where", ["a", "block.0", "b"])
 def test_hooks_are_removed_after_an_exception_in_the_backward(where: str, error: type[BaseException]) -> None:
     model = net()

@@ -215,9 +215,5 @@ def _view_if_input(args: Any, output: Any) -> Any:
     A module that returns its input (Identity, Dropout in eval) returns the same tensor object: a hook on that would
     see the gradient of all uses of the input.
     """
-    given = {id(tensor) for tensor in tensors(args)}
-    if not given:
-        return output
-    return rebuild(
-        output, lambda leaf: leaf.view_as(leaf) if isinstance(leaf, Tensor) and id(leaf) in given else leaf
-    )
+    given = list(tensors(args))  # not their ids, for which torch 2.12 compiles no code
+    return rebuild(output, lambda leaf: leaf.view_as(leaf) if any(leaf is each for each in given) else leaf)
