@@ -39,7 +39,7 @@ NAMES = {
         "torch.utils._pytree": "SUPPORTED_NODES",
         "torch.utils.checkpoint": "_CheckpointFrame _StopRecomputationError",
     },
-    "torch, ranks": {"torch.distributed.distributed_c10d": "_get_default_store _abort_process_group"},
+    "torch, ranks": {"torch.distributed.distributed_c10d": "_abort_process_group"},
     "torch, fully_shard": {"torch.distributed.fsdp:FSDPModule": "_get_fsdp_state"},
     "torch, compiler": {
         "torch._dynamo.eval_frame": "OptimizedModule",

@@ -368,7 +368,7 @@ def _changed(model: Any, report: Mapping[str, Any], config: Any, place: str) -> 
     """
     own = dict([*model.named_parameters(), *model.named_buffers()])
     of_parameters = {kind_of(each.dtype) for each in model.parameters()}
-    ignored = re.compile("|".join(model._keys_to_ignore_on_load_unexpected or ["$^"]))
+    ignored = re.compile("|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ["$^"]))
     prefix = f"{model.base_model_prefix}."
     stored = {
         name: code
