@@ -11,6 +11,7 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from io import UnsupportedOperation
 from typing import Any, TextIO, cast
 
 from hookrun.errors import printable
@@ -62,7 +63,7 @@ def words() -> Iterator[None]:
 
 def discard(stream: TextIO) -> None:
     """Let the stream write to nowhere from now on, also at exit, when Python flushes it."""
-    with open(os.devnull, "wb") as nowhere:
+    with open(os.devnull, "wb") as nowhere, suppress(UnsupportedOperation):  # a stream in memory has no file
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
