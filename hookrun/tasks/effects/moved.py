@@ -83,7 +83,7 @@ class Moved:
         self.reached: Callable[[str], None] | None = None
         self.trial: Sequence[Cell] = ()
         self.sites = dict[str, HookSite]()
-        self.others = list[HookSite]()
+        self._others = dict[tuple[str, str], HookSite]()
         self._variants = dict[str, Variant]()
         self._ops = dict[tuple[str, int, int], Op]()
         self._rows = dict[int, set[int]]()
@@ -92,18 +92,19 @@ class Moved:
         """The op in place of the site's own, see `Installation`."""
         if site.hook_name == self.name:
             self.sites[site.path], self._variants[site.path] = site, variant
+            self._ops.clear()  # those of an earlier installation
             return partial(self._try if self.trial else self._move, site)
         if site.hook_type.phase != "forward" or site.hook_type.until_backward:
             return op
         if site.spec.action.observes:
             return lambda value: op(value) if self.records else value
-        self.others.append(site)
+        self._others[site.hook_name, site.path] = site
         return partial(self._edit, site, op)
 
     @property
     def uses_arguments(self) -> bool:
         """Whether a hook reads the arguments of the call, which are not split."""
-        return any("args" in site.spec.action.uses for site in (*self.sites.values(), *self.others))
+        return any("args" in site.spec.action.uses for site in (*self.sites.values(), *self._others.values()))
 
     # ---- the moved hook --------------------------------------------------------------------------------------------
 
