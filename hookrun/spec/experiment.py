@@ -90,6 +90,10 @@ class TaskKeys(Section):
         """The name of the task."""
         return self.task_name
 
+    def completed(self, hooks: Any) -> Any:
+        """The section `hooks`, with the keys that the task itself gives to a hook."""
+        return hooks
+
 
 class RunWeights(Section):
     """Weights that another run has trained.

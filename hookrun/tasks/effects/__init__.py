@@ -72,6 +72,14 @@ class EffectsTask(TaskOfOneSplit):
         """The metric without the hook is logged, which does not depend on the grid."""
         return {}
 
+    def completed(self, hooks: Any) -> Any:
+        """The hooks; the moved one has the first of the listed values of each key that it does not have itself."""
+        if not isinstance(hooks, Mapping) or not isinstance(body := hooks.get(self.hook), Mapping):
+            return hooks
+        listed = {key: values[0] for key, values in (self.over or {}).items() if isinstance(values, tuple)}
+        first = {key: value for key, value in listed.items() if key not in (MODULE, *body)}
+        return {**hooks, self.hook: {**body, **first}}
+
     def prepare(
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
     ) -> Prepared:
