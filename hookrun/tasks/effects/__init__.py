@@ -52,7 +52,11 @@ class EffectsTask(TaskOfOneSplit):
     metric: Entry | None = None
     tokens: TokensClause | None = None
     against: Against | None = None
-    method: Annotated[tuple[Method, ...], BeforeValidator(_listed), Field(min_length=1)] = (EXACT,)
+    method: Annotated[
+        tuple[Method, ...],
+        BeforeValidator(_listed, json_schema_input_type=Method | list[Method]),
+        Field(min_length=1),
+    ] = (EXACT,)
     placebo: Annotated[int, Field(strict=True, ge=0, le=MOST_REPEATS)] = 0
     seeds: Annotated[int, Field(strict=True, ge=1, le=MOST_REPEATS)] = 1
 
@@ -94,7 +98,16 @@ class EffectsTask(TaskOfOneSplit):
             prepared = super().prepare(first, trust=trust, cache=cache)
         except Refusal as error:
             raise type(error)([_of_one_metric(each) for each in error.errors], error.notes) from error
-        return with_grid(self, prepared)
+        return with_grid(
+            prepared,
+            str(self.hook),
+            self.over or {},
+            self.splits[0],
+            exact=EXACT in self.method,
+            gradient=GRADIENT in self.method,
+            placebos=self.placebo,
+            seeds=self.seeds,
+        )
 
     def _with_first_values(self, experiment: Experiment) -> Experiment:
         """The experiment with the first value of each axis in its hook. SpecError with the mistakes of the task."""
@@ -196,7 +209,7 @@ class EffectsTask(TaskOfOneSplit):
                 names.write(batch, output)
                 context.hooks.step()
         names.write_pictures()
-        effects = effects_of(self, prepared, cells)
+        effects = effects_of(prepared, cells, self.splits[0])
         write_effects(context.run_dir.path, effects)
         plain = effects["unedited"]
         context.conclude(

@@ -74,6 +74,11 @@ class Cells:
         self.values = nothing.repeat(len(jobs), 1)
         self.estimates = nothing.repeat(len(self._estimated), 1)
 
+    @property
+    def compares(self) -> bool:
+        """Whether there is another run to compare with."""
+        return self._against is not None
+
     # ---- saved states ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hookrun import data
 from hookrun.actions.fields import Meaning
@@ -19,13 +19,10 @@ from hookrun.runtime.tokens.calls import IDS, MASK
 from hookrun.spec import HookSpec, Settings
 from hookrun.tasks.effects.grid import Cell, Grid
 from hookrun.tasks.effects.moved import Job, Moved
-from hookrun.tasks.effects.over import varied
+from hookrun.tasks.effects.over import Over, varied
 from hookrun.tasks.effects.scout import Scouted, scouted
 from hookrun.tasks.run.prepare import EXAMPLE_BATCH, Prepared, as_call
 from hookrun.tasks.under_hooks import samples_of_a_pass
-
-if TYPE_CHECKING:
-    from hookrun.tasks.effects import EffectsTask
 
 EXACT, PLACEBO = "exact", "placebo"
 
@@ -47,61 +44,74 @@ class PreparedEffects(Prepared):
     moved: Moved
 
 
-def with_grid(task: EffectsTask, prepared: Prepared) -> PreparedEffects:
+def with_grid(
+    prepared: Prepared,
+    name: str,
+    over: Over,
+    split: Split,
+    *,
+    exact: bool,
+    gradient: bool,
+    placebos: int,
+    seeds: int,
+) -> PreparedEffects:
     """The prepared experiment with every cell of its grid, tried in one run of a copy of the model.
+
+    name:            of the hook that is moved
+    exact, gradient: how the cells are computed
+    placebos, seeds: how many jobs of either kind a cell has
 
     Raises CompileError with all mistakes found.
     """
     plan, model, info = prepared.plan, prepared.model, prepared.data
-    hook = next(each for each in plan.hooks if each.spec.name == task.hook)
+    hook = next(each for each in plan.hooks if each.spec.name == name)
     example = as_call(info.example(EXAMPLE_BATCH), model)
     seen = scouted(model, example, hook)
     found = Scouted() if isinstance(seen, str) else seen
-    runs = RunReferences.of(prepared.experiment, task.splits[0], info)
+    runs = RunReferences.of(prepared.experiment, split, info)
     grid = Grid(
-        task.over or {},
+        over,
         hook,
         model,
         found.shapes,
-        lambda: _longest(prepared.settings, task.splits[0], info),
+        lambda: _longest(prepared.settings, split, info),
         runs,
         plan.seed,
     )
-    moved = Moved(hook.spec.name)
     if grid.problems:
         raise CompileError(grid.problems)
-    trying = Moved(hook.spec.name)
+    trying = Moved(name)
     trying.trial = grid.cells
     prove(plan, model, example, training=False, backward=False, around=trying.around)
-    jobs = _jobs(task, grid, plan.seed)
+    jobs = _jobs(grid, plan.seed, placebos, seeds)
     if grid.problems:
         raise CompileError(grid.problems)
     sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
     line = f"{len(grid.cells):,} cells: {sizes}"
-    exact = [job for job in jobs if job.kind == EXACT]
+    moved = Moved(name)
     given = {name: value for name, value in vars(prepared).items() if name in Prepared.__dataclass_fields__}
     return PreparedEffects(
         **given | {"lines": (*prepared.lines, line), "around": moved.around},
         grid=grid,
-        jobs=tuple(jobs) if EXACT in task.method else (),
-        estimated=tuple(exact) if "gradient" in task.method else (),
+        jobs=tuple(jobs) if exact else (),
+        estimated=tuple(job for job in jobs if job.kind == EXACT) if gradient else (),
         scouted=found,
         moved=moved,
     )
 
 
-def _jobs(task: EffectsTask, grid: Grid, seed: int) -> list[Job]:
+def _jobs(grid: Grid, seed: int, count: int, seeds: int) -> list[Job]:
     """The jobs of each cell: one for each seed, and the placebos."""
     jobs, placebos = list[Job](), dict[int, PlannedHook | None]()
     for number, cell in enumerate(grid.cells):
-        for repeat in range(task.seeds):
+        for repeat in range(seeds):
             jobs.append(_job(EXACT, repeat, number, cell, cell.hook, seed))
-        if not task.placebo:
+        if not count:
             continue
         if id(cell.hook) not in placebos:
             placebos[id(cell.hook)] = grid.planned(_of_others(cell.hook.spec), cell.hook)
         if (hook := placebos[id(cell.hook)]) is not None:
-            jobs += [_job(PLACEBO, repeat, number, cell, hook, seed) for repeat in range(task.placebo)]
+            jobs += [_job(PLACEBO, repeat, number, cell, hook, seed) for repeat in range(count)]
     return jobs
 
 

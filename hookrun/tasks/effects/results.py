@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from hookrun.data import Split
 from hookrun.store.effects import (
     CLEAN,
     CLEAN_OF_SAMPLES,
@@ -25,19 +25,17 @@ from hookrun.tasks.effects.cells import Cells
 from hookrun.tasks.effects.moved import Job
 from hookrun.tasks.effects.prepared import PreparedEffects
 
-if TYPE_CHECKING:
-    from hookrun.tasks.effects import EffectsTask
 
-
-def effects_of(task: EffectsTask, prepared: PreparedEffects, cells: Cells) -> Effects:
+def effects_of(prepared: PreparedEffects, cells: Cells, split: Split) -> Effects:
     """The means over samples, in the order of the axes."""
     metric, grid = prepared.metrics[0], prepared.grid
 
     def shown(values: Tensor) -> Tensor:
         return values.clone().apply_(metric.shown)
 
-    def placed(jobs: Sequence[Job], values: Tensor, kind: str, repeats: int) -> Tensor:
+    def placed(jobs: Sequence[Job], values: Tensor, kind: str) -> Tensor:
         """[repeats, *cells, samples]; NaN where there is no job."""
+        repeats = 1 + max((job.number for job in jobs if job.kind == kind), default=-1)
         whole = torch.full((repeats, *grid.sizes, values.shape[-1]), torch.nan, dtype=torch.float64)
         for job, row in zip(jobs, values, strict=True):
             if job.kind == kind:
@@ -47,21 +45,21 @@ def effects_of(task: EffectsTask, prepared: PreparedEffects, cells: Cells) -> Ef
     plain = shown(cells.plain.nanmean())
     tensors = {PLAIN: plain, PLAIN_OF_SAMPLES: shown(cells.plain)}
     if prepared.jobs:
-        exact = placed(prepared.jobs, cells.values, EXACT, task.seeds)
+        exact = placed(prepared.jobs, cells.values, EXACT)
         of_seeds = shown(exact.nanmean(-1))
         tensors |= {EXACT: of_seeds.mean(0), OF_SAMPLES: shown(exact).mean(0)}
-        tensors |= {SEEDS: of_seeds} if task.seeds > 1 else {}
-    if task.placebo:
-        tensors[PLACEBO] = shown(placed(prepared.jobs, cells.values, PLACEBO, task.placebo).nanmean(-1))
+        tensors |= {SEEDS: of_seeds} if len(of_seeds) > 1 else {}
+    placebo = placed(prepared.jobs, cells.values, PLACEBO)
+    tensors |= {PLACEBO: shown(placebo.nanmean(-1))} if len(placebo) else {}
     if prepared.estimated:
-        changes = placed(prepared.estimated, cells.estimates, EXACT, task.seeds).nanmean(-1)
+        changes = placed(prepared.estimated, cells.estimates, EXACT).nanmean(-1)
         tensors[GRADIENT] = shown(cells.plain.nanmean() + changes).mean(0)
-    if task.against is not None:
+    if cells.compares:
         clean = shown(cells.clean.nanmean())
         tensors |= {
             RESTORED: (tensors[EXACT] - plain) / (clean - plain),
             CLEAN: clean,
             CLEAN_OF_SAMPLES: shown(cells.clean),
         }
-    about = {"hook": str(task.hook), "metric": metric.name, "split": task.split}
+    about = {"hook": prepared.moved.name, "metric": metric.name, "split": split}
     return Effects(tensors, grid.labels, range(len(cells.plain)), about)
