@@ -160,8 +160,6 @@ def _figures(effects: Effects, grid: Grid, metric: str, links: list[str], said: 
         estimate = effects[GRADIENT].double().numpy()
         note = said if exact is None else _agreement(exact, estimate)
         figures.append(grid.draw(f"{metric}, estimated from the gradient", estimate, links, note))
-        if exact is not None:
-            figures.append(_against(exact.reshape(-1), estimate.reshape(-1), metric))
     if OF_SAMPLES in effects and len(effects.samples) > 1:
         values = effects[OF_SAMPLES].double()
         spread = (values - values.nanmean(-1, keepdim=True)).square().nanmean(-1).sqrt()
@@ -178,16 +176,6 @@ def _agreement(exact: Array, estimate: Array) -> str:
     if both.sum() < 2 or not x[both].std() or not y[both].std():
         return ""
     return f"correlation with the exact values: {np.corrcoef(x[both], y[both])[0, 1]:.3f}"
-
-
-def _against(exact: Array, estimate: Array, metric: str) -> Figure:
-    order = np.argsort(exact)
-    xs, ys = exact[order].tolist(), estimate[order].tolist()
-    there = [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(x)]
-    points = Series("a cell", [x for x, _ in there], [y for _, y in there], dots=True)
-    ends = [there[0][0], there[-1][0]] if there else []
-    equal = Series("equal", ends, ends, thin=True)
-    return lines("exact and estimated", [points, equal], x=f"{metric}, exact", y="estimated")
 
 
 def _placebo(exact: Array, placebo: Array, grid: Grid, metric: str) -> Figure:

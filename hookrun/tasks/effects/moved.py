@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -148,23 +148,18 @@ class Moved:
         held = list[Tensor]()
 
         def copied(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-                return leaf
-            held.append(leaf.clone() if leaf.requires_grad else leaf.detach().clone().requires_grad_())
-            return held[-1].clone()  # what follows may write into it
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                held.append(leaf.clone() if leaf.requires_grad else leaf.detach().clone().requires_grad_())
+                return held[-1]
+            return leaf
 
-        passed = rebuild(value, copied)
-        tensors = iter(held)
-        plain = rebuild(
-            value,
-            lambda leaf: (
-                next(tensors).detach() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-            ),
-        )
+        own = rebuild(value, copied)
+        plain = rebuild(own, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
         passes = site.clock.passes
         of_pass = None if passes is None else passes.current
         self.kept.append(Activation(site.path, plain, held, of_pass, site.call))
-        return passed
+        # what follows may write into it
+        return rebuild(own, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
     # ---- other hooks -----------------------------------------------------------------------------------------------
 
@@ -188,80 +183,50 @@ class Moved:
         """The value after each op has run on its copy."""
         if len(ops) == 1:
             return ops[0](value) if ops[0] is not None else value
-        split = Split(value, len(ops), self._rows.get(id(site), set()))
+        olds = parts_of(value, len(ops), self._rows.get(id(site), set()))
         run = site.calls.run if site.calls is not None else None
         drawn = None if run is None else run.drawn.copy()
-        for number, op in enumerate(ops):
-            if op is None:
-                continue
+        news = list[Any]()
+        for op, old in zip(ops, olds, strict=True):
             if run is not None and drawn is not None:  # each copy draws what a pass of its own would draw
                 run.drawn.clear()
                 run.drawn.update(drawn)
-            split.put(number, op(split.part(number)))
-        return split.whole()
+            news.append(old if op is None else op(old))
+        return _joined(value, olds, news)
 
 
-@dataclass
-class Split:
-    """A value whose tensors hold one part after the other along the first dimension. CannotSplit if they do not.
+def parts_of(value: Any, parts: int, rows: set[int]) -> list[Any]:
+    """The value for each copy of the batch. CannotSplit if its tensors do not hold one part after the other.
 
-    rows: the sizes of the first dimension that a tensor of one part may have
+    rows: the sizes of the first dimension that a tensor for one copy may have
     """
+    pieces = [_pieces(leaf, parts, rows) for leaf in members(value)]
+    return [_with(value, own) for own in (zip(*pieces, strict=True) if pieces else [()] * parts)]
 
-    value: Any
-    parts: int
-    rows: set[int]
-    _new: dict[int, list[Any]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._leaves = members(self.value)
-        self._split = [self._grows(leaf) for leaf in self._leaves]
+def _pieces(leaf: Any, parts: int, rows: set[int]) -> Sequence[Any]:
+    """The part of a tensor for each copy; a tensor that is the same for all of them, and what is not a tensor."""
+    if not isinstance(leaf, Tensor) or not leaf.dim() or not rows:
+        return [leaf] * parts
+    one, several = leaf.shape[0] in rows, leaf.shape[0] % parts == 0 and leaf.shape[0] // parts in rows
+    if one == several:
+        raise CannotSplit(f"a tensor of shape {list(leaf.shape)} for {parts} copies of the batch")
+    return leaf.chunk(parts) if several else [leaf] * parts
 
-    def _grows(self, leaf: Any) -> bool:
-        if not isinstance(leaf, Tensor) or not leaf.dim():
-            return False
-        rows, rest = divmod(leaf.shape[0], self.parts)
-        one, several = leaf.shape[0] in self.rows, not rest and rows in self.rows
-        if one == several:
-            raise CannotSplit(f"a tensor of shape {list(leaf.shape)} for {self.parts} copies of the batch")
-        return several
 
-    def part(self, number: int) -> Any:
-        """One part of the value."""
-        parts = iter(
-            [
-                self._part(leaf, number) if split else leaf
-                for leaf, split in zip(self._leaves, self._split, strict=True)
-            ]
-        )
-        own = list(parts)
-        self._new[number] = own
-        news = iter(own)
-        return rebuild(self.value, lambda leaf: next(news))
+def _joined(value: Any, olds: Sequence[Any], news: Sequence[Any]) -> Any:
+    """The value with the new parts, each the same object as the old one where nothing has changed."""
+    columns = zip(*map(members, olds), strict=True), zip(*map(members, news), strict=True)
+    leaves = list[Any]()
+    for leaf, before, after in zip(members(value), *columns, strict=True):
+        changed = any(new is not old for new, old in zip(after, before, strict=True))
+        if changed and before[0] is leaf:
+            raise CannotSplit("a tensor that all copies of the batch share would change")
+        leaves.append(torch.cat(after) if changed else leaf)
+    return _with(value, leaves)
 
-    def _part(self, leaf: Tensor, number: int) -> Tensor:
-        rows = leaf.shape[0] // self.parts
-        return leaf[number * rows : (number + 1) * rows]
 
-    def put(self, number: int, new: Any) -> None:
-        """Replace one part by what an op made of it."""
-        olds, news = self._new[number], members(new)
-        for place, (old, leaf, split) in enumerate(zip(olds, news, self._split, strict=True)):
-            if leaf is not old and not split:
-                raise CannotSplit("a tensor that all copies of the batch share would change")
-            olds[place] = None if leaf is old else leaf
-
-    def whole(self) -> Any:
-        """The value with its new parts."""
-        changed = list[Any]()
-        for place, leaf in enumerate(self._leaves):
-            news = {number: own[place] for number, own in self._new.items() if own[place] is not None}
-            if not self._split[place] or not news:
-                changed.append(leaf)
-                continue
-            parts = [news.get(number) for number in range(self.parts)]
-            changed.append(
-                torch.cat([self._part(leaf, n) if part is None else part for n, part in enumerate(parts)])
-            )
-        leaves = iter(changed)
-        return rebuild(self.value, lambda leaf: next(leaves))
+def _with(value: Any, leaves: Iterable[Any]) -> Any:
+    """The value with other members that are not containers."""
+    rest = iter(leaves)
+    return rebuild(value, lambda leaf: next(rest))

@@ -14,9 +14,9 @@ from hookrun.errors import HookrunError
 from hookrun.hook_types import FORWARD, FORWARD_PRE
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.run_values import computable
-from hookrun.tasks.effects.moved import Split
+from hookrun.tasks.effects.moved import parts_of
 from hookrun.tasks.metrics.measuring import Measuring
-from hookrun.tasks.metrics.metrics import LOSS
+from hookrun.tasks.metrics.metrics import LOSS, PERPLEXITY
 from hookrun.tasks.metrics.rows import BatchRows, RowPart, main_tensor, own_token_scores
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.prepare import Prepared
@@ -82,8 +82,7 @@ class Reading:
         source = self._source
         assert source is not None
         if source.samples is None:
-            split = Split(output, copies, self._sizes) if copies > 1 else None
-            return [output] if split is None else [split.part(number) for number in range(copies)]
+            return parts_of(output, copies, self._sizes) if copies > 1 else [output]
         scores = own_token_scores(output)
         assert scores is not None  # else the rows could not have been chosen
         if self._head is not None and not whole:
@@ -95,12 +94,15 @@ class Reading:
         source = self._source
         assert source is not None
         if source.samples is None:
-            return self._of_samples(copy, source)
+            return self._shown(self._of_samples(copy, source))
         column = self._of_tokens(copy, source)
         places = source.samples.to(column.device)
         sums = column.new_zeros(len(self._batch.ids)).index_add(0, places, column)
         counts = column.new_zeros(len(self._batch.ids)).index_add(0, places, torch.ones_like(column))
-        return sums / counts
+        return self._shown(sums / counts)
+
+    def _shown(self, values: Tensor) -> Tensor:
+        return values.exp() if self.metric.name == PERPLEXITY else values
 
     def _of_tokens(self, scores: Tensor, source: BatchRows) -> Tensor:
         assert source.samples is not None

@@ -28,10 +28,7 @@ from hookrun.tasks.effects.prepared import PreparedEffects
 
 def effects_of(prepared: PreparedEffects, cells: Cells, split: Split) -> Effects:
     """The means over samples, in the order of the axes."""
-    metric, grid = prepared.metrics[0], prepared.grid
-
-    def shown(values: Tensor) -> Tensor:
-        return values.clone().apply_(metric.shown)
+    grid = prepared.grid
 
     def placed(jobs: Sequence[Job], values: Tensor, kind: str) -> Tensor:
         """[repeats, *cells, samples]; NaN where there is no job."""
@@ -42,24 +39,24 @@ def effects_of(prepared: PreparedEffects, cells: Cells, split: Split) -> Effects
                 whole[job.number, *grid.cells[job.cell].place] = row
         return whole
 
-    plain = shown(cells.plain.nanmean())
-    tensors = {PLAIN: plain, PLAIN_OF_SAMPLES: shown(cells.plain)}
+    plain = cells.plain.nanmean()
+    tensors = {PLAIN: plain, PLAIN_OF_SAMPLES: cells.plain}
     if prepared.jobs:
         exact = placed(prepared.jobs, cells.values, EXACT)
-        of_seeds = shown(exact.nanmean(-1))
-        tensors |= {EXACT: of_seeds.mean(0), OF_SAMPLES: shown(exact).mean(0)}
+        of_seeds = exact.nanmean(-1)
+        tensors |= {EXACT: of_seeds.mean(0), OF_SAMPLES: exact.mean(0)}
         tensors |= {SEEDS: of_seeds} if len(of_seeds) > 1 else {}
     placebo = placed(prepared.jobs, cells.values, PLACEBO)
-    tensors |= {PLACEBO: shown(placebo.nanmean(-1))} if len(placebo) else {}
+    tensors |= {PLACEBO: placebo.nanmean(-1)} if len(placebo) else {}
     if prepared.estimated:
         changes = placed(prepared.estimated, cells.estimates, EXACT).nanmean(-1)
-        tensors[GRADIENT] = shown(cells.plain.nanmean() + changes).mean(0)
+        tensors[GRADIENT] = cells.plain.nanmean() + changes.mean(0)
     if cells.compares:
-        clean = shown(cells.clean.nanmean())
+        clean = cells.clean.nanmean()
         tensors |= {
             RESTORED: (tensors[EXACT] - plain) / (clean - plain),
             CLEAN: clean,
-            CLEAN_OF_SAMPLES: shown(cells.clean),
+            CLEAN_OF_SAMPLES: cells.clean,
         }
-    about = {"hook": prepared.moved.name, "metric": metric.name, "split": split}
+    about = {"hook": prepared.moved.name, "metric": prepared.metrics[0].name, "split": split}
     return Effects(tensors, grid.labels, range(len(cells.plain)), about)
