@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from hookrun.errors import CheckFailed, spec_error
-from hookrun.run_values import CaptureRows, RunReferences
-from hookrun.runtime.tokens.calls import DECODER_IDS, parameters_of
+from hookrun.errors import spec_error
+from hookrun.run_values import RunReferences
 from hookrun.store.states.files import SECONDS
 from hookrun.tasks.effects.moved import Activation, Job
 from hookrun.tasks.effects.prepared import PreparedEffects
@@ -28,6 +28,7 @@ MOST_NUMBERS = {"cpu": 2**20}
 """Device type -> how many numbers the largest activation of a pass may have, over all copies; see `copies`."""
 ON_ACCELERATORS = 2**27
 MOST_COPIES = 64
+_SAVED = ("plain", "clean", "values", "estimates")
 
 
 class Cells:
@@ -53,20 +54,11 @@ class Cells:
         entries = [self._replay.entry(job.paths) for job in jobs]
         order = sorted(range(len(jobs)), key=lambda number: self._replay.order(entries[number]))
         self._groups = [(entry, list(numbers)) for entry, numbers in groupby(order, key=entries.__getitem__)]
-        of_tokens = context.prepared.data.tokenizer is not None
-        of_tokens = of_tokens and DECODER_IDS not in parameters_of(context.model)
-        head = usable_head(context.prepared.plan, scouted.head) if of_tokens else None
-        modules = dict(context.model.named_modules())
-        self._reading = Reading(
-            context.prepared,
-            context.measuring,
-            None if head is None else modules[head],
-        )
-        self._largest = scouted.largest
-        self._against = (
-            None if against is None else RunReferences.of(context.prepared.experiment).open(against)
-        )
-        self._predicted: CaptureRows | None = None
+        head = usable_head(prepared, scouted.head)
+        unembed = None if head is None else context.model.get_submodule(head)
+        self._reading = Reading(prepared, context.measuring, unembed)
+        self._largest = scouted.largest if head is not None else max(scouted.largest, scouted.scores)
+        self._against = None if against is None else RunReferences.of(prepared.experiment).open(against)
         self._together = dict[str, bool]()
         self._done, self._recorded = 0, False
         nothing = torch.full((samples,), torch.nan, dtype=torch.float64)
@@ -83,17 +75,12 @@ class Cells:
 
     def state_dict(self) -> dict[str, Any]:
         """The values so far, and the position within the batch."""
-        names = ("plain", "clean", "values", "estimates")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "together": dict(self._together),
-            "done": self._done,
-            "recorded": self._recorded,
-        }
+        position = {"together": dict(self._together), "done": self._done, "recorded": self._recorded}
+        return {name: getattr(self, name) for name in _SAVED} | position
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
-        for name in ("plain", "clean", "values", "estimates"):
+        for name in _SAVED:
             getattr(self, name).copy_(state[name])
         self._together = dict(state["together"])
         self._done, self._recorded = state["done"], state["recorded"]
@@ -110,11 +97,9 @@ class Cells:
         moved.new_batch()
         generators, before = generator_states(python=False), self._places()
         moved.reached, moved.records = self._replay.reach, not self._recorded
-        try:
-            with self._replay.storing():
-                output = self._forward(batch, 1)
-        finally:
-            moved.reached, moved.records = None, False
+        with self._replay.storing(), context.hooks.uncounted() if self._recorded else nullcontext():
+            output = self._forward(batch, 1)
+        moved.reached, moved.records = None, False
         self._reading.see(output)
         (plain,) = self._reading.copies_of(output, 1)
         ids = batch.ids
@@ -168,8 +153,6 @@ class Cells:
                 fits = not unknown or same(copies[-1], plain)
                 if unknown and (not fits or any(not same(copy, plain) for copy in copies[:-1])):
                     self._together[entry] = fits
-            except (KeyboardInterrupt, CheckFailed):
-                raise
             except Exception:  # whatever the model's own code raises for more rows than the batch has
                 fits = self._together[entry] = False
             if fits:
@@ -183,13 +166,12 @@ class Cells:
 
     def _run(self, batch: Batch, blocks: Sequence[Job | None], entry: str | None) -> list[Any]:
         """One pass with a copy of the batch for each job; what the metric is computed from, for each."""
-        moved, copies = self._moved, len(blocks)
-        moved.blocks = blocks
+        copies, self._moved.blocks = len(blocks), blocks
         try:
             with self._replay.from_entry(entry, copies):
                 return self._reading.copies_of(self._forward(batch, copies), copies)
         finally:
-            moved.blocks = (None,)
+            self._moved.blocks = (None,)
 
     def _forward(self, batch: Batch, copies: int) -> Any:
         """The model's output for copies of the batch, one after the other."""
@@ -217,9 +199,8 @@ class Cells:
     def _predictions(self, batch: Batch) -> Any:
         """The scores of the other run for the samples of the batch."""
         assert self._against is not None
-        if self._predicted is None:
-            self._predicted = predicted_rows(self._against, batch.split)
-        return self._predicted.of(batch.ids, Generator()).to(batch.target.device)
+        rows = predicted_rows(self._against, batch.split)
+        return rows.of(batch.ids, Generator()).to(batch.target.device)
 
     # ---- random numbers --------------------------------------------------------------------------------------------
 
@@ -238,7 +219,7 @@ class Cells:
         moved, reading = self._moved, self._reading
         moved.kept = kept = list[Activation]()
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), self._context.hooks.uncounted():
                 (copy,) = reading.copies_of(self._forward(batch, 1), 1)
                 total = reading.values(copy).nansum()
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -19,6 +19,7 @@ from hookrun.run_values import RunReferences
 from hookrun.runtime.part import HeadsPart
 from hookrun.spec import Spec
 from hookrun.tasks.effects.over import (
+    AT,
     EACH,
     HEADS,
     INDEX,
@@ -27,29 +28,32 @@ from hookrun.tasks.effects.over import (
     WHERE,
     Over,
     Window,
-    channel_of,
-    heads_of,
     index_of,
-    tokens_of,
     varied,
 )
 
 MOST_CELLS = 1_000_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Axis:
     """One key of `over`.
 
     labels: what each value is called
     values: as the hook takes them; of `module` the paths of the modules that are hooked together
-    reach:  path of a module -> how many of the values it has; a path that is not named has all of them
+    ends:   how many heads or channels a module must have for each value
+    counts: path of a module -> how many it has; the others have as many as needed
     """
 
     key: str
     labels: tuple[Any, ...]
     values: tuple[Any, ...]
-    reach: Mapping[str, int]
+    ends: tuple[int, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def has(self, number: int, paths: Sequence[str]) -> bool:
+        """Whether the modules have the value with this number."""
+        return all(self.ends[number] <= self.counts[path] for path in paths if path in self.counts)
 
 
 @dataclass(frozen=True)
@@ -88,9 +92,9 @@ class Grid:
         self._hook, self._model, self._runs, self._seed = hook, model, runs, seed
         self._shapes, self._tokens = shapes, tokens
         self._paths = tuple(match.path for match in hook.matches)
-        self.axes = [axis for key, values in over.items() if (axis := self._axis(key, values)) is not None]
+        self.axes = [self._axis(key, values) for key, values in over.items()]
         self.sizes = tuple(len(axis.labels) for axis in self.axes)
-        self.cells = [] if self.problems or self._is_large() else self._cells()
+        self.cells = self._cells()
 
     @property
     def labels(self) -> dict[str, list[Any]]:
@@ -104,9 +108,9 @@ class Grid:
         self.problems += wrong
         if wrong:
             return None
-        named = [each for clause in filter(None, [spec.keys.tokens]) for each in clause.filters]
-        reads = any(True for each in named for _ in each.texts)
-        if not reads and spec.action.outside_values() == base.spec.action.outside_values():
+        filters = () if spec.keys.tokens is None else spec.keys.tokens.filters
+        names_texts = any(True for each in filters for _ in each.texts)
+        if not names_texts and spec.action.outside_values() == base.spec.action.outside_values():
             return replace(base, spec=spec)
         plan, wrong = resolve(Spec((spec,), self._seed), self._model, self._runs)
         self.problems += wrong
@@ -114,70 +118,49 @@ class Grid:
 
     # ---- axes ------------------------------------------------------------------------------------------------------
 
-    def _axis(self, key: str, values: Any) -> Axis | None:
+    def _axis(self, key: str, values: Any) -> Axis:
         if isinstance(values, tuple):
-            return (
-                self._modules(values) if key == MODULE else Axis(key, tuple(map(_label, values)), values, {})
-            )
+            return Axis(key, tuple(map(_label, values)), self._modules(values) if key == MODULE else values)
         if key == MODULE:
-            return self._neighbours(values)
-        if key == TOKENS:
-            return self._counted(key, values, self._tokens(), tokens_of)
-        if not self._shapes:
-            text = "the model cannot be run beforehand, so what there is cannot be counted"
+            groups = tuple(self._paths[start:end] for start, end in _runs(values, len(self._paths)))
+            return Axis(key, tuple(":".join(dict.fromkeys((each[0], each[-1]))) for each in groups), groups)
+        if key == INDEX and values != EACH:
+            return self._windows(values)
+        counts = (
+            {"": self._tokens()} if key == TOKENS else self._heads() if key == HEADS else self._channels()
+        )
+        runs = _runs(values, max(counts.values(), default=0))
+        if not runs:
+            text = "there is nothing to count: the model, or its data, does not show how many there are"
             self.problems.append(Problem(f"{WHERE}.{key}", text, "list the values: [0, 1, 2]"))
-            return None
-        if key == HEADS:
-            return self._with_reach(key, values, self._heads(), heads_of)
-        if values == EACH:
-            channels = {path: shape[1] if len(shape) > 1 else 0 for path, shape in self._shapes.items()}
-            return self._with_reach(key, values, channels, lambda start, _: channel_of(start))
-        return self._windows(values)
+        labels = (start if values == EACH else f"{start}:{end}" for start, end in runs)
+        ends = tuple(end for _, end in runs)
+        return Axis(
+            key,
+            tuple(labels),
+            tuple(AT[key](start, end - start) for start, end in runs),
+            ends,
+            {} if key == TOKENS else counts,
+        )
 
-    def _modules(self, values: Sequence[Any]) -> Axis:
-        """A label for each member of the list: a module, or a selector of several that are hooked together."""
+    def _modules(self, values: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
+        """The modules of each member of the list: a path, or a selector of several that are hooked together."""
         names, groups = ModelNames(self._model), list[tuple[str, ...]]()
         for number, selector in enumerate(values):
             spec, wrong = varied(self._hook.spec, {MODULE: selector}, f".{number}")
             self.problems += wrong
             groups.append(() if wrong else tuple(names.select(spec)))
-        return Axis(MODULE, tuple(map(_label, values)), tuple(groups), {})
+        return tuple(groups)
 
-    def _neighbours(self, values: Any) -> Axis:
-        if values == EACH:
-            return Axis(MODULE, self._paths, tuple((path,) for path in self._paths), {})
-        (size,), starts = values.window, values.starts(0, len(self._paths))
-        groups = tuple(self._paths[start : start + size] for start in starts)
-        return Axis(MODULE, tuple(map(_run_of, groups)), groups, {})
-
-    def _counted(self, key: str, values: Any, count: int, at: Callable[[int, int], Any]) -> Axis:
-        if values == EACH:
-            return Axis(key, tuple(range(count)), tuple(at(start, 1) for start in range(count)), {})
-        (size,), starts = values.window, values.starts(0, count)
-        ends = [min(start + size, count) for start in starts]
-        runs = list(zip(starts, ends, strict=True))
-        return Axis(
-            key,
-            tuple(f"{start}:{end}" for start, end in runs),
-            tuple(at(start, end - start) for start, end in runs),
-            {},
-        )
-
-    def _with_reach(
-        self, key: str, values: Any, counts: Mapping[str, int], at: Callable[[int, int], Any]
-    ) -> Axis:
-        """An axis as long as the module with the most needs; other modules have a part of it."""
-        axis = self._counted(key, values, max(counts.values(), default=0), at)
-        if values == EACH or len(set(counts.values())) < 2:
-            return replace(axis, reach=counts if values == EACH else {})
-        text = f"the modules have different numbers of {key}: {sorted(set(counts.values()))}"
-        self.problems.append(Problem(f"{WHERE}.{key}", text, "use each, or a list"))
-        return axis
+    def _channels(self) -> dict[str, int]:
+        return {path: shape[1] if len(shape) > 1 else 0 for path, shape in self._shapes.items()}
 
     def _heads(self) -> dict[str, int]:
         """Path -> how many heads its value has."""
         keys, counts = self._hook.spec.keys, dict[str, int]()
         assert keys.heads is not None  # the hook has the first value of each axis
+        if not self._shapes:
+            return {path: known.counts[0] for path, known in self._hook.heads.items()}
         for path, shape in self._shapes.items():
             part = HeadsPart(keys.heads, self._hook.heads[path], 1)
             try:
@@ -188,60 +171,52 @@ class Grid:
 
     def _windows(self, values: Window) -> Axis:
         """Windows over the last dimensions of the value."""
-        dims, where = len(values.window), f"{WHERE}.{INDEX}"
-        ends = {tuple(shape[-dims:]) for shape in self._shapes.values()}
-        if len(ends) > 1 or len(next(iter(ends))) < dims:
+        dims = len(values.window)
+        sizes = {tuple(shape[-dims:]) for shape in self._shapes.values() if len(shape) >= dims}
+        if len(sizes) != 1:
             text = f"the values have the shapes {[list(shape) for shape in self._shapes.values()]}"
-            self.problems.append(
-                Problem(where, text, f"windows need the same last {dims} dimensions: list them")
-            )
-            return Axis(INDEX, (), (), {})
-        sizes = next(iter(ends))
-        places = product(*(values.starts(dim, size) for dim, size in enumerate(sizes)))
-        texts = tuple(
-            index_of(start, [min(w, end - s) for w, s, end in zip(values.window, start, sizes, strict=True)])
-            for start in places
-        )
-        return Axis(INDEX, texts, texts, {})
+            hint = f"windows need the same last {dims} dimensions everywhere: list the values"
+            self.problems.append(Problem(f"{WHERE}.{INDEX}", text, hint))
+            return Axis(INDEX, (), ())
+        runs = [_runs(values, size, dim) for dim, size in enumerate(sizes.pop())]
+        texts = tuple(map(index_of, product(*runs)))
+        return Axis(INDEX, texts, texts)
 
     # ---- cells -----------------------------------------------------------------------------------------------------
 
-    def _is_large(self) -> bool:
-        count = math.prod(self.sizes)
-        if count > MOST_CELLS:
-            self.problems.append(
-                Problem(WHERE, f"spans {count:,} cells, at most {MOST_CELLS:,} are possible")
-            )
-        return count > MOST_CELLS
-
     def _cells(self) -> list[Cell]:
-        """A cell for each place, but for places beyond the reach of one of its modules."""
-        hooks, cells = dict[tuple[int, ...], PlannedHook | None](), list[Cell]()
-        others = [number for number, axis in enumerate(self.axes) if axis.key != MODULE]
+        """A cell for each place that its modules have."""
+        if (count := math.prod(self.sizes)) > MOST_CELLS:
+            text = f"spans {count:,} cells, at most {MOST_CELLS:,} are possible"
+            self.problems.append(Problem(WHERE, text))
+        if self.problems:
+            return []
+        hooks, cells = dict[tuple[Any, ...], PlannedHook | None](), list[Cell]()
         for place in product(*map(range, self.sizes)):
-            paths = self._paths
-            for axis, number in zip(self.axes, place, strict=True):
-                paths = axis.values[number] if axis.key == MODULE else paths
-            at = tuple(place[number] for number in others)
-            reached = (
-                place[number] < self.axes[number].reach.get(path, math.inf)
-                for number in others
-                for path in paths
-            )
-            if not all(reached):
+            at = dict(zip(self.axes, place, strict=True))
+            paths = next((axis.values[n] for axis, n in at.items() if axis.key == MODULE), self._paths)
+            if not all(axis.has(n, paths) for axis, n in at.items()):
                 continue
-            if at not in hooks:
-                values = {self.axes[n].key: self.axes[n].values[place[n]] for n in others}
-                hooks[at] = self.planned(values)
-            if (hook := hooks[at]) is not None:
+            others = {axis.key: n for axis, n in at.items() if axis.key != MODULE}
+            key = tuple(others.values())
+            if key not in hooks:
+                hooks[key] = self.planned(
+                    {axis.key: axis.values[n] for axis, n in at.items() if axis.key in others}
+                )
+            if (hook := hooks[key]) is not None:
                 cells.append(Cell(place, paths, hook))
         return cells
+
+
+def _runs(values: Any, count: int, dim: int = 0) -> list[tuple[int, int]]:
+    """(start, end) of each value: one after the other, or windows of which the last may be cut off."""
+    if values == EACH:
+        return [(start, start + 1) for start in range(count)]
+    size, stride = values.window[dim], values.stride[dim % len(values.stride)]
+    starts = range(0, max(count - size, 0) + stride, stride) if count > size else range(min(count, 1))
+    return [(start, min(start + size, count)) for start in starts]
 
 
 def _label(value: Any) -> Any:
     """A value as a label: numbers and texts as they are, others as text."""
     return value if isinstance(value, int | float | str) and not isinstance(value, bool) else str(value)
-
-
-def _run_of(paths: Sequence[str]) -> str:
-    return paths[0] if len(paths) == 1 else f"{paths[0]}:{paths[-1]}"

@@ -5,7 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -43,11 +43,6 @@ class Window(Section):
 
     window: Sizes
     stride: Sizes = (1,)
-
-    def starts(self, dim: int, size: int) -> range:
-        """Where windows along one dimension of this size start; the last one may be cut off by its end."""
-        window, stride = self.window[dim], self.stride[dim % len(self.stride)]
-        return range(0, max(size - window, 0) + stride, stride) if size > window else range(1)
 
 
 def _values(raw: Any) -> Any:
@@ -89,10 +84,9 @@ def first_value(key: str, values: Any) -> Any:
         return list(values) if key == MODULE else values[0]
     if key == HEADS:
         return heads_of(0, 1)
-    window = values.window if isinstance(values, Window) else ()
     if key == TOKENS:
-        return tokens_of(0, *window)
-    return index_of([0] * len(window), window) if window else channel_of(0)
+        return tokens_of(0, 1 if values == EACH else values.window[0])
+    return channel_of(0) if values == EACH else index_of((0, size) for size in values.window)
 
 
 def heads_of(start: int, count: int) -> list[int]:
@@ -100,20 +94,23 @@ def heads_of(start: int, count: int) -> list[int]:
     return list(range(start, start + count))
 
 
-def tokens_of(start: int, count: int = 1) -> dict[str, Any]:
+def tokens_of(start: int, count: int) -> dict[str, Any]:
     """Neighbouring positions; a sample that is shorter is left as it is."""
     return {"position": start if count == 1 else f"{start}:{start + count}", "missing": "skip"}
 
 
-def index_of(starts: Any, window: Any) -> str:
-    """A window over the last dimensions."""
-    bounds = [f"{start}:{start + size}" for start, size in zip(starts, window, strict=True)]
-    return ", ".join(["...", *bounds])
+def index_of(bounds: Iterable[tuple[int, int]]) -> str:
+    """A window over the last dimensions: (start, end) along each."""
+    return ", ".join(["...", *(f"{start}:{end}" for start, end in bounds)])
 
 
-def channel_of(number: int) -> str:
+def channel_of(number: int, count: int = 1) -> str:
     """One position of the second dimension: a channel, a feature."""
     return f":, {number}"
+
+
+AT: Mapping[str, Callable[[int, int], Any]] = {HEADS: heads_of, TOKENS: tokens_of, INDEX: channel_of}
+"""Key -> (start, count) -> the value of the hook's key for so many neighbours."""
 
 
 def varied(hook: HookSpec, values: Mapping[str, Any], place: str = "") -> tuple[HookSpec, list[Problem]]:

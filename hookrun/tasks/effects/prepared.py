@@ -87,7 +87,7 @@ def with_grid(
     if grid.problems:
         raise CompileError(grid.problems)
     sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
-    line = f"{len(grid.cells):,} cells: {sizes}"
+    line = f"{len(grid.cells):,} cells: {sizes}; the plan shows the first value of each"
     moved = Moved(name)
     given = {name: value for name, value in vars(prepared).items() if name in Prepared.__dataclass_fields__}
     return PreparedEffects(

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
-from hookrun.hook_types import FORWARD, FORWARD_PRE
-from hookrun.plan.plan import ResolvedPlan
+from hookrun.hook_types import FORWARD_PRE
 from hookrun.run_values import computable
+from hookrun.runtime.tokens.calls import DECODER_IDS, parameters_of
 from hookrun.tasks.effects.moved import parts_of
 from hookrun.tasks.metrics.measuring import Measuring
 from hookrun.tasks.metrics.metrics import LOSS, PERPLEXITY
@@ -30,7 +30,7 @@ class Reading:
           None: the model's whole output is computed
     """
 
-    def __init__(self, prepared: Prepared, measuring: Measuring, head: nn.Linear | None) -> None:
+    def __init__(self, prepared: Prepared, measuring: Measuring, head: nn.Module | None) -> None:
         self.metric = prepared.metrics[0]
         self._loss, self._measuring, self._head = prepared.loss, measuring, head
         self._source: BatchRows | None = None
@@ -40,7 +40,7 @@ class Reading:
         """Set the batch; `others` is the output without hooks, if the metric compares with it."""
         self._batch, self._others, self._source = batch, others, None
         if self._head is not None:
-            shape = (*batch.target.shape, self._head.out_features)
+            shape = (*batch.target.shape, next(self._head.parameters()).shape[0])
             self._choose(torch.empty(1, 1, 1, device=batch.target.device).expand(shape))
 
     def see(self, output: Any) -> None:
@@ -152,16 +152,17 @@ def _row(rows: int, number: int, leaf: Any) -> Any:
     return computable(own) if own.is_floating_point() else own
 
 
-def usable_head(plan: ResolvedPlan, head: str | None) -> str | None:
-    """The head, unless a hook sees its input, its output, or the output of a module around it."""
-    for hook in plan.hooks:
-        for match in hook.matches:
-            is_around = head is not None and (match.path == "" or f"{head}.".startswith(f"{match.path}."))
-            if is_around and (
-                hook.spec.hook_type is FORWARD or (hook.spec.hook_type is FORWARD_PRE and match.path == head)
-            ):
-                return None
-    return head
+def usable_head(prepared: Prepared, head: str | None) -> str | None:
+    """The head of a model of tokens, unless a hook sees its input, its output, or the output of a module around it."""
+    if head is None or prepared.data.tokenizer is None or DECODER_IDS in parameters_of(prepared.model):
+        return None
+    around = {head.rsplit(".", up)[0] for up in range(head.count(".") + 1)} | {""}
+    sees = any(
+        (match.path in around and hook.spec.hook_type is not FORWARD_PRE) or match.path == head
+        for hook in prepared.plan.hooks
+        for match in hook.matches
+    )
+    return None if sees else head
 
 
 def same(left: Sequence[Any], right: Sequence[Any]) -> bool:

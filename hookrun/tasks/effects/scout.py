@@ -45,7 +45,8 @@ class Scouted:
     first:   path of a hooked module -> when the hook's value was there for the first time
     shapes:  path of a hooked module -> the shape of the first tensor of floating-point numbers in that value
     head:    the linear layer whose output is the model's scores for tokens; None: there is none
-    largest: the largest number of elements of an output for one sample, those of the head left out
+    largest: the largest number of elements of an output for one sample, the scores left out
+    scores:  the number of scores for one sample
     """
 
     calls: tuple[Call, ...] = ()
@@ -53,6 +54,7 @@ class Scouted:
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     head: str | None = None
     largest: int = 0
+    scores: int = 0
 
 
 def scouted(model: nn.Module, example: Example, hook: PlannedHook) -> Scouted | str:
@@ -94,6 +96,7 @@ def _seen(hook: PlannedHook, model: nn.Module, args: Any, kwargs: Any) -> Scoute
         shapes,
         heads[0] if len(heads) == 1 and [call.path for call in found].count(heads[0]) == 1 else None,
         max(numbers, default=0) // max(rows, 1),
+        0 if scores is None else scores.numel() // max(rows, 1),
     )
 
 
