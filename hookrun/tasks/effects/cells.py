@@ -96,8 +96,9 @@ class Cells:
         self._reading.begin(batch, others)
         moved.new_batch()
         generators, before = generator_states(python=False), self._places()
-        moved.reached, moved.records = self._replay.reach, not self._recorded
-        with self._replay.storing(), context.hooks.uncounted() if self._recorded else nullcontext():
+        seen_before = self._recorded
+        moved.reached, moved.records = self._replay.reach, not seen_before
+        with self._replay.storing(), context.hooks.uncounted() if seen_before else nullcontext():
             output = self._forward(batch, 1)
         moved.reached, moved.records = None, False
         self._reading.see(output)
@@ -110,10 +111,10 @@ class Cells:
             set_generators(generators)
             self._set_places(before)
 
-        if self._against is not None:
+        if self._against is not None and not seen_before:
             (clean,) = self._reading.copies_of(self._predictions(batch), 1, whole=True)
             self.clean[ids] = self._read(clean)
-        if self._estimated:
+        if self._estimated and not seen_before:
             again()
             self._estimate(batch)
         for numbers, entry in self._passes(len(ids)):
@@ -244,7 +245,8 @@ class Cells:
         self, job: Job, activation: Activation, gradients: Sequence[Tensor | None], samples: int
     ) -> Tensor:
         """[B]: the change of the metric to first order in what the job changes of the activation."""
-        current = self._moved.sites[activation.path].current
+        site = self._moved.sites[activation.path]
+        site.fired, current = site.fired + 1, site.current
         current.of_pass, current.of_call = activation.of_pass, activation.call
         try:
             new = self._moved.op(job.hook, activation.path, job.seed)(activation.value)
