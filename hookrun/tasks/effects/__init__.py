@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from hookrun.errors import Problem, Refusal, SpecError, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
-from hookrun.spec.objective import Against, Direction, Entry, MetricKeys
+from hookrun.spec.objective import Against, Entry, MetricKeys
 from hookrun.spec.tokens import TokensClause
 from hookrun.tasks.effects.over import MODULE, Over, first_value, problems_of, varied
 from hookrun.tasks.under_hooks import TaskOfOneSplit, samples_of_a_pass
@@ -71,10 +71,6 @@ class EffectsTask(TaskOfOneSplit):
     def metrics(self) -> tuple[MetricKeys, ...]:
         """The metric, where others have `task.metrics`."""
         return () if self.metric is None else (self.metric,)
-
-    def measures(self, settings: Settings) -> Mapping[str, Direction | None]:
-        """The metric without the hook is logged, which does not depend on the grid."""
-        return {}
 
     def completed(self, hooks: Any) -> Any:
         """The hooks; the moved one has the first of the listed values of each key that it does not have itself."""
@@ -145,15 +141,9 @@ class EffectsTask(TaskOfOneSplit):
         if GRADIENT in self.method and self.metric is not None and self.metric.name in _STEPS:
             what = f"the gradient of {self.metric.name} is 0 almost everywhere"
             problems.append(Problem("task.method", what, "use loss, probability or logit_difference"))
-        if EXACT not in self.method:
-            problems += [
-                Problem(f"task.{key}", f"{why} is computed exactly", "add exact to task.method")
-                for key, is_set, why in (
-                    ("placebo", self.placebo > 0, "a placebo"),
-                    ("against", self.against is not None, "what is restored"),
-                )
-                if is_set
-            ]
+        if EXACT not in self.method and (self.placebo or self.against is not None):
+            what = "placebos, and what is restored, are computed exactly"
+            problems.append(Problem("task.method", what, "add exact, or leave out placebo and against"))
         return problems
 
     def _hook_problems(self, hook: HookSpec) -> list[Problem]:
@@ -162,17 +152,17 @@ class EffectsTask(TaskOfOneSplit):
         if kind.phase != "forward" or kind.until_backward or hook.action.observes:
             what = f"{hook.action.action_name} on {kind} does not change what a forward pass computes"
             problems.append(Problem("task.hook", what, "move an edit on forward or forward_pre"))
-        given = [*hook.action.outside_values().values(), *(self.over or {}).get("value", ())]
-        if self.placebo and not any(getattr(value, "per_sample", isinstance(value, dict)) for value in given):
+        values = [*hook.action.outside_values().values(), *(self.over or {}).get("value", ())]
+        varies = {
+            name: any(getattr(value, name, isinstance(value, dict)) for value in values)
+            for name in ("per_sample", "draws")
+        }
+        if self.placebo and not varies["per_sample"]:
             what = (
                 "a placebo takes the values of other samples, and the hook has the same value for all samples"
             )
             problems.append(Problem("task.placebo", what, "use a value with sample: same, or leave it out"))
-        draws = hook.action.draws or hook.keys.when.probability < 1
-        if self.seeds > 1 and not draws and not any(getattr(value, "draws", True) for value in given):
-            what = f"{hook.action.action_name} draws no random numbers"
-            problems.append(Problem("task.seeds", what, "leave it out"))
-        if self.seeds > 1 and not draws and not given:
+        if self.seeds > 1 and not (hook.action.draws or hook.keys.when.probability < 1 or varies["draws"]):
             what = f"{hook.action.action_name} draws no random numbers, so all seeds are equal"
             problems.append(Problem("task.seeds", what, "leave it out"))
         return problems

@@ -147,9 +147,8 @@ def _repeated(stored: _Stored, copies: int) -> Any:
     def repeated(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        return (
-            leaf.repeat(copies if next(grows) else 1, *[1] * (leaf.dim() - 1)) if leaf.dim() else leaf.clone()
-        )
+        times = copies if next(grows) else 1
+        return leaf.repeat(times, *[1] * (leaf.dim() - 1)) if leaf.dim() else leaf.clone()
 
     return rebuild(stored.output, repeated)
 

@@ -392,7 +392,11 @@ def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(
         ("{index: [':, 3', ':, 200']}", (), "200 is out of bounds"),
         ("{module: [relu1, relu9]}", (), "relu9"),
         ("{factor: [half]}", (), "task.over.factor"),
-        ("{factor: [0.5]}", ("task.seeds=3",), "task.seeds: scale draws no random numbers"),
+        (
+            "{factor: [0.5]}",
+            ("task.seeds=3",),
+            "task.seeds: scale draws no random numbers, so all seeds are equal",
+        ),
         ("{factor: [0.5]}", ("task.placebo=3",), "task.placebo"),
         ("{factor: [0.5]}", ("task.metric=accuracy", "task.method=gradient"), "task.method"),
         ("{factor: [0.5]}", ("hooks.h.hook=backward",), "task.hook"),
