@@ -31,6 +31,8 @@ from hookrun.store.effects import (
 
 MOST_CELLS = 40_000
 """Larger grids are not drawn: effects.csv has them."""
+MOST_WITH_LINKS = 4_000
+"""Maps of larger grids have no links: each cell would need an element of its own."""
 MOST_LINKED = 60
 """How many cells, those that change most, have a list of samples."""
 SAMPLES = 6
@@ -78,7 +80,7 @@ class Grid:
             x=f"across: {self.across}" + (f"; down: {self.down}" if self.down else ""),
             note=note,
             numbers=few,
-            links=[links[at] for at in self.order.reshape(-1).tolist()],
+            links=[links[at] for at in self.order.reshape(-1).tolist()] if links else (),
         )
 
 
@@ -104,7 +106,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
         if np.isfinite(change[at])
     ]
     linked = set(ranked[:MOST_LINKED]) if OF_SAMPLES in effects else set[int]()
-    links = [f"#cell-{at}" if at in linked else "" for at in range(size)]
+    links = [f"#cell-{at}" if at in linked else "" for at in range(size if size <= MOST_WITH_LINKS else 0)]
     said = f"without the hook {number(plain)}"
     if CLEAN in effects:
         said += f", in the run to compare with {number(float(effects[CLEAN]))}"

@@ -218,5 +218,9 @@ def _runs(values: Any, count: int, dim: int = 0) -> list[tuple[int, int]]:
 
 
 def _label(value: Any) -> Any:
-    """A value as a label: numbers and texts as they are, others as text."""
+    """A value as a label: numbers and texts as they are, others as YAML writes them on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_label(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(str(_label(each)) for each in value)}]"
     return value if isinstance(value, int | float | str) and not isinstance(value, bool) else str(value)
