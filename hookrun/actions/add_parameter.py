@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from hookrun.actions.base import Action, Edit, HookSite, add_parameter, was_added
+from hookrun.actions.base import Action, Edit, HookSite, add_parameter, name_taken, was_added
 from hookrun.actions.fields import Meaning
 from hookrun.actions.values import Value, fixed_shape
 from hookrun.hook_types import APPLY, HookType
-from hookrun.values.tensors import broadcast_error, broadcasts
+from hookrun.values.tensors import broadcast_error, broadcasts, ordinary_tensors
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -74,16 +74,10 @@ class AddParameter(Action):
         return self
 
     def incompatibility(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
-        """The name must be free, or taken by a parameter of this shape from an earlier installation."""
-        if was_added(module, self.name):
-            return self._shape_problem(module.get_parameter(self.name))
-        if hasattr(module, self.name):
-            return f"the module has an attribute {self.name!r} already: choose another name"
-        if self.name in parameters:
-            return f"an earlier hook adds a parameter {self.name!r} already: choose another name"
-        return None
-
-    def _shape_problem(self, present: Any) -> str | None:
+        """A parameter of that name from an earlier installation must have this shape."""
+        if not was_added(module, self.name):
+            return None
+        present = module.get_parameter(self.name)
         if tuple(present.shape) == self.shape:
             return None
         return (
@@ -97,17 +91,18 @@ class AddParameter(Action):
         from torch.nn.parameter import is_lazy
 
         def add(module: Module) -> None:
-            present = dict(module.named_parameters(recurse=False)).get(self.name)
-            if present is not None:
-                if problem := self._shape_problem(present):
-                    raise ValueError(problem)
+            problem = name_taken(module, self.name) or self.incompatibility(APPLY, module, ())
+            if problem is not None:
+                raise ValueError(problem)
+            if was_added(module, self.name):
                 return
             tensors = (
                 tensor for tensor in chain(module.parameters(), module.buffers()) if not is_lazy(tensor)
             )
             like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
-            new = torch.empty(self.shape, dtype=like.dtype, device=like.device)
-            new.copy_(site.constant("value")(new))
-            add_parameter(module, self.name, torch.nn.Parameter(new))
+            with ordinary_tensors():
+                new = torch.empty(self.shape, dtype=like.dtype, device=like.device)
+                new.copy_(site.constant("value")(new))
+                add_parameter(module, self.name, torch.nn.Parameter(new))
 
         return add

@@ -44,6 +44,18 @@ _ADDED = "_hookrun_added"
 """The attribute in which a module records the parameters that hooks added; copied and pickled with the module."""
 
 
+def name_taken(module: Module, name: str, planned: Collection[str] = ()) -> str | None:
+    """What has the name of a parameter that hooks would add, or None; one of an earlier installation may stay.
+
+    planned: names of parameters that earlier hooks will add
+    """
+    if name in planned:
+        return f"an earlier hook adds a parameter {name!r} already"
+    if hasattr(module, name) and not was_added(module, name):
+        return f"the module has an attribute {name!r} already"
+    return None
+
+
 def add_parameter(module: Module, name: str, parameter: Parameter) -> None:
     """Register a parameter, and record that a hook added it."""
     module.register_parameter(name, parameter)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hookrun.actions.base import Action, Edit, HookSite, Packed
 from hookrun.hook_types import SAVED_TENSORS
+from hookrun.values.tensors import as_real
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 class Cast(Action):
     """Store saved tensors in a smaller dtype; the backward pass gets the rounded values.
 
-    dtype: dtype of the stored tensors; a tensor whose dtype is not wider is stored unchanged
+    dtype: dtype of the stored tensors, for complex ones that of both parts; a tensor whose dtype is not wider is
+           stored unchanged
     """
 
     action_name = "cast"
@@ -28,13 +30,14 @@ class Cast(Action):
         smaller: dtype = getattr(torch, self.dtype)
 
         def cast(x: Tensor) -> Packed | None:
-            original = x.dtype
+            real, restored = as_real(x.detach())
+            original = real.dtype
             if original.itemsize <= smaller.itemsize:
                 return None
 
             def undo(held: Tensor | None) -> Tensor:
-                return held.to(original)  # type: ignore[union-attr]  # it is the tensor handed over below
+                return restored(held.to(original))  # type: ignore[union-attr]  # the tensor handed over below
 
-            return Packed(x.detach().to(smaller), undo)
+            return Packed(real.to(smaller), undo)
 
         return cast

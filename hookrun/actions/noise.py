@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Noise(Action):
     """Add noise: x + std * n, with n Gaussian or uniform; multiplicative: x * (1 + std * n).
 
-    std:  standard deviation of the noise, for every kind; for `multiplicative` that of the factor
+    std:  standard deviation of the noise, for every kind; for `multiplicative` that of the factor; for complex tensors
+          that of both parts together, sqrt(E|n|²)
     kind: `gaussian` and `uniform` add to the tensor; `multiplicative` multiplies it by a Gaussian factor of mean 1
     seed: seed of the hook's own generator; by default derived from the experiment's seed
 
@@ -39,7 +40,8 @@ class Noise(Action):
             return empty.normal_(0.0, std, generator=generator)
 
         def even(empty: Tensor, generator: Generator) -> Tensor:
-            return empty.uniform_(-bound, bound, generator=generator)
+            reach = bound / math.sqrt(2.0) if empty.is_complex() else bound  # of both parts
+            return empty.uniform_(-reach, reach, generator=generator)
 
         def gaussian(x: Tensor) -> Tensor:
             return drawn(x, normal).add_(x)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from hookrun.actions.base import Action, Edit, HookSite, Packed
 from hookrun.errors import HookrunError, reason
 from hookrun.hook_types import SAVED_TENSORS
-from hookrun.values.tensors import holds_data
+from hookrun.values.tensors import as_real, holds_data
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,6 +56,11 @@ def _to_disk(x: Tensor) -> Packed | None:
     return Packed(None, _OnDisk(x.detach())) if holds_data(x) else None
 
 
+def _remove(path: str, owner: int) -> None:
+    if os.getpid() == owner:  # not when a forked child frees its copy
+        Path(path).unlink(missing_ok=True)
+
+
 class _OnDisk:
     """A tensor in a file that is deleted with this object; calling the object reads the tensor."""
 
@@ -64,12 +69,13 @@ class _OnDisk:
         from safetensors.torch import save_file
 
         self.device = x.device
+        real, self._restored = as_real(x)
         self.path = tempfile.gettempdir()
         try:
             descriptor, self.path = tempfile.mkstemp(prefix="hookrun-saved-", suffix=".safetensors")
             os.close(descriptor)
-            weakref.finalize(self, Path(self.path).unlink, missing_ok=True)
-            save_file({"tensor": x.cpu().contiguous()}, self.path)
+            weakref.finalize(self, _remove, self.path, os.getpid())
+            save_file({"tensor": real.cpu().contiguous()}, self.path)
         except OSError as error:
             raise OSError(error.errno, error.strerror, error.filename or self.path) from error
         except SafetensorError as error:
@@ -80,4 +86,4 @@ class _OnDisk:
     def __call__(self, held: Tensor | None) -> Tensor:
         from safetensors.torch import load_file
 
-        return load_file(self.path)["tensor"].to(self.device)
+        return self._restored(load_file(self.path)["tensor"].to(self.device))

@@ -21,6 +21,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from hookrun.trust.callables import Code, code_of_given, is_tensor, tensor_digest
 from hookrun.values.index import Index
+from hookrun.values.tensors import ordinary_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +115,10 @@ def copy_of(value: Any) -> Any:
         return {key: copy_of(member) for key, member in value.items()}
     if type(value) in (list, tuple, set):
         return type(value)(map(copy_of, value))
-    return value.detach().clone() if is_tensor(value) else value
+    if not is_tensor(value):
+        return value
+    with ordinary_tensors():
+        return value.detach().clone()
 
 
 def as_data(value: Any) -> Any:

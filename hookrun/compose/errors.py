@@ -32,7 +32,8 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from hookrun.compose.hydra import Composition, options, parse_override
+from hookrun.compose.hydra import Composition, parse_override
+from hookrun.compose.loader import options
 from hookrun.compose.overrides import INTERPOLATION, quoted, several_values, split_at_spaces, unreadable
 from hookrun.config import ROOT_KEYS
 from hookrun.config.interpolations import guarded
@@ -148,7 +149,7 @@ def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
             continue
         parsed.append(override)
         if not override.key_or_group:
-            problems.append(Problem(text, "has no key before the `=`", "for one: experiment=clip_fc"))
+            problems.append(Problem(text, "has no key before the `=`", "for example: experiment=clip_fc"))
         elif override.is_sweep_override() and asked.mode is RunMode.RUN:
             problems.append(several_values(override))
     return parsed, problems

@@ -54,7 +54,7 @@ def unreadable(error: OverrideParseException, app: App) -> Problem:
     text = error.override
     if "=" not in text and not text.startswith("~"):
         guess = meant(text, app)
-        hint = f"did you mean {guess}?" if guess else "for one: experiment=clip_fc"
+        hint = f"did you mean {guess}?" if guess else "for example: experiment=clip_fc"
         return Problem(text, "is not of the form key=value", hint)
     if "${" in text:
         return Problem(text, "Hydra cannot read this override", INTERPOLATION)
@@ -218,5 +218,5 @@ def take_resume(overrides: Sequence[str]) -> tuple[Resume | None, list[str]]:
             raise spec_error(ANYWAY, "goes with resume=DIR", "name the directory of the run")
         return None, others
     if isinstance(name, bool) or name == "":
-        raise spec_error(RESUME, f"found {name!r}, expected a directory", "for one: resume=latest")
+        raise spec_error(RESUME, f"found {name!r}, expected a directory", "for example: resume=latest")
     return Resume(str(name), bool(anyway)), others

@@ -19,7 +19,11 @@ NAME = "hookrun_points"
 """The name under which hookrun's function is registered in transformers."""
 
 POINTS = ("q", "k", "v", "scores", "pattern", "z")
-_PROJECTIONS = ("c_proj", "o_proj", "out_proj", "out_lin", "o", "dense")
+OUTPUT_PROJECTIONS = (
+    *("c_proj", "o_proj", "out_proj", "out_lin", "o", "dense"),
+    *("wo", "w_o", "out", "to_out", "proj"),
+)
+"""Usual names of the module of an attention whose input is the concatenated heads."""
 _KNOWN = {
     *("module", "query", "key", "value", "attention_mask", "scaling", "dropout", "kwargs"),
     *("softcap", "position_bias", "sliding_window"),
@@ -164,7 +168,7 @@ def add_results(model: nn.Module) -> None:
     Raises ValueError if an attention module has no output projection of its own.
     """
     for path, module in list(_attentions(model)):
-        name = next((projection for projection in _PROJECTIONS if projection in module._modules), None)
+        name = next((projection for projection in OUTPUT_PROJECTIONS if projection in module._modules), None)
         if name is None:
             raise ValueError(f"{type(module).__name__} ({path}) has no output projection of its own")
         config: Any = module.config
@@ -176,11 +180,17 @@ def add_results(model: nn.Module) -> None:
 
 def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The modules whose forward uses transformers' choice of attention function."""
-    for path, module in model.named_modules():
-        forward = inspect.unwrap(type(module).forward)
-        code = getattr(forward, "__code__", None)
-        if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
-            yield path, module
+    return ((path, module) for path, module in model.named_modules() if _is_attention(module))
+
+
+def _is_attention(module: nn.Module) -> bool:
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def lacks_points(module: nn.Module) -> bool:
+    """Whether `attention: points` would give this module the points."""
+    return _is_attention(module) and not isinstance(module._modules.get("pattern"), Pattern)
 
 
 def _upcast(module: nn.Module) -> bool:

@@ -58,12 +58,14 @@ class Match:
 class HeadCount:
     """The heads of one module.
 
-    counts: number of query heads, and of key heads if there are fewer
-    width:  size of one head; None: not known
+    counts:  number of query heads, and of key heads if there are fewer
+    width:   size of one head; None: not known
+    in_last: the last dimension of its value can be heads x width; False: only a dimension of its own can have heads
     """
 
     counts: tuple[int, ...]
     width: int | None = None
+    in_last: bool = True
 
 
 @dataclass(frozen=True)

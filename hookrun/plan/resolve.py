@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import wrong_function
 from hookrun.actions.values import InlineFunction, OutsideValue
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
-from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
+from hookrun.hook_types import BACKWARD, FORWARD_PRE
+from hookrun.plan.heads import head_count, last_dimension_holds_heads
+from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, unhookable
 from hookrun.plan.plan import HeadCount, Match, PlannedHook, ResolvedPlan
 from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
 from hookrun.run_values import Source, read_value
 from hookrun.run_values.runs import RunReferences, padded_otherwise, used_runs
-from hookrun.spec.heads import Heads
 from hookrun.spec.hook import HookSpec, Spec
 from hookrun.trust.load import ACTIONS, Trusted, load
 
@@ -28,12 +30,6 @@ _LAZY = "it has no shape yet: a lazy module gets it at its first call; run one b
 
 _MOST_MEMBERS = 20
 """How many members of a list that match nothing are reported."""
-
-# attributes of a model or its configuration
-_COUNTS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-_KEY_COUNTS = ("num_key_value_heads", "n_kv_heads")
-_WIDTHS = ("head_dim", "d_kv", "head_size")
-_HIDDEN = ("hidden_size", "n_embd", "d_model")
 
 
 def resolve(
@@ -55,7 +51,7 @@ def resolve(
     for hook in sorted(hooks, key=_resolved_first):
         planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, runs)
     fitting = tuple(planned[hook.name] for hook in hooks if not problems[hook.name])
-    plan = ResolvedPlan(type(model).__name__, fitting, spec.seed, runs=used_runs(spec, runs))
+    plan = ResolvedPlan(class_name(model), fitting, spec.seed, runs=used_runs(spec, runs))
     return plan, [problem for hook in hooks for problem in problems[hook.name]]
 
 
@@ -131,6 +127,12 @@ def _heads(
         if counted is None:
             unknown.append(match.path or "(root)")
             continue
+        if heads.count is None:
+            sides = [
+                last_dimension_holds_heads(names.model, match.path, of_input=of_input)
+                for of_input in _seen_sides(spec)
+            ]
+            counted = replace(counted, in_last=all(sides))
         counts[match.path] = counted
         wrong = [heads.misfit(count) for count in counted.counts]
         if all(reason is not None for reason in wrong):
@@ -144,33 +146,14 @@ def _heads(
     return counts, problems
 
 
-def head_count(model: nn.Module, path: str, heads: Heads) -> HeadCount | None:
-    """The head count given by `heads`, by the module, or by a parent module or its configuration; None if none has one.
-
-    path: path of the hooked module
-    """
-    if heads.count is not None:
-        return HeadCount((heads.count,))
-    parents = [path.rsplit(".", up)[0] for up in range(path.count(".") + 1)] if path else []
-    for module in [*map(model.get_submodule, parents), model]:
-        for owner in (module, getattr(module, "config", None)):
-            if (count := _number(owner, _COUNTS)) is not None:
-                width, hidden = _number(owner, _WIDTHS), _number(owner, _HIDDEN)
-                if width is None and hidden is not None and hidden % count == 0:
-                    width = hidden // count
-                # An attention module has its configuration in an attribute.
-                keys = _number(owner, _KEY_COUNTS) or _number(getattr(owner, "config", None), _KEY_COUNTS)
-                return HeadCount(tuple(dict.fromkeys([count, keys or count])), width)
-    return None
-
-
-def _number(owner: Any, names: tuple[str, ...]) -> int | None:
-    """The first attribute of these names that is a positive whole number."""
-    for name in names:
-        value = getattr(owner, name, None)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
+def _seen_sides(spec: HookSpec) -> tuple[bool, ...]:
+    """Whether the hook sees a module's input, or its gradient (True), or its output, or its gradient (False)."""
+    if spec.hook_type is not BACKWARD:
+        return (spec.hook_type is FORWARD_PRE,)
+    if not spec.action.observes:
+        return (True,)
+    target = spec.keys.target
+    return (True, False) if target is None else (target.keys[0] == "grad_input",)
 
 
 def select(hook: HookSpec, names: ModelNames) -> tuple[list[str], list[Problem]]:
@@ -268,8 +251,14 @@ def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Ite
         if id(module) in names.unhookable and spec.hook_type.phase != "installation":
             never_fired[names.unhookable[id(module)]].append(match.path)
         own = [name for name, parameter in module._parameters.items() if parameter is not None]
-        parameters = own + names.added.get(match.path, [])
-        if (reason := spec.action.incompatibility(spec.hook_type, module, parameters)) is not None:
+        added, name = names.added.get(match.path, []), spec.action.adds(spec.name)
+        taken = None if name is None else name_taken(module, name, added)
+        if taken is not None:
+            of_hook = " for the hook" if spec.action.trains else ""
+            reason: str | None = f"{taken}: choose another name{of_hook}"
+        else:
+            reason = spec.action.incompatibility(spec.hook_type, module, own + added)
+        if reason is not None:
             reasons[reason].append(match.path or "(root)")
     for reason, paths in reasons.items():
         yield Problem(spec.where, f"{spec.action.action_name} on {listed(paths, _SHOWN)}: {reason}")

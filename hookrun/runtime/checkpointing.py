@@ -18,6 +18,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils import checkpoint
 
 from hookrun.errors import HookrunError
+from hookrun.runtime.frames import outward
 
 if TYPE_CHECKING:
     from hookrun.runtime.tokens.calls import Pass
@@ -51,14 +52,12 @@ class Regions:
 def regions() -> Regions:
     """The checkpointed regions around the caller; walks up the stack, which takes a few microseconds."""
     first = list[object]()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in outward(sys._getframe(1)):
         if frame.f_code.co_filename == checkpoint.__file__ and (around := _region(frame)) is not None:
             region, repeated = around
             if repeated:
                 return Regions(tuple(first), region)
             first.append(region)
-        frame = frame.f_back
     return Regions(tuple(first), None)
 
 

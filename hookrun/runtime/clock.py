@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from threading import local
 from types import FrameType
@@ -122,14 +122,13 @@ class Clock:
         if step != self._step:
             self.step = step
 
-    def stepped(self, optimizer: Optimizer) -> None:
-        """Count a step, if the optimizer is the first one that stepped the model's parameters."""
+    def stepped(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+        """Count a step of these parameters, if the optimizer is the first one that stepped the model's parameters."""
         if self._counted_by_hand:
             return
         if self._optimizer is None or self._optimizer() is None:
             own = {id(parameter) for parameter in self.model.parameters()}
-            stepped = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            if all(id(parameter) not in own for parameter in stepped):
+            if all(id(parameter) not in own for parameter in parameters):
                 return
             self._optimizer = ref(optimizer)
         if self._optimizer() is optimizer:

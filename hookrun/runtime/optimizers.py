@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import copyreg
 import inspect
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-Follower = Callable[[Optimizer], None]
+from hookrun.runtime.frames import outward
+
+Follower = Callable[[Optimizer, Sequence[Tensor]], None]
+"""Gets an optimizer that steps, and those of its parameters for which this is the outermost step.
+
+A step inside another one (Lookahead, SAM, ZeroRedundancyOptimizer, `super().step()`) is a part of that one.
+"""
 
 _followers: tuple[tuple[Follower | None, Follower | None], ...] = ()
 _changing = threading.Lock()
@@ -46,17 +54,19 @@ def follow(before: Follower | None = None, after: Follower | None = None) -> Cal
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     """torch's global pre-hook; `args` begins with the optimizer. Returns changed arguments, or None for no change."""
     followers = [before for before, _ in _followers if before is not None]
+    stepped = _outermost(optimizer) if followers else []
+    if not stepped:
+        return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
         for before in followers:
-            before(optimizer)
-    if closure is None or not followers:
+            before(optimizer, stepped)
         return None
 
     def followed() -> Any:
         loss = closure()
         for before in followers:
-            before(optimizer)
+            before(optimizer, stepped)
         return loss
 
     if len(args) > 1:
@@ -66,9 +76,25 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """torch's global post-hook."""
-    for _, after in _followers:
-        if after is not None:
-            after(optimizer)
+    followers = [after for _, after in _followers if after is not None]
+    stepped = _outermost(optimizer) if followers else []
+    if stepped:
+        for after in followers:
+            after(optimizer, stepped)
+
+
+_STEP = Optimizer.profile_hook_step(lambda self: None).__code__
+"""torch's wrapper of every `step`, which calls the hooks."""
+
+
+def _outermost(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters of the optimizer, whose hook calls this, without those of the steps around its own."""
+    steps = [frame.f_locals["self"] for frame in outward(sys._getframe(1)) if frame.f_code is _STEP]
+    in_outer = {
+        id(tensor) for outer in steps[1:] for group in outer.param_groups for tensor in group["params"]
+    }
+    own = (tensor for group in optimizer.param_groups for tensor in group["params"])
+    return [tensor for tensor in own if id(tensor) not in in_outer]
 
 
 register_optimizer_step_pre_hook(_before)

@@ -15,7 +15,7 @@ from hookrun.runtime.clock import CurrentCall
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.spec.heads import Heads
 from hookrun.values.index import Index, Item
-from hookrun.values.tensors import holds_data
+from hookrun.values.tensors import holds_data, ordinary_tensors
 
 
 class TensorPart(ABC):
@@ -80,8 +80,8 @@ class Part(TensorPart):
         self._items = index.items
         self._numbers = index.positions
         self._in_order, self._whole = in_order, whole
-        self._fitting = set[tuple[int, int]]()
-        self._on = dict[torch.device, Tensor]()
+        self._fitting: set[tuple[int, int]] = set()
+        self._on: dict[torch.device, Tensor] = {}
         if self._numbers is not None:
             place = self._items.index(self._numbers)
             self._after_ellipsis = ... in self._items[:place]
@@ -127,7 +127,8 @@ class Part(TensorPart):
         if torch.compiler.is_dynamo_compiling():  # a tensor made inside a graph must not be cached
             return torch.tensor(self._numbers, device=device)
         if (positions := self._on.get(device)) is None:
-            positions = torch.tensor(self._numbers, device=device)
+            with ordinary_tensors():
+                positions = torch.tensor(self._numbers, device=device)
             if holds_data(positions):
                 self._on[device] = positions
         return positions
@@ -187,13 +188,14 @@ class HeadsPart(TensorPart):
         dims, shape = tensor.dim(), tensor.shape
         dim = self._heads.dim if self._heads.dim is not None else self._dim(shape)
         counts = self._counted.counts
-        if dim is None:
-            return None, self._in_last(shape)
-        if dim >= dims or shape[dim] not in counts:
+        if dim is not None and (dim >= dims or shape[dim] not in counts):
             raise ValueError(
                 f"heads: dimension {dim} of shape {list(shape)} is not a dimension of {_text(counts)} heads"
             )
-        return dim, shape[dim]
+        count = self._in_last(shape) if dim is None else shape[dim]
+        if len(counts) > 1 and (wrong := self._heads.misfit(count)) is not None:
+            raise ValueError(f"heads: {wrong}")
+        return dim, count
 
     def _dim(self, shape: Sequence[int]) -> int | None:
         dims = len(shape)
@@ -225,8 +227,14 @@ class HeadsPart(TensorPart):
                 "and no other dimension has that size; hook the input of the output projection, or say how many "
                 "heads this tensor has: heads: {count: …, pick: …}"
             )
-        if (wrong := self._heads.misfit(fits[0])) is not None:
-            raise ValueError(f"heads: {wrong}")
+        if not counted.in_last:
+            picked = list(self._heads.pick)
+            raise ValueError(
+                f"heads: the last dimension of shape {list(shape)} has the size of {fits[0]} heads and does not hold "
+                "heads here; hook the input of the attention's output projection (`hook: forward_pre`), or the point z "
+                "that model.args.attention=points adds; if this tensor does hold heads, say how many: "
+                f"heads: {{count: {fits[0]}, pick: {picked}}}"
+            )
         return fits[0]
 
 
@@ -271,6 +279,12 @@ class TokensPart(TensorPart):
             raise ValueError(
                 "tokens: it is not known which tokens the call computes; call the model with input_ids, or "
                 "hooks.tokens(input_ids, attention_mask) before it; for a value without tokens use `index`"
+            )
+        if tokens_of_call.drafts:
+            raise ValueError(
+                "tokens: a speculative decoding may reject tokens that a call computes. It has an assistant model or "
+                "prompt_lookup_num_tokens, a first call longer than its prompt, or a cache that has shrunk: generate "
+                "without drafts"
             )
         on_pattern = self._rule.tokens.on_pattern
         if on_pattern and len(shape) < 3:

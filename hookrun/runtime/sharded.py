@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hookrun.errors import HookError, Problem
 from hookrun.plan.plan import ResolvedPlan
+from hookrun.private_names import require
 
 if TYPE_CHECKING:
     from hookrun.runtime.hooks.base import BoundHook
@@ -92,9 +92,10 @@ def edited(value: Tensor, firings: Sequence[BoundHook]) -> Tensor:
 
 def sharded_modules(model: nn.Module) -> Iterator[Any]:
     """The modules that fully_shard was called on; none if torch.distributed.fsdp was never imported."""
-    there = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(there, "FSDPModule", None)
-    return (module for module in model.modules() if kind is not None and isinstance(module, kind))
+    if (fsdp := sys.modules.get("torch.distributed.fsdp")) is None:
+        return iter(())
+    require("torch, fully_shard")
+    return (module for module in model.modules() if isinstance(module, fsdp.FSDPModule))
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
@@ -106,10 +107,8 @@ def reduces(model: nn.Module) -> bool:
     """Whether a backward pass would sum gradients over the ranks now: False after set_requires_gradient_sync(False)."""
     for module in sharded_modules(model):
         state = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.11 there was one group or none
-        for group in groups or [getattr(state, "_fsdp_param_group", None)]:
-            if group is not None and not group.reduce_grads:
-                return False
+        if not all(group.reduce_grads for group in state._fsdp_param_groups):
+            return False
     return True
 
 
@@ -164,9 +163,10 @@ class HookedParameters:
         """Whether every hooked parameter is still the module's parameter of that name."""
         return all(owner._parameters.get(name) is one for owner, name, one in self.places.values())
 
-    def follow(self, optimizer: Optimizer | None = None, *, shards: bool = True) -> None:
+    def follow(self, *step: object, shards: bool = True) -> None:
         """Move hooks to the shards by which fully_shard has replaced parameters. To be called between two steps.
 
+        step:   what `optimizers.follow` passes; unused
         shards: false: fully_shard was not called
 
         Raises HookError if a parameter was replaced by anything else.

@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator, Tensor, nn
 
-from hookrun.actions.base import RECORD_KEYS, HookContext, Keeper, TokenRows, add_parameter, was_added
+from hookrun.actions.base import (
+    RECORD_KEYS,
+    HookContext,
+    Keeper,
+    TokenRows,
+    add_parameter,
+    name_taken,
+    was_added,
+)
 from hookrun.actions.check import finding, verdict
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import on_tensor
 from hookrun.actions.values import InlineFunction, OutsideValue
 from hookrun.errors import CheckFailed, HookError, reason
+from hookrun.models.attention_points import lacks_points
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows, Source
 from hookrun.runtime.clock import Calls, Clock, CurrentCall
@@ -26,7 +35,7 @@ from hookrun.runtime.snapshot import copied
 from hookrun.trust.load import Trusted
 from hookrun.values import containers
 from hookrun.values.containers import plain, readable
-from hookrun.values.tensors import check_broadcast, holds_data, scalars
+from hookrun.values.tensors import check_broadcast, holds_data, in_form_of, ordinary_tensors, scalars
 
 if TYPE_CHECKING:
     from hookrun.actions.fields import Keep
@@ -113,6 +122,7 @@ class HookSite:
     idle:      firings in which the hook found nothing to act on
     fired_in_graphs: the same inside compiled graphs, a 0-dimensional tensor that they add to
     open_in_graphs:  whether the schedule holds at this step and epoch, which they read; None if it always does
+    target_was_none: the target was None in a firing
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
@@ -144,6 +154,7 @@ class HookSite:
         self.open_in_graphs: Tensor | None = None
         self.idle = 0
         self._idle_at = 0
+        self.target_was_none = False
         self.changed: Tensor | int = 0
         self.total = 0
         self.tokenizer = hook.tokenizer
@@ -180,6 +191,14 @@ class HookSite:
     def firings(self) -> int:
         """How often the hook fired here, also inside compiled graphs."""
         return self.fired if self.fired_in_graphs is None else self.fired + int(self.fired_in_graphs)
+
+    @property
+    def why_idle(self) -> str:
+        """Why the hook did nothing here, if all of its firings found nothing."""
+        if not self.target_was_none:
+            return "fired and found no tensor for its action"
+        hint = " (model.args.attention=points gives patterns)" if lacks_points(self.module) else ""
+        return f"fired and its target {self.spec.keys.target} is None{hint}"
 
     def reschedule(self) -> None:
         """Tell compiled graphs whether the schedule holds at the present step and epoch."""
@@ -281,14 +300,17 @@ class HookSite:
         if value is not None and not isinstance(value, Tensor):
             return self._rows(value)
         source = value if value is not None else torch.tensor(given, dtype=torch.float64)
+        if source.is_inference():  # the spec was read or compiled under inference mode
+            source = source.clone()
         made = dict[tuple[torch.dtype, torch.device], Tensor]()
 
         def constant(like: Tensor) -> Tensor:
             if torch.compiler.is_dynamo_compiling():  # a tensor made inside a graph must not be cached
-                return source.to(device=like.device, dtype=like.dtype)
+                return in_form_of(source, like)
             key = (like.dtype, like.device)
             if (found := made.get(key)) is None:
-                found = source.to(device=like.device, dtype=like.dtype)
+                with ordinary_tensors():
+                    found = in_form_of(source, like)
                 if holds_data(found) or not self.sink.has_values:  # a traced tensor must not be cached either
                     made[key] = found
             return found
@@ -328,13 +350,13 @@ class HookSite:
             draw = self._draws.generator(torch.device("cpu"))
             if chosen is not None:  # each position, or each sequence, of a sample gets the sample's row
                 places = chosen.of.samples_of_rows(len(samples)) if whole else chosen.rows.samples
-                return source.of(samples, draw)[places].to(device=like.device, dtype=like.dtype)
+                return in_form_of(source.of(samples, draw)[places], like)
             if not like.dim() or like.shape[0] != len(samples):
                 shape = list(like.shape)
                 raise HookError(
                     f"{self.where}: the batch has {len(samples)} samples, the tensor has shape {shape}"
                 )
-            return source.of(samples, draw).to(device=like.device, dtype=like.dtype)
+            return in_form_of(source.of(samples, draw), like)
 
         return rows
 
@@ -358,7 +380,7 @@ class HookSite:
                     f"{self.where}: '{function}' returned an object of type {type(result).__name__}, "
                     "expected a tensor or a number"
                 )
-            return torch.as_tensor(result).detach().to(device=like.device, dtype=like.dtype)
+            return in_form_of(torch.as_tensor(result).detach(), like)
 
         return computed
 
@@ -396,6 +418,8 @@ class HookSite:
             # an activation has no parameters of its own
             nearby = chain(self.module.parameters(), self.clock.model.parameters())
             like = next((p for p in nearby if p.is_floating_point()), torch.empty(0))
+            if (taken := name_taken(self.module, name)) is not None:
+                raise HookError(f"{self.where}: {taken}")
             add_parameter(self.module, name, nn.Parameter(self._constant(field)(like).clone()))
         module = self.module
 

@@ -29,7 +29,8 @@ class Heads(Section):
     """Some of the attention heads of a value.
 
     pick:  numbers of the heads, from 0; negative ones count from the end
-    count: how many heads the value has; by default the model's configuration says it
+    count: how many heads the value has; by default the model's configuration says it, and the names of modules say
+           where the last dimension holds them
     dim:   the dimension of the heads, needed if several dimensions of the value have that size
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,21 +27,23 @@ def read_yaml(path: Path, root: Path) -> Any:
 
     StoreError if it is not YAML, or expands to more than a configuration may hold.
     """
-    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
-    from hookrun.config.yaml_files import FAST_LOADER, check_text
+    from hookrun.config.yaml_files import check_text
 
     try:
         text = read_inside(path, root, limit=MOST_YAML).decode("utf-8")
         check_text(text)
-        return yaml.load(text, FAST_LOADER)
+        return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
     except RecursionError as error:
         raise StoreError(f"{path} nests too deep for a configuration") from error
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, AssertionError, YAMLError, OmegaConfBaseException) as error:
         raise StoreError(f"{path} is not the YAML of a configuration: {str(error)[:300]}") from error
 
 

@@ -1,13 +1,46 @@
-"""Checks that several actions share: whether a value broadcasts to a tensor, whether a tensor holds data."""
+"""What several actions share: whether a value broadcasts, whether a tensor holds data, tensors that are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
+
+
+def elements(x: Tensor) -> Tensor:
+    """The elements of all parts of a nested tensor, in one dimension; any other tensor as it is."""
+    if not x.is_nested:
+        return x
+    import torch
+
+    none = torch.empty(0, dtype=x.dtype, device=x.device)
+    return torch.cat([none, *(part.reshape(-1) for part in x.detach().unbind())])
+
+
+def shape_of(x: Tensor) -> list[int | None]:
+    """The shape; None for a dimension in which the parts of a nested tensor differ."""
+    if not has_no_shape(x):
+        return [size if isinstance(size, int) else None for size in x.shape]
+    shapes = shapes_of(x)
+    return [len(shapes), *(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))]
+
+
+def shapes_of(x: Tensor) -> Sequence[Any]:
+    """The shape; for a nested tensor of strided layout, which has none, a list of the shapes of its parts."""
+    return [part.shape for part in x.detach().unbind()] if has_no_shape(x) else x.shape
+
+
+def has_no_shape(x: Tensor) -> bool:
+    """Whether it is a nested tensor of strided layout."""
+    if not x.is_nested:
+        return False
+    import torch
+
+    return x.layout is torch.strided
 
 
 def broadcasts(shape: Sequence[int], onto: Sequence[int]) -> bool:
@@ -57,6 +90,43 @@ def nearest_finite(bound: float) -> Mapping[dtype, float]:
         for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     }
     return {dtype: max(-top, min(bound, top)) for dtype, top in tops.items()}
+
+
+@contextmanager
+def ordinary_tensors() -> Iterator[None]:
+    """Tensors made inside the block can be used in training later, also if it is run under inference mode."""
+    import torch
+
+    grad = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        yield
+
+
+def as_real(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The elements as real numbers (complex ones [...] as [..., 2]), without conjugate and negative bits; the inverse.
+
+    The inverse also takes the numbers in another dtype; ValueError if there are no complex numbers with such parts.
+    """
+    import torch
+
+    if not x.is_complex():
+        return x.resolve_neg(), lambda real: real
+
+    def as_complex(real: Tensor) -> Tensor:
+        if real.dtype not in (torch.float16, torch.float32, torch.float64):
+            raise ValueError(f"no complex tensor has parts in {real.dtype}: use float16, float32 or float64")
+        return torch.view_as_complex(real)
+
+    return torch.view_as_real(x.resolve_conj().resolve_neg()), as_complex
+
+
+def in_form_of(source: Tensor, like: Tensor) -> Tensor:
+    """The value in dtype and on device of a tensor. ValueError if it is complex and the tensor is real."""
+    if source.is_complex() and not like.is_complex():
+        raise ValueError(
+            "the value is complex and the tensor is real: give its real part or its absolute value"
+        )
+    return source.to(device=like.device, dtype=like.dtype)
 
 
 def require_whole(x: Tensor) -> None:

@@ -82,18 +82,6 @@ def test_a_tensor_that_does_not_broadcast_is_refused() -> None:
         build(action, values={"value": torch.ones(3)})(nn.ReLU())
 
 
-@pytest.mark.parametrize("name", ["weight", "forward", "training"])
-def test_a_name_that_the_module_already_has_is_refused(name: str) -> None:
-    reason = AddParameter(name=name, shape=[]).incompatibility(APPLY, nn.Linear(1, 1), ["weight", "bias"])
-    assert reason == f"the module has an attribute {name!r} already: choose another name"
-
-
-def test_a_name_that_an_earlier_hook_adds_is_refused() -> None:
-    reason = AddParameter(name="gain", shape=[]).incompatibility(APPLY, nn.ReLU(), ["gain"])
-    assert reason == "an earlier hook adds a parameter 'gain' already: choose another name"
-    assert AddParameter(name="gain", shape=[]).incompatibility(APPLY, nn.ReLU(), []) is None
-
-
 def test_the_key_name_is_the_parameter_s_and_action_name_the_action_s() -> None:
     raw = {"select": "fc", "hook": "apply", "action": "add_parameter", "name": "gain", "shape": [2]}
     (hook,), problems = parse_hooks({"h": raw})

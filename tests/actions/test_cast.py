@@ -27,6 +27,15 @@ def test_the_restored_tensor_is_rounded_once(
     assert torch.equal(restored, x.detach().to(getattr(torch, dtype)).to(original))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_both_parts_of_a_complex_tensor_are_rounded(dtype: str) -> None:
+    x = torch.randn(3, 4, dtype=torch.complex128).conj().t()
+    packed = build(Cast(dtype=dtype))(x)
+    rounded = [part.to(getattr(torch, dtype)).double() for part in (x.real, x.imag)]
+    assert packed.tensor.dtype == getattr(torch, dtype)
+    assert torch.equal(packed.undo(packed.tensor), torch.complex(*rounded))
+
+
 @pytest.mark.parametrize(
     ("original", "dtype"),
     [
@@ -34,6 +43,7 @@ def test_the_restored_tensor_is_rounded_once(
         (torch.float16, "float16"),
         (torch.float32, "float32"),
         (torch.float16, "float32"),
+        (torch.complex64, "float32"),
     ],
     ids=str,
 )

@@ -17,11 +17,12 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @each_kind
-def test_the_noise_has_mean_0_and_the_standard_deviation_std(kind: str) -> None:
-    x = torch.full((40_000,), 2.0, dtype=torch.float64)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+def test_the_noise_has_mean_0_and_the_standard_deviation_std(kind: str, dtype: torch.dtype) -> None:
+    x = torch.full((40_000,), 2.0, dtype=dtype)
     noise = build(Noise(std=0.25, kind=kind))(x) - x
     std = 0.25 * (2 if kind == "multiplicative" else 1)
-    assert abs(noise.mean().item()) < 5 * std / math.sqrt(x.numel())
+    assert noise.mean().abs().item() < 5 * std / math.sqrt(x.numel())
     assert noise.std().item() == pytest.approx(std, rel=0.02)
 
 

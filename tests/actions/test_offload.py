@@ -27,6 +27,9 @@ TENSORS = {
     "expanded": torch.randn(1, 4).expand(3, 4),
     "a part": torch.randn(9, 4)[2:5, ::2],
     "requires grad": torch.randn(3, requires_grad=True),
+    "complex": torch.randn(3, dtype=torch.complex128),
+    "conjugate": torch.randn(3, 4, dtype=torch.complex64).conj().t(),
+    "negative": torch.randn(3, dtype=torch.complex64).conj().imag,
 }
 
 

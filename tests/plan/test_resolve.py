@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hookrun
-from hookrun.errors import CompileError
-from hookrun.plan.plan import HeadCount
-from hookrun.plan.resolve import head_count
-from hookrun.spec.heads import Heads
+from hookrun.errors import CompileError, HookError
 
 CAPTURE = {"hook": "forward", "action": "capture"}
 
@@ -152,6 +148,29 @@ def test_hooks_find_the_parameters_that_other_hooks_will_add() -> None:
 
 
 @pytest.mark.parametrize(
+    "hook",
+    [
+        {"hook": "apply", "action": "add_parameter", "name": "logit_bias", "shape": [4]},
+        {"hook": "forward", "action": "add_bias", "value": 1, "trainable": True},
+    ],
+    ids=["add_parameter", "add_bias"],
+)
+def test_an_added_parameter_never_takes_the_place_of_another_attribute(hook: dict[str, Any]) -> None:
+    spec = {"logit": {"select": "fc", **hook}}
+    for taken in (nn.Parameter(torch.ones(2)), nn.Identity(), torch.ones(2), None):
+        model = Net()
+        plan = hookrun.compile(spec, model)
+        model.fc.logit_bias = taken
+        message = "the module has an attribute 'logit_bias' already"
+        assert f"{message}: choose another name" in problems(model, spec)[0]
+        with pytest.raises(HookError, match=f"'logit' .* on fc: {message}"):
+            plan.install(model).__enter__()
+        assert model.fc.logit_bias is taken
+    other = {"select": "fc", "hook": "apply", "action": "add_parameter", "name": "logit_bias", "shape": [4]}
+    assert "an earlier hook adds a parameter 'logit_bias'" in problems(Net(), {"a": other, **spec})[0]
+
+
+@pytest.mark.parametrize(
     ("wrap", "advice"),
     [
         (lambda: torch.compile(nn.Linear(1, 1)), "install the hooks first"),
@@ -193,36 +212,3 @@ def test_a_hook_that_needs_the_shape_of_a_lazy_parameter_is_refused_with_advice(
         assert output.shape == (2, 4)
         if output.requires_grad:
             output.sum().backward()
-
-
-PICK = Heads(pick=(0,))
-
-
-def with_config(**config: Any) -> nn.Module:
-    made = nn.Module()
-    made.add_module("attn", nn.Sequential(nn.Linear(1, 1)))
-    made.config = SimpleNamespace(**config)  # type: ignore[assignment]
-    return made
-
-
-def test_a_given_count_of_heads_comes_first() -> None:
-    assert head_count(with_config(n_head=4), "attn.0", Heads(pick=(0,), count=3)) == HeadCount((3,))
-
-
-def test_heads_key_heads_and_width_come_from_the_configuration() -> None:
-    llama = with_config(num_attention_heads=8, num_key_value_heads=2, hidden_size=64)
-    assert head_count(llama, "attn.0", PICK) == HeadCount((8, 2), 8)
-    assert head_count(with_config(n_head=4, n_embd=10), "attn.0", PICK) == HeadCount((4,), None)
-    assert head_count(with_config(num_heads=4, d_kv=5, d_model=8), "attn.0", PICK) == HeadCount((4,), 5)
-
-
-def test_the_nearest_module_with_a_count_of_heads_is_used() -> None:
-    made = with_config(n_head=4)
-    made.get_submodule("attn").num_heads = 2  # type: ignore[assignment]
-    assert head_count(made, "attn.0", PICK) == HeadCount((2,))
-    assert head_count(made, "", PICK) == HeadCount((4,))
-
-
-def test_attributes_that_are_not_counts_of_heads_are_ignored() -> None:
-    for wrong in (True, 0, -1, "4", None):
-        assert head_count(with_config(n_head=wrong), "attn.0", PICK) is None

@@ -15,15 +15,15 @@ def test_steps_are_those_of_the_first_optimizer_until_the_loop_counts_them() -> 
     clock, changes = Clock(model), list[int]()
     clock.on_change = lambda: changes.append(clock.step)
     own, second, foreign = (torch.optim.SGD(each.parameters()) for each in (model, model, other))
-    clock.stepped(foreign)
+    clock.stepped(foreign, foreign.param_groups[0]["params"])
     assert clock.step == 0
-    clock.stepped(own)
-    clock.stepped(second)
+    clock.stepped(own, own.param_groups[0]["params"])
+    clock.stepped(second, second.param_groups[0]["params"])
     assert clock.step == 1
     clock.advance()  # the step that the optimizer has counted already
     assert clock.step == 1
     clock.advance()
-    clock.stepped(own)
+    clock.stepped(own, own.param_groups[0]["params"])
     assert clock.step == 2 and changes == [1, 2]
 
 

@@ -89,6 +89,50 @@ def test_an_installation_can_be_entered_once() -> None:
         installation.__enter__()
 
 
+ON_FIRST: dict[str, dict[str, Any]] = {
+    "list": {"action": "scale", "factor": [1, 2, 3, 4]},
+    "tensor": {"action": "scale", "factor": torch.arange(4.0)},
+    "bounds": {"action": "clamp", "min": [-0.1] * 4, "max": 1e30},
+    "index": {"action": "scale", "factor": 2, "index": "..., [1, 3]"},
+    "heads": {"action": "scale", "factor": 2, "heads": {"count": 2, "pick": [1]}},
+    "trained": {"action": "add_bias", "value": [0.5] * 4, "trainable": True},
+    "added": {
+        "hook": "apply",
+        "action": "add_parameter",
+        "name": "extra",
+        "shape": [4],
+        "value": [1, 2, 3, 4],
+    },
+    "own function": {"action": "python", "function": lambda x, by: x * by, "args": {"by": torch.arange(4.0)}},
+}
+
+
+@pytest.mark.parametrize("name", ON_FIRST)
+def test_what_is_made_under_inference_mode_serves_a_training_step(name: str) -> None:
+    spec = {"h": {"select": "0", "hook": "forward", **ON_FIRST[name]}}
+
+    def trained(*inside: str) -> list[Tensor]:
+        """The weights after a step; what is named `inside` happens under inference mode."""
+        model = net()
+        with torch.inference_mode("compile" in inside):
+            plan = hookrun.compile(spec, model, example=((X,), {}))
+        installed = plan.install(model)
+        with torch.inference_mode("install" in inside):
+            installed.__enter__()
+        if "validate" in inside:
+            with torch.inference_mode():
+                model.eval()(X)
+        torch.manual_seed(1)
+        step(model.train())
+        installed.__exit__(None, None, None)
+        return list(model.parameters())
+
+    expected = trained()
+    for inside in (["validate"], ["install", "validate"], ["compile"]):
+        for found, parameter in zip(trained(*inside), expected, strict=True):
+            assert torch.equal(found, parameter), inside
+
+
 def test_a_shared_module_is_hooked_once_and_fires_at_each_call() -> None:
     shared = nn.Linear(3, 3)
     model = nn.Sequential(shared, nn.Sequential(shared), nn.ModuleDict({"again": shared})["again"])

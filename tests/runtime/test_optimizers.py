@@ -6,6 +6,7 @@ import copy
 import pickle
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
@@ -23,10 +24,10 @@ class Follower:
         grad = self.weight.grad
         self.heard.append((when, self.weight.item(), 0.0 if grad is None else grad.item()))
 
-    def before(self, optimizer: Optimizer) -> None:
+    def before(self, optimizer: Optimizer, parameters: list[torch.Tensor]) -> None:
         self._note("before")
 
-    def after(self, optimizer: Optimizer) -> None:
+    def after(self, optimizer: Optimizer, parameters: list[torch.Tensor]) -> None:
         self._note("after")
 
 
@@ -53,6 +54,47 @@ def test_a_follower_is_called_once_around_each_step_with_or_without_a_closure() 
         assert follower.heard == [("before", 1.0, 2.0), ("after", 0.0, 2.0)], with_closure
         optimizer.step()
         assert len(follower.heard) == 2
+
+
+class Around(Optimizer):
+    """Steps other optimizers twice within its own step, as Lookahead, SAM and ZeroRedundancyOptimizer step theirs."""
+
+    def __init__(self, parameters: Any, *inner: Optimizer) -> None:
+        self.inner = inner
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        for optimizer in self.inner * 2:
+            optimizer.step(closure)
+
+
+class Derived(SGD):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("closure", [None, lambda: torch.zeros(())], ids=["plain", "with a closure"])
+def test_each_parameter_is_followed_in_its_outermost_step_alone(closure: Any) -> None:
+    first, second, third = (nn.Parameter(torch.ones(1)) for _ in range(3))
+    names = {id(first): 1, id(second): 2, id(third): 3}
+    inner, heard = SGD([first, second], lr=0.1), list[tuple[str, set[int]]]()
+
+    def note(when: str) -> Any:
+        return lambda optimizer, parameters: heard.append((when, {names[id(each)] for each in parameters}))
+
+    unfollow = follow(note("before"), note("after"))
+    try:
+        Derived([first], lr=0.1).step(closure)
+        alone, heard = heard, []
+        Around([first, second], inner).step(closure)
+        whole, heard = heard, []
+        Around([third], inner).step(closure)  # the inner steps are the outermost ones of their parameters
+    finally:
+        unfollow()
+    assert alone == [("before", {1}), ("after", {1})]
+    assert {key for key, _ in whole} == {"before", "after"} and all(of == {1, 2} for _, of in whole)
+    assert [key for key, _ in whole].count("after") == 1
+    assert [of for key, of in heard if key == "after"] == [{1, 2}, {1, 2}, {3}]
 
 
 def trained(cls: type) -> tuple[Any, ...]:

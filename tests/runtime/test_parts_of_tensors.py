@@ -147,6 +147,11 @@ def test_a_tensor_whose_heads_cannot_be_found_is_refused() -> None:
     assert heads(0, not_dim=2).of(numbers(2, 4, 4, 5)).shape == (2, 1, 4, 5)
     with pytest.raises(ValueError, match="does not hold 4 heads"):
         heads(0).of(numbers(2, 3, 7))
+    grouped = HeadsPart(Heads.model_validate({"pick": [3]}), HeadCount((4, 2), 8), -1)
+    assert grouped.of(numbers(1, 4, 5, 8)).shape == (1, 1, 5, 8)
+    for keys in (numbers(1, 2, 5, 8), numbers(1, 5, 16)):
+        with pytest.raises(ValueError, match="there is no head 3 among 2"):
+            grouped.of(keys)
 
 
 REAL = torch.tensor([[False, True, True], [True, True, True]])

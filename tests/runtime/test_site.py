@@ -6,10 +6,12 @@ from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import hookrun
+from hookrun.errors import HookError
 from hookrun.runtime.clock import Clock, CurrentCall
 
 
@@ -49,6 +51,15 @@ def test_keys_of_cross_attention_belong_to_the_encoder_s_tokens() -> None:
         assert now.tokens is None, path
         clock.passes = SimpleNamespace(current=current)
         assert now.tokens == expected and now.model_tokens is current, path
+
+
+def test_a_complex_value_of_a_real_tensor_is_refused() -> None:
+    value = torch.ones(2, dtype=torch.complex64)
+    for given in (value, lambda x: x * 1j):
+        spec = {"h": {"select": "", "hook": "forward", "action": "scale", "factor": given}}
+        model = nn.Identity()
+        with hookrun.hooked(model, spec), pytest.raises(HookError, match=r"'h' .* the value is complex"):
+            model(torch.ones(2))
 
 
 def test_a_value_takes_the_tensor_s_dtype_and_applies_to_the_part() -> None:

@@ -104,6 +104,8 @@ def compared(pair: tuple[nn.Module, nn.Module], hooks: dict[str, Any]) -> tuple[
         {"hook": "forward", "action": "scale", "factor": 0.5},
         {"hook": "forward", "action": "clamp", "min": -0.2, "max": 0.2},
         {"hook": "forward", "action": "replace", "value": 0.3, "index": "..., 0"},
+        {"hook": "forward", "action": "scale", "factor": 3, "index": "..., [1, 0]"},
+        {"hook": "forward", "action": "capture", "index": "..., [1, 0]"},
         {"hook": "forward", "action": "noise", "std": 0.5},
         {"hook": "forward", "action": "noise", "std": 0.5, "when": {"probability": 0.5}},
         {"hook": "forward_pre", "action": "noise", "kind": "multiplicative", "std": 0.5},

@@ -292,6 +292,51 @@ def test_double_backward_differentiates_the_edit(kind: str) -> None:
     assert hooks.fired["h", "0"] >= 1
 
 
+EDITS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
+    "scale": ({"action": "scale", "factor": 3}, lambda grad: grad * 3),
+    "clamp": ({"action": "clamp", "max": 0.5}, lambda grad: grad.clamp(max=0.5)),
+    "replace": ({"action": "replace", "value": 2}, lambda grad: torch.full_like(grad, 2)),
+    "clip_norm": (
+        {"action": "clip_norm", "max_norm": 1},
+        lambda grad: grad * (1 / (grad.norm() + 1e-6)).clamp_max(1),
+    ),
+    "index": ({"action": "scale", "factor": 3, "index": 0}, lambda grad: torch.cat([grad[:1] * 3, grad[1:]])),
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Using backward:UserWarning"
+)  # of a reference cycle, which the test breaks
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("kind", ["grad", "post_accumulate_grad"])
+def test_double_backward_differentiates_the_edit_of_a_parameter_gradient(kind: str, edit: str) -> None:
+    action, by_hand = EDITS[edit]
+
+    def accumulated(parameter: Tensor) -> None:
+        parameter.grad = by_hand(parameter.grad)  # type: ignore[arg-type]
+
+    def second(model: nn.Module) -> list[Tensor]:
+        parameters = list(model.parameters())
+        for _ in range(2):  # the second gradient is added to the first
+            model(X).pow(3).sum().backward(create_graph=True)
+        penalty = sum(parameter.grad.square().sum() for parameter in parameters)  # type: ignore[union-attr]
+        found = [*torch.autograd.grad(penalty, parameters), *(p.grad.detach() for p in parameters)]  # type: ignore
+        model.zero_grad()  # breaks the reference cycle between the gradients and their parameters
+        return found
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    weight: Any = model[0].weight
+    register = {"grad": (weight.register_hook, by_hand)}.get(
+        kind, (weight.register_post_accumulate_grad_hook, accumulated)
+    )
+    handle = register[0](register[1])
+    expected = second(model)
+    handle.remove()
+    with hookrun.hooked(model, {"h": {"select": "0.weight", "hook": kind, **action}}):
+        assert_close(second(model), expected)
+
+
 @each_kind
 def test_autograd_grad_fires_gradient_hooks(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import random
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
@@ -477,15 +478,21 @@ def gpt2() -> nn.Module:
     return model
 
 
+def cache_name(model: nn.Module) -> str:
+    """The name of the KV cache among the arguments and in the output, which transformers 5.24 changed."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 def test_a_captured_cache_is_detached_and_does_not_grow() -> None:
     model = gpt2()
+    name = cache_name(model)
     ids = torch.arange(4).reshape(1, 4)
     with hookrun.hooked(model, CAPTURE) as hooks:
         out = model(ids, use_cache=True)
-        cache = out.past_key_values
+        cache = out[name]
         expected = cache.layers[0].keys.detach().clone()
-        model(torch.tensor([[5]]), past_key_values=cache, use_cache=True)
-    first, second = (kept.past_key_values for kept in hooks.captures["h"][""])
+        model(torch.tensor([[5]]), use_cache=True, **{name: cache})
+    first, second = (kept[name] for kept in hooks.captures["h"][""])
     assert type(first) is type(cache) and first is not cache
     assert first.get_seq_length() == 4 and second.get_seq_length() == 5 == cache.get_seq_length()
     torch.testing.assert_close(first.layers[0].keys, expected, rtol=0, atol=0)
@@ -510,20 +517,21 @@ def test_dtype_applies_to_the_tensors_inside_a_cache() -> None:
     model = gpt2()
     with hookrun.hooked(model, spec) as hooks:
         model(torch.arange(4).reshape(1, 4), use_cache=True)
-    cache = hooks.captures["h"][""][0].past_key_values
+    cache = hooks.captures["h"][""][0][cache_name(model)]
     assert cache.layers[1].values.dtype == torch.float16
 
 
 def test_a_cache_can_be_captured_from_arguments_and_through_a_target() -> None:
     model = gpt2()
+    name = cache_name(model)
     spec = {
         "h": {"select": "transformer.h.1", "hook": "forward_pre", "action": "capture"},
-        "k": {**CAPTURE["h"], "target": "past_key_values.layers[1].keys"},
+        "k": {**CAPTURE["h"], "target": f"{name}.layers[1].keys"},
     }
     with hookrun.hooked(model, spec) as hooks:
         out = model(torch.arange(4).reshape(1, 4), use_cache=True)
     assert len(hooks.captures["h"]["transformer.h.1"]) == 1
-    torch.testing.assert_close(hooks.captures["k"][""], [out.past_key_values.layers[1].keys.detach()])
+    torch.testing.assert_close(hooks.captures["k"][""], [out[name].layers[1].keys.detach()])
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------

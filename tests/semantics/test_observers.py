@@ -189,6 +189,25 @@ def test_backward_observers_are_equal_within_rounding(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("activation", [nn.Sigmoid, nn.Tanh, nn.ReLU], ids=lambda kind: kind.__name__)
+def test_captures_leave_gradients_alone_where_saved_tensors_may_be_written(activation: Any) -> None:
+    def gradients(hooks: dict[str, Any], *, warm: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Net(lambda m, x: m.act(m.fc(x)), fc=nn.Linear(6, 6), act=activation())
+        x = torch.linspace(-1, 1, 12).reshape(2, 6)
+        with hookrun.hooked(model, hooks):
+            for _ in range(2 * warm):
+                model(x)
+            with torch.autograd.graph.allow_mutation_on_saved_tensors():
+                model(x).mul_(2).square().sum().backward()
+        return [parameter.grad for parameter in model.parameters()]  # type: ignore[misc]
+
+    for warm in (False, True):
+        capture = {"h": {"select": "**", "hook": "forward", "action": "capture"}}
+        for found, expected in zip(gradients(capture, warm=warm), gradients({}, warm=warm), strict=True):
+            assert torch.equal(found, expected)
+
+
 def with_gradient(model: nn.Module) -> Any:
     """Selects the modules whose output in a forward requires a gradient."""
     skipped = []

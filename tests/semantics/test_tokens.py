@@ -398,7 +398,9 @@ def test_tokens_are_refused_in_a_compiled_graph_and_heads_work() -> None:
             hooks.compile()
         model(ids, mask)
     with hookrun.hooked(model, {"edit": {**edit, "heads": [1]}}) as hooks, torch.no_grad():
-        torch.testing.assert_close(hooks.compile(backend="eager")(ids, mask), model(ids, mask))
+        torch.testing.assert_close(
+            hooks.compile(backend="eager", fullgraph=True)(ids, mask), model(ids, mask)
+        )
 
 
 class Placed(nn.Module):
@@ -587,6 +589,54 @@ def test_an_edit_in_generation_equals_a_hook_by_hand() -> None:
     assert not torch.equal(model.generate(**batch, max_new_tokens=NEW, do_sample=False), expected)
 
 
+DRAFTED: dict[str, dict[str, Any]] = {
+    "lookup": {"prompt_lookup_num_tokens": 3},
+    "assistant": {"assistant_model": gpt2()},
+    "early exit": {"assistant_early_exit": 1},
+}
+
+
+@pytest.mark.parametrize("how", DRAFTED)
+@pytest.mark.parametrize("tokens", ["all", {"phase": "prompt"}], ids=str)
+def test_tokens_are_refused_by_name_in_speculative_decoding(how: str, tokens: Any) -> None:
+    model: Any = gpt2()
+    with (
+        hookrun.hooked(model, {"seen": hook("transformer.h.0", "capture", tokens)}),
+        pytest.raises(HookError, match=r"'seen' .* transformer.h.0: tokens: a speculative decoding"),
+    ):
+        model.generate(torch.tensor([[3, 4, 5, 3, 4]]), max_new_tokens=6, do_sample=False, **DRAFTED[how])
+
+
+@pytest.mark.parametrize("drafted", [[], [7, 8]], ids=["in a later pass", "with the prompt"])
+def test_tokens_are_refused_where_a_generate_of_ones_own_drafts(drafted: list[int]) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(20, 4)
+
+        def forward(self, input_ids: Tensor, past_key_values: tuple[Tensor]) -> Tensor:
+            return self.embed(input_ids)  # type: ignore[no-any-return]
+
+        def generate(self, input_ids: Tensor) -> None:
+            prompt = [*input_ids[0].tolist(), *drafted]
+            for past, new in ((0, prompt), (len(prompt), [9, 5, 4]), (len(prompt) + 1, [6])):
+                self(torch.tensor([new]), (torch.zeros(1, 1, past, 2),))
+
+    model = Own()
+    with (
+        hookrun.hooked(model, {"seen": hook("embed", "capture", "all")}),
+        pytest.raises(HookError, match=r"'seen' .* a speculative decoding"),
+    ):
+        model.generate(torch.tensor([[3, 4, 5]]))
+
+
+def test_speculative_decoding_leaves_the_tokens_of_an_encoder_alone() -> None:
+    model: Any = t5()
+    with hookrun.hooked(model, {"seen": hook("encoder.block.0.layer.1", "capture", "all")}) as hooks:
+        model.generate(STARTS[0][None], max_new_tokens=NEW, do_sample=False, prompt_lookup_num_tokens=3)
+    assert [len(rows) for rows in hooks.captures["seen"]["encoder.block.0.layer.1"]] == [len(STARTS[0])]
+
+
 def test_a_run_that_generates_has_the_rows_of_its_prompts(tmp_path: Path) -> None:
     model: Any = gpt2()
     first = {"position": [0, 4, 7], "missing": "skip"}
@@ -597,6 +647,99 @@ def test_a_run_that_generates_has_the_rows_of_its_prompts(tmp_path: Path) -> Non
     rows = hookrun.open_run(tmp_path / "run").captures["seen"]["transformer.h.1"]
     assert rows.sample_ids.tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
     assert rows.positions.tolist() == [0, 4, 7, 0, 4, 0, 4, 7]
+
+
+PACKED = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1], [0, 0, 1, 2, 3, 4, 0, 1, 1]])
+DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2], [-1, 0, 0, 0, 0, 0, 1, 1, -1]])
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_all_documents_of_a_packed_row_are_real_and_have_no_positions_of_a_row(additive: bool) -> None:
+    model, ids = llama(), torch.arange(3, 21).reshape(2, 9)
+    same = (DOCUMENTS[:, :, None] == DOCUMENTS[:, None]) & (DOCUMENTS[:, None] >= 0)
+    mask = same.tril()[:, None]
+    if additive:
+        mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+    call = {"input_ids": ids, "attention_mask": mask, "position_ids": PACKED}
+    seen = {
+        "seen": hook("model.layers.1", "capture", "all"),
+        "one": hook("model.layers.0", "capture", {"id": [7]}),
+    }
+    with hookrun.hooked(model, seen) as hooks, torch.no_grad():
+        model(**call)
+    rows = hooks.captures["seen"]["model.layers.1"]
+    assert torch.equal(rows.token_ids, ids[DOCUMENTS >= 0])
+    assert hooks.captures["one"]["model.layers.0"].token_ids.tolist() == [7]
+    for tokens in (-1, [0, 2], "1:3"):
+        refused = pytest.raises(HookError, match="the row holds several sequences")
+        with hookrun.hooked(model, {"seen": hook("model.layers.1", "capture", tokens)}), refused:
+            model(**call)
+
+
+def recurrent(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 50,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": 2,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+    }
+    special = {
+        "rwkv": {"attention_hidden_size": HIDDEN, "context_length": 64},
+        "mamba2": {"state_size": 4, "num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 4},
+    }
+    config = transformers.CONFIG_MAPPING[name](**sizes, **special.get(name, {"state_size": 4}))
+    return random_weights(transformers.AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "falcon_mamba", "rwkv"])
+def test_passes_of_a_recurrent_state_are_counted_in_a_generation(name: str) -> None:
+    model: Any = recurrent(name)
+    ids = torch.arange(5, 10)[None]
+    layer, target = ("rwkv.blocks.1", {"target": "[0]"}) if name == "rwkv" else ("backbone.layers.1", {})
+    specs = {
+        "all": hook(layer, "capture", "all", **target),
+        "some": hook(layer, "capture", [-1, 6], **target),
+        "new": hook(layer, "scale", {"phase": "generation"}, factor=-3.0, **target),
+    }
+    found = []
+    for use_cache in (True, False):
+        with hookrun.hooked(model, specs) as hooks:
+            out = model.generate(ids, max_new_tokens=4, do_sample=False, use_cache=use_cache)
+        rows = hooks.captures["all"][layer]
+        assert rows.positions.tolist() == list(range(8)) and torch.equal(rows.token_ids, out[0, :-1])
+        assert hooks.captures["some"][layer].positions.tolist() == [4, 6]
+        found.append(out)
+    torch.testing.assert_close(*found)
+
+
+def test_a_state_of_unknown_length_is_refused_until_hooks_tokens_tells_it() -> None:
+    model: Any = recurrent("rwkv")
+    ids = torch.arange(5, 10)[None]
+    with hookrun.hooked(model, {"seen": hook("rwkv.blocks.1", "capture", "all", target="[0]")}) as hooks:
+        state = model(ids[:, :3], use_cache=True).state
+        with pytest.raises(HookrunError, match="continues from a recurrent state"):
+            model(ids[:, 3:], state=state)
+        hooks.tokens(ids[:, :3])
+        state = model(ids[:, :3], use_cache=True).state
+        hooks.tokens(ids[:, 3:], torch.ones_like(ids))
+        model(ids[:, 3:], state=state)
+    assert hooks.captures["seen"]["rwkv.blocks.1"].positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+
+
+def test_a_prompt_in_chunks_is_refused_with_the_reason() -> None:
+    model: Any = llama()
+    ids = torch.arange(5, 10)[None]
+    for how, reason in (
+        ({"prefill_chunk_size": 3}, "3 of the prompt's 5 tokens.* leave prefill_chunk_size out"),
+        ({"guidance_scale": 1.5}, "1 of the prompt's 5 tokens.* give `generate` all of it at once"),
+    ):
+        with (
+            hookrun.hooked(model, {"seen": hook("model.layers.1", "capture", "all")}),
+            pytest.raises(HookrunError, match=reason),
+        ):
+            model.generate(ids, max_new_tokens=2, do_sample=False, **how)
 
 
 def test_tokens_after_the_end_of_a_sequence_are_padding() -> None:

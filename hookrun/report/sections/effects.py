@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, shortened
 from hookrun.report.draw.charts import Figure, Series, bars, lines
 from hookrun.report.draw.pictures import Array, heat
-from hookrun.report.draw.text import module_name, number, shortened
+from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import Facts
 from hookrun.store.effects import (
     CLEAN,

@@ -30,7 +30,7 @@ class AtInstallation(RegisteredHook):
         before = _requires_grad(module)
         try:
             action.build(site)(module)
-        except UserCodeError as error:
+        except (UserCodeError, ValueError) as error:
             raise HookError(f"{site.where}: {error}") from error
         site.fired += 1
         after = _requires_grad(module)

@@ -17,7 +17,7 @@ from hookrun.runtime.sharded import Moves, due, is_sharded, shard_of, whole
 
 
 class OptimizerSteps(RegisteredHook):
-    """All optimizer hooks of an installation, in order; they act on the parameters that the optimizer has.
+    """All optimizer hooks of an installation, in order; they act on the parameters that the optimizer steps.
 
     With a closure (``optimizer.step(closure)``: LBFGS, Lightning) `optimizer_step_pre` fires after each call of the
     closure, since that computes the gradients.
@@ -35,9 +35,9 @@ class OptimizerSteps(RegisteredHook):
         self.parameters = tuple(moves.get(id(parameter), parameter) for parameter in self.parameters)
 
     @torch.no_grad()
-    def run(self, kind: HookType, optimizer: Optimizer) -> None:
-        """Run the hooks of one kind, before or after a step of the optimizer."""
-        mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    def run(self, kind: HookType, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+        """Run the hooks of one kind, before or after a step of these parameters of the optimizer."""
+        mine = set(map(id, parameters))
         stepped = [
             (firing, parameter)
             for firing, parameter in zip(self.firings, self.parameters, strict=False)

@@ -61,4 +61,8 @@ class AccumulatedGrad(ParameterHook):
         """Act on a gradient that is accumulated and summed over all ranks, unless more micro-batches follow."""
         if self.clock is None or self.clock.accumulating or (grad := parameter.grad) is None:
             return
-        write(grad, edited(grad, self.firings))
+        new = edited(grad, self.firings)
+        if grad.requires_grad:  # by create_graph=True: a write would be hidden from the second derivative
+            parameter.grad = new
+        else:
+            write(grad, new)

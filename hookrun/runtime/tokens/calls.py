@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookrun.runtime.frames import outward
 from hookrun.values.containers import tensors
 from hookrun.values.tensors import holds_data
 
@@ -21,9 +22,16 @@ DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
 LABELS = "labels"
 NO_LABEL = -100
 """The label that models of transformers leave out of the loss and turn into padding."""
-CACHES = ("past_key_values", "past_key_value", "cache_params")
+CACHES = ("past_key_values", "past_key_value", "cache", "cache_params")
+STATE = "state"
+"""The name of the argument with the state of a recurrent model."""
+_MASKED = -1000.0
+"""What is added to masked scores is less, to others more: 0, or a bias such as ALiBi's."""
 _GENERATES = "generate"
 """The name of the method that runs a generation."""
+
+_SPECULATIVE = "assisted_generation"
+"""The mode of transformers for an assistant model, prompt lookup, early exit, and heads that predict several tokens."""
 
 _SESSION = "_hookrun_session"
 """The name of a local variable that is added to the frame of a running `generate`, to recognize it in later passes."""
@@ -39,6 +47,7 @@ class CallTokens:
     past:     how many columns a cache holds; None: not given
     has_data: the tensors have values; False in a trial run
     packed:   a row holds several sequences: its position ids start again at 0
+    after_state: a recurrent state holds columns before these, and it is not known how many
     """
 
     rows: int
@@ -48,6 +57,7 @@ class CallTokens:
     past: int | None = None
     has_data: bool = True
     packed: bool = False
+    after_state: bool = False
 
     @classmethod
     def of(cls, input_ids: Tensor, attention_mask: Tensor | None = None) -> CallTokens:
@@ -97,15 +107,16 @@ class CallReader:
             return None
         if not all(holds_data(tensor) for tensor in (ids, embeds) if isinstance(tensor, Tensor)):
             return CallTokens(rows, columns, has_data=False)
-        past = _past(given)
+        past, after_state = _past(given)
         raw = given.get(MASK)
         mask = as_mask(raw, rows, None if past is None else past + columns) if raw is not None else None
         if past is None and mask is not None and mask.shape[1] > columns:
-            past = mask.shape[1] - columns
+            past, after_state = mask.shape[1] - columns, False
         packed = False
-        if raw is None and not past:
-            mask, packed = _by_positions(given.get(POSITIONS), rows, columns)
-        return CallTokens(rows, columns, None if ids is None else on_cpu(ids), mask, past, packed=packed)
+        if not past and not (isinstance(raw, Tensor) and raw.dim() == 2):
+            mask, packed = _by_positions(given.get(POSITIONS), mask, rows, columns)
+        ids = None if ids is None else on_cpu(ids)
+        return CallTokens(rows, columns, ids, mask, past, packed=packed, after_state=after_state)
 
 
 def made_from_labels(model: nn.Module) -> nn.Module | None:
@@ -136,9 +147,11 @@ def as_mask(raw: Any, rows: int, width: int | None) -> Tensor | None:
         raw = raw.get("full_attention", next(iter(raw.values()), None))
     if not isinstance(raw, Tensor) or not holds_data(raw):
         return None
-    if raw.dim() == 4:  # take the keys that the last query of each row may attend to
-        last = raw[:, 0, -1]
-        raw = last if last.dtype == torch.bool else last == 0
+    if raw.dim() == 4:  # a key is real if any query may attend to it
+        if width is not None and raw.shape[-1] < width:  # it covers only the window that a cache holds
+            return None
+        allowed = raw > _MASKED if raw.is_floating_point() else raw != 0
+        raw = allowed[:, 0].any(1)
     if raw.dim() != 2:
         return None
     mask: Tensor = (raw != 0).to("cpu")
@@ -146,15 +159,17 @@ def as_mask(raw: Any, rows: int, width: int | None) -> Tensor | None:
     return mask if mask.shape[0] == rows else mask.expand(rows, -1)
 
 
-def _by_positions(raw: Any, rows: int, columns: int) -> tuple[Tensor | None, bool]:
-    """The mask that follows from position ids [B, T], and whether rows hold several sequences.
+def _by_positions(raw: Any, mask: Tensor | None, rows: int, columns: int) -> tuple[Tensor | None, bool]:
+    """The mask, or the one that follows from position ids [B, T], and whether rows hold several sequences.
 
-    A sequence begins at the last 0 of its row. Left padding before it has position 0 everywhere or 1 everywhere; any
-    other positions before it belong to further sequences. The mask is None if there is no padding.
+    Without a mask a sequence begins at the last 0 of its row. Left padding before it has position 0 everywhere or 1
+    everywhere; any other positions before it belong to further sequences. The mask is None if there is no padding.
     """
     if not isinstance(raw, Tensor) or raw.dim() != 2 or raw.shape[1] != columns or not holds_data(raw):
-        return None, False
+        return mask, False
     positions = on_cpu(raw).expand(rows, -1)
+    if mask is not None:
+        return mask, bool((mask & (positions == 0) & (mask.cumsum(1) > 1)).any())
     at = torch.arange(columns)
     start = torch.where(positions == 0, at, 0).amax(1, keepdim=True)
     before = at < start
@@ -164,15 +179,18 @@ def _by_positions(raw: Any, rows: int, columns: int) -> tuple[Tensor | None, boo
     return None, True
 
 
-def _past(given: Mapping[str, Any]) -> int | None:
-    """How many columns the call's cache holds; None if the call has no cache argument."""
+def _past(given: Mapping[str, Any]) -> tuple[int | None, bool]:
+    """How many columns the call's cache holds, None if no argument says it; and whether a state holds some others."""
     cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
     if cache is None:
-        return None
+        return None, given.get(STATE) is not None
     if callable(length := getattr(cache, "get_seq_length", None)):
-        return int(length())
+        try:
+            return int(length()), False
+        except ValueError:  # of transformers, for a cache of recurrent layers alone
+            return (None, True) if cache.has_previous_state() else (0, False)
     keys = next(tensors(cache), None)  # keys [B, H, S, width]
-    return None if keys is None or keys.dim() < 2 else int(keys.shape[-2])
+    return (None if keys is None or keys.dim() < 2 else int(keys.shape[-2])), False
 
 
 # ---- the signature ---------------------------------------------------------------------------------------------
@@ -232,17 +250,20 @@ class Session:
     prompt:  the number of columns of its prompt; None: not known
     eos:     the tokens that end a sequence; they and later tokens count as padding
     samples: the number of its prompts, each of which may have several sequences (beams); None: not known
+    chunked: its prompt is computed in chunks
+    drafts:  it is a speculative decoding, or part of one: passes compute candidates that may be rejected
     """
 
     prompt: int | None
     eos: tuple[int, ...]
     samples: int | None
+    chunked: bool = False
+    drafts: bool = False
 
 
 def session(model: nn.Module) -> Session | None:
     """The `generate` call that this model call is part of (from the stack), or None; the same object in each pass."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in outward(sys._getframe(1)):
         owner = frame.f_locals.get("self") if frame.f_code.co_name == _GENERATES else None
         if isinstance(owner, nn.Module) and (  # the model, a part of it or a wrapper of it
             any(module is owner for module in model.modules())
@@ -250,13 +271,13 @@ def session(model: nn.Module) -> Session | None:
         ):
             known = frame.f_locals.get(_SESSION)
             if not isinstance(known, Session):
-                known = frame.f_locals[_SESSION] = _new_session(frame.f_locals)
+                known = frame.f_locals[_SESSION] = _new_session(frame)
             return known
-        frame = frame.f_back
     return None
 
 
-def _new_session(local: Mapping[str, Any]) -> Session:
+def _new_session(frame: FrameType) -> Session:
+    local = frame.f_locals
     ids = local.get(IDS)
     prompt = ids.shape[1] if isinstance(ids, Tensor) and ids.dim() == 2 and ids.shape[1] else None
     config = local.get("generation_config") or getattr(local.get("self"), "generation_config", None)
@@ -269,6 +290,12 @@ def _new_session(local: Mapping[str, Any]) -> Session:
         prompt,
         tuple(number for number in numbers if isinstance(number, int)),
         samples if isinstance(samples, int) else None,
+        chunked=getattr(config, "prefill_chunk_size", None) is not None,
+        drafts=any(  # also for the model that drafts, whose `generate` is called by that of the other one
+            call.f_locals.get("generation_mode") == _SPECULATIVE
+            for call in outward(frame)
+            if call.f_code.co_name == _GENERATES
+        ),
     )
 
 
@@ -289,6 +316,7 @@ class Pass:
     decodes:   it is a pass of a decoder with an encoder; spans then refer to the encoder's tokens
     encoder:   for a decoder's pass, the pass of its encoder
     packed:    rows hold several sequences, so that positions cannot be counted
+    drafts:    it computes candidates of a speculative decoding, which may be rejected
     chosen:    cache of the positions that were selected in it; see `choice`
     """
 
@@ -318,6 +346,7 @@ class Pass:
             self._mark_ended(session.eos)
         self._positions: Tensor | None = None
         self.encoder: Pass | None = None
+        self.drafts = False
         self.chosen = dict[Any, Any]()
 
     def _mark_ended(self, eos: tuple[int, ...]) -> None:

@@ -104,6 +104,9 @@ class Sequences:
         running = session(self._model)
         here.current = new = self._find_pass(number, tokens, running)
         if new is not None:
+            encodes = len(self._sources) > 1 and not number
+            if running is not None and tokens is not None and not encodes:
+                new.drafts = _drafts(running, tokens, here.latest.get(number))
             here.latest[number] = new
             encoder = here.latest.get(0) if number else None
             new.encoder = None if encoder is None else encoder.seen_by(new)
@@ -140,6 +143,8 @@ class Sequences:
         if here.given is not None and here.given.past is not None and here.current is not None:
             return here.current  # hooks.tokens was called for this pass
         if (earlier := self._continued_pass(number, tokens, running)) is not None:
+            if tokens.after_state:  # the state holds what the earlier passes have computed
+                tokens = replace(tokens, past=earlier.total)
             return self._next_pass(earlier, tokens)
         given = here.given
         if given is None or number:
@@ -164,7 +169,8 @@ class Sequences:
         if tokens.past:
             return last if last.total >= tokens.past else None
         if running is not None:
-            return last if last.session is running and tokens.columns > last.total else None
+            later = tokens.after_state or tokens.columns > last.total
+            return last if last.session is running and later else None
         if not last.by_hand or tokens.past == 0:
             return None
         if tokens.columns > last.total and last.ids is not None and tokens.ids is not None:
@@ -176,9 +182,16 @@ class Sequences:
     ) -> Pass:
         """The first pass of new sequences. Columns in a cache that were not observed count as part of the prompt."""
         total = (tokens.past or 0) + tokens.columns
-        if running is not None and running.prompt is not None and running.prompt > total:
+        if tokens.after_state and not by_hand:
             raise HookrunError(
-                "`tokens` does not work where a prompt is computed in chunks: leave prefill_chunk_size out"
+                "tokens: the call continues from a recurrent state, and it is not known how many tokens that holds: "
+                "call hooks.tokens before it, with these tokens and a mask of all tokens so far"
+            )
+        if running is not None and running.prompt is not None and running.prompt > total:
+            hint = "leave prefill_chunk_size out" if running.chunked else "give `generate` all of it at once"
+            raise HookrunError(
+                f"tokens: a call inside `generate` computes {total} of the prompt's {running.prompt} tokens, and no "
+                f"argument says where they are: {hint}"
             )
         known = None if running is None else running.samples
         return Pass(
@@ -223,6 +236,16 @@ class Sequences:
             ended=ended,
             decodes=last.decodes,
         )
+
+
+def _drafts(running: Session, tokens: CallTokens, last: Pass | None) -> bool:
+    """Whether the call computes candidates: more tokens than the prompt at first, or a cache that has shrunk."""
+    if running.drafts:
+        return True
+    if last is None or last.session is not running:
+        longer = running.prompt is not None and tokens.columns > running.prompt
+        return longer and tokens.ids is not None and not tokens.past
+    return last.drafts or (tokens.past is not None and 0 < tokens.past < last.total)
 
 
 def _same(one: CallTokens, other: CallTokens) -> bool:

@@ -11,8 +11,8 @@ from hookrun.config.validation import join
 from hookrun.errors import compile_error, listed, nearest
 from hookrun.models.attention_points import HeadwiseProjection
 from hookrun.models.decoder import FromHeads, SumOfHeads
+from hookrun.plan.heads import head_count
 from hookrun.plan.model_tree import ModelNames
-from hookrun.plan.resolve import head_count
 from hookrun.spec.heads import Heads
 from hookrun.spec.selector import Selector
 from hookrun.tasks.run.prepare import Mistakes

@@ -186,6 +186,25 @@ def test_each_optimizer_sees_its_own_parameters() -> None:
     assert {path for (_, path), count in hooks.fired.items() if count} == {"3.weight"}
 
 
+def test_a_step_inside_another_step_is_a_part_of_it() -> None:
+    class Around(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:
+            inner.step()
+
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    spec: dict[str, Any] = {
+        kind: {"select": "3.weight", "hook": f"optimizer_step_{kind}", "action": "scale", "factor": 0.5}
+        for kind in ("pre", "post")
+    }
+    with hookrun.hooked(model, spec) as hooks:
+        gradients(model)
+        expected = 0.5 * (model[3].weight.detach() - 0.5 * model[3].weight.grad)
+        Around(model.parameters(), {}).step()
+    assert torch.equal(model[3].weight, expected)
+    assert set(hooks.fired.values()) == {1} and hooks.clock.step == 1
+
+
 def test_a_parameter_without_a_gradient_is_reported() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

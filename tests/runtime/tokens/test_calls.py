@@ -54,6 +54,16 @@ def test_a_mask_is_true_at_real_tokens() -> None:
     assert found is not None and found.dtype is torch.bool and torch.equal(found, MASK.bool())
 
 
+def test_a_token_is_real_if_any_query_attends_to_it() -> None:
+    blocks = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]).tril().bool()[None, None]
+    least = torch.finfo(torch.float32).min
+    biased = torch.where(blocks, torch.arange(-4.0, 0), least)
+    for mask in (blocks, blocks.long(), torch.where(blocks, 0.0, -torch.inf), biased):
+        found = as_mask(mask, 2, 4)
+        assert found is not None and found.tolist() == [[True, True, False, True]] * 2
+    assert as_mask(blocks, 1, 9) is None  # of the sliding window of a cache
+
+
 def of(real: Tensor, **fields: Any) -> Pass:
     rows, columns = real.shape
     said = {"ids": None, "prompt": columns, "new_from": 0, "number": 0, "session": None}
