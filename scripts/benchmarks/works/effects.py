@@ -21,6 +21,7 @@ _COMMON = [
     "task.tokens=-2",
 ]
 _GPT2 = [
+    "compute.threads=2",
     "model=transformers",
     "~model.args",
     "+model.args={config: {model_type: gpt2, n_layer: 4, vocab_size: 50257}}",
@@ -32,6 +33,7 @@ _GPT2 = [
     "task.metric=loss",
 ]
 _TINY = [
+    "compute.threads=1",
     "model=decoder",
     "model.args={layers: 4, heads: 2, width: 32}",
     "data.args={half: [6, 6], val_size: 16}",
