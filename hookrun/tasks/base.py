@@ -98,8 +98,7 @@ def metrics_of(task: TaskKeys) -> tuple[MetricKeys, ...] | None:
 
 def metric_tokens_of(task: TaskKeys) -> Tokens | None:
     """The tokens at which a task computes its metrics, `task.tokens`; None: at each token that is to be predicted."""
-    has_metrics = "metrics" in type(task).model_fields
-    return cast(Tokens | None, getattr(task, "tokens", None)) if has_metrics else None
+    return cast(Tokens | None, getattr(task, "tokens", None)) if hasattr(task, "metrics") else None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from hookrun.report.facts import Facts
 from hookrun.report.sections import (
     analysis,
     classes,
+    effects,
     generations,
     hooks,
     lens,
@@ -58,6 +59,7 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
     ReportSection("analysis", "Analysis", analysis.build, "analysis.html"),
     ReportSection("generations", "Generations", generations.build, "generations.html"),
     ReportSection("lens", "Lens", lens.build, "lens.html"),
+    ReportSection("effects", "Effects", effects.build, "effects.html"),
     ReportSection("hooks", "Hooks", hooks.build, "hooks.html"),
     ReportSection("repeat", "Run it again", repeat.of_a_run, "repeat.html"),
 )

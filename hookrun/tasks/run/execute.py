@@ -126,7 +126,13 @@ def run_under_hooks(
         opened.open(loggers if ranks.is_main else (), logged),
         session(settings.compute, settings.seed),
         Installation(
-            prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied, reduced=reduced
+            prepared.plan,
+            model,
+            sink=sink,
+            scaler=scaler,
+            restored=prepared.applied,
+            reduced=reduced,
+            around=prepared.around,
         ) as hooks,
     ):
         _load_leftover(prepared, hooks)
