@@ -18,6 +18,7 @@ from hookrun.errors import HookrunError, Lookup
 from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors, read_captures
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, write_tensors
+from hookrun.store.comparison import TOLERANCE, By, Comparison, compare_runs
 from hookrun.store.files import StoreError, collector_paused, os_reason, read_lines, replacing
 from hookrun.store.format import (
     CAPTURES,
@@ -245,6 +246,21 @@ class Run:
         import pyarrow
 
         return pyarrow.table(columns)
+
+    def compare(
+        self,
+        other: Run | str | os.PathLike[str],
+        *,
+        by: Sequence[By] = ("module",),
+        tolerance: float = TOLERANCE,
+    ) -> Comparison:
+        """How this run differs from another one, given as a run or its directory; see `compare_runs`.
+
+        `first` says where, and `captures`, `metrics`, `weights`, … are tables, as task=compare writes them.
+        """
+        return compare_runs(
+            self, other if isinstance(other, Run) else open_run(other), by=by, tolerance=tolerance
+        )
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file, and return its keys.
