@@ -137,8 +137,8 @@ class Run:
     def generations(self) -> list[dict[str, Any]]:
         """The lines of generations.jsonl in the order of the samples; empty if the run did not generate.
 
-        For each sample `prompt`, `prompt_ids`, `text`, `ids`, `reason`, `next`; with `task.compare` also those without
-        hooks (`text_without`, …) and `kl_first`.
+        For each sample `prompt`, `prompt_ids`, `text`, `ids`, `reason`, `next`; with `task.without_hooks` also those
+        without hooks (`text_without`, …) and `kl_first`.
         """
         return read_records(self.path / GENERATIONS, GenerationLine)
 

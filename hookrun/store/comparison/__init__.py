@@ -226,12 +226,12 @@ def _rows(capture: StoredCapture, comparison: Compared, cka: Cka | None) -> Iter
 
 
 def _first(module: str, comparison: Compared) -> tuple[int, dict[str, Any]] | None:
-    """The step, and the sample and token, that differ first; without these two if rows have another shape."""
+    """The time, and the sample and token, that differ first; without these two if rows have another shape."""
     firsts = [found.first for found in comparison.by_token.values() if found.first is not None]
     if not firsts and not comparison.other_shape:
         return None
-    (step, *_), (sample, token) = min(firsts, default=((0,), (None, None)), key=itemgetter(0))
-    return step, {"module": module, "sample": sample, "token": token}
+    (time, *_), (sample, token) = min(firsts, default=((0,), (None, None)), key=itemgetter(0))
+    return time, {"module": module, "sample": sample, "token": token}
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -112,7 +112,7 @@ class Difference:
 
     largest: the largest absolute difference of two elements, and where: (sample, token, index in the row or token)
     broken:  an element is not finite on one side only
-    first:   (step, order, token) of the first row or token that differs, and its (sample, token)
+    first:   (time, order, token) of the first row or token that differs, and its (sample, token)
     """
 
     rows: int = 0
@@ -157,7 +157,7 @@ class Difference:
             index = torch.unravel_index(cells.element[at], cells.shape) if cells.shape else ()
             self.where = (*cells.at(at), [int(place) for place in index])
         for number in (chosen & cells.differing(tolerance)).nonzero().squeeze(1).tolist():
-            order = int(cells.steps[number]), int(cells.order[number]), int(cells.tokens[number])
+            order = int(cells.times[number]), int(cells.order[number]), int(cells.tokens[number])
             if self.first is None or order < self.first[0]:
                 self.first = order, cells.at(number)
 
@@ -173,6 +173,7 @@ class Cells:
 
     shape:   of a cell
     samples: the sample of each cell, `FIRING` if it has none; `tokens`: the position of its token, -1 if it has none
+    times:   ascending from step to step of a run; `order`: from sample to sample
     element: the number of the element with the largest difference
     broken:  whether a value is not finite on one side only, or another one there
     unmasked, unmasked_difference: as `square` and `square_difference`, without masked attention scores
@@ -181,7 +182,7 @@ class Cells:
     shape: tuple[int, ...]
     samples: Tensor
     tokens: Tensor
-    steps: Tensor
+    times: Tensor
     order: Tensor
     product: Tensor
     square: Tensor
@@ -267,11 +268,17 @@ def _samples(capture: StoredCapture) -> str:
 
 def cells_of(pair: Pair, samples: Samples) -> Iterator[Cells]:
     """The cells of each block of a pair whose rows have the same shape."""
-    shape, ids = pair.rows.shape[1:], pair.rows.capture.sample_ids[pair.rows.rows]
+    capture, shape = pair.rows.capture, pair.rows.shape[1:]
+    ids = capture.sample_ids[pair.rows.rows]
     positions, cell = positions_of(pair, samples), shape[1:]
     if positions is None:
-        positions, cell = pair.rows.capture.positions[pair.rows.rows][:, None], shape
-    steps = pair.rows.capture.steps[pair.rows.rows]
+        positions, cell = capture.positions[pair.rows.rows][:, None], shape
+    epochs, splits, steps = (
+        column[pair.rows.rows] for column in (capture.epochs, capture.splits, capture.steps)
+    )
+    times = (
+        epochs * (len(SPLITS) + 1) + splits + 1
+    ) * 2**32 + steps  # an epoch is validated after its training
     width, elements = positions.shape[1], math.prod(cell)
     for place, rows, others in pair.blocks():
         count = len(rows) * width
@@ -279,7 +286,7 @@ def cells_of(pair: Pair, samples: Samples) -> Iterator[Cells]:
             cell,
             ids[place].repeat_interleave(width),
             positions[place].reshape(count),
-            steps[place].repeat_interleave(width),
+            times[place].repeat_interleave(width),
             pair.order[place].repeat_interleave(width),
             **measured(rows.reshape(count, elements), others.reshape(count, elements)),
         )
