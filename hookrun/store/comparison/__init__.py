@@ -8,18 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hookrun.errors import Lookup, counted, listed
 from hookrun.store.captures.read import StoredCapture, captured_tensors
 from hookrun.store.captures.shard import read_index
 from hookrun.store.comparison import records
 from hookrun.store.comparison.predictions import predictions
+from hookrun.store.comparison.records import StoredRun
 from hookrun.store.comparison.rows import Compared, Difference, MatchedRows, compared
 from hookrun.store.format import CAPTURES
-
-if TYPE_CHECKING:
-    from hookrun.store.reader import Run
 
 By = Literal["module", "tokens"]
 Cka = Callable[[MatchedRows, MatchedRows], float | None]
@@ -126,8 +124,8 @@ def place(first: Mapping[str, Any]) -> str:
 
 
 def compare_runs(
-    run: Run,
-    other: Run,
+    run: StoredRun,
+    other: StoredRun,
     *,
     by: Sequence[By] = ("module",),
     tolerance: float = TOLERANCE,
@@ -179,13 +177,12 @@ def compare_runs(
     )
 
 
-def _trains(run: Run) -> bool:
-    """Whether the weights change from step to step: a run of task=train, or of an own loop."""
-    task = run.config.get("task")
-    return not run.config or (isinstance(task, Mapping) and task.get("name") == "train")
+def _trains(run: StoredRun) -> bool:
+    """Whether the weights change from step to step: a learning rate was logged, or it is a run of an own loop."""
+    return not run.config or any("lr" in line for line in run.metrics)
 
 
-def _in_order(run: Run) -> dict[tuple[str, str, str], StoredCapture]:
+def _in_order(run: StoredRun) -> dict[tuple[str, str, str], StoredCapture]:
     """(hook, module, path) -> its capture, in the order in which they were first recorded."""
     captures = {_key(capture): capture for capture in captured_tensors(run.captures)}
     entries = (entry for shard in read_index(run.path / CAPTURES)[0] for entry in shard.entries)
@@ -202,7 +199,7 @@ def _named(capture: StoredCapture) -> dict[str, Any]:
     return dict(zip(("hook", "module", "path"), _key(capture), strict=True))
 
 
-def _partner(other: Run, hook: str, module: str, path: str) -> StoredCapture | None:
+def _partner(other: StoredRun, hook: str, module: str, path: str) -> StoredCapture | None:
     """The capture of the other run at the same place, under any name of the module; None if there is none."""
     modules = other.captures.get(hook)
     leaf = None if modules is None else modules.get(module)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookrun.data.info import SPLITS
 from hookrun.store.captures.read import StoredCapture
+from hookrun.store.comparison.records import StoredRun
 from hookrun.store.comparison.rows import Pair, compared, positions_of
-
-if TYPE_CHECKING:
-    from hookrun.store.reader import Run
 
 MOST_CHANGES = 1_000
 """The changed predictions that are listed; all are counted."""
 
 
-def predictions(run: Run, other: Run, tolerance: float) -> dict[str, Any]:
+def predictions(run: StoredRun, other: StoredRun, tolerance: float) -> dict[str, Any]:
     """How the predictions, or the generated texts, differ.
 
     compared:    the number of samples, or of tokens if each has a prediction; `changed`: how many have another one
@@ -65,7 +63,7 @@ class _Scores:
     changes: list[dict[str, Any]]
 
 
-def _scores(run: Run, pair: Pair, *, is_class: bool) -> Iterator[_Scores]:
+def _scores(run: StoredRun, pair: Pair, *, is_class: bool) -> Iterator[_Scores]:
     """The scores in blocks; nothing if the rows are neither scores of classes nor scores at each token.
 
     is_class: the run recorded a predicted class for each sample
@@ -98,7 +96,7 @@ def _change(split: str, sample: int, token: int | None, before: Any, now: Any) -
     return {"split": split, "sample": sample, "token": token, "run": before, "other": now}
 
 
-def _predicted(run: Run) -> dict[tuple[str, int], Any]:
+def _predicted(run: StoredRun) -> dict[tuple[str, int], Any]:
     """(split, sample) -> the predicted class, or the text or the tokens that were generated."""
     classes = {
         place: line["predicted_class"]
@@ -112,7 +110,7 @@ def _predicted(run: Run) -> dict[tuple[str, int], Any]:
     return classes | generated
 
 
-def _outputs(run: Run) -> StoredCapture | None:
+def _outputs(run: StoredRun) -> StoredCapture | None:
     """The model's main output, as for its loss; None if the run wrote none."""
     leaf = run.predictions
     if leaf is None or isinstance(leaf, StoredCapture):

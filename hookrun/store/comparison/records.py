@@ -5,26 +5,60 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from hookrun.errors import Lookup
 from hookrun.models.weights import read_weights
+from hookrun.store.captures.read import Leaf, SampleTable
 from hookrun.store.comparison.rows import BLOCK_BYTES, measured, relative
 from hookrun.store.format import CHECKPOINTS, differences
 from hookrun.store.scores import ABOUT, OF_PARTS, is_batch, is_part
 
-if TYPE_CHECKING:
-    from hookrun.store.reader import Run
-
 Row = dict[str, Any]
+
+
+class StoredRun(Protocol):
+    """What a comparison reads of a run; `hookrun.store.reader.Run` has it."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+
+    @property
+    def plan(self) -> dict[str, Any]: ...
+
+    @property
+    def model(self) -> dict[str, Any]: ...
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]: ...
+
+    @property
+    def stats(self) -> list[dict[str, Any]]: ...
+
+    @property
+    def generations(self) -> list[dict[str, Any]]: ...
+
+    @property
+    def samples(self) -> SampleTable: ...
+
+    @property
+    def captures(self) -> Lookup[Lookup[Leaf]]: ...
+
+    @property
+    def predictions(self) -> Leaf | None: ...
+
 
 _OF_PLACE = ("split", "module", "other", "kind", "layer", "head")
 _OF_RECORD = ("hook", "module", "path", "action", "mode", "epoch", "step", "call")
 _KEPT = ("last", "best", "ema")
 
 
-def metrics(run: Run) -> dict[str, float]:
+def metrics(run: StoredRun) -> dict[str, float]:
     """``split/name`` -> the last value of each metric of a whole pass; ``split/name module`` for those of a module."""
     values = dict[str, float]()
     for line in run.metrics:
@@ -38,7 +72,7 @@ def metrics(run: Run) -> dict[str, float]:
     return values
 
 
-def side_by_side(run: Run, other: Run, tolerance: float) -> list[Row]:
+def side_by_side(run: StoredRun, other: StoredRun, tolerance: float) -> list[Row]:
     """Each metric of both runs; None where a run does not have it."""
     here, there = metrics(run), metrics(other)
     names = dict.fromkeys([*here, *there])
@@ -67,13 +101,13 @@ def mapped(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Row]:
     return [{"key": key, "run": old, "other": new} for key, old, new in differences(before, now)]
 
 
-def statistics(run: Run, other: Run, tolerance: float) -> list[Row]:
+def statistics(run: StoredRun, other: StoredRun, tolerance: float) -> list[Row]:
     """A row for each number of stats.jsonl that differs, or that only one run has."""
     rows = mapped(_by_place(run), _by_place(other))
     return [row for row in rows if is_apart(row["run"], row["other"], tolerance)]
 
 
-def _by_place(run: Run) -> dict[str, dict[str, Any]]:
+def _by_place(run: StoredRun) -> dict[str, dict[str, Any]]:
     lines = dict[str, dict[str, Any]]()
     for line in run.stats:
         place = " ".join(f"{key} {line[key]}" for key in _OF_RECORD if line.get(key) not in (None, ""))
@@ -81,7 +115,7 @@ def _by_place(run: Run) -> dict[str, dict[str, Any]]:
     return lines
 
 
-def plan(run: Run) -> dict[str, Any]:
+def plan(run: StoredRun) -> dict[str, Any]:
     """plan.json with hooks by name and modules by path, without its hash."""
     hooks = {
         hook["name"]: {**hook, "targets": {target["path"]: target for target in hook.get("targets", [])}}
@@ -90,7 +124,7 @@ def plan(run: Run) -> dict[str, Any]:
     return {**{key: value for key, value in run.plan.items() if key != "hash"}, "hooks": hooks}
 
 
-def weights(run: Run, other: Run, tolerance: float) -> tuple[list[Row], str]:
+def weights(run: StoredRun, other: StoredRun, tolerance: float) -> tuple[list[Row], str]:
     """A row for each tensor that is not the same, and which files were compared, or why none were.
 
     `differs` says whether the norm of the difference is above the tolerance.
@@ -129,7 +163,7 @@ def _weight(name: str, left: Tensor, right: Tensor, tolerance: float) -> Iterato
         }
 
 
-def _weights_of(run: Run) -> Path | None:
+def _weights_of(run: StoredRun) -> Path | None:
     """The file with the weights of a run at its end: a checkpoint, or the file that they come from."""
     kept = [run.path / CHECKPOINTS / f"{name}.safetensors" for name in _KEPT]
     source = run.model.get("weights")
