@@ -195,6 +195,7 @@ class ComparisonRecord(Record):
     other: Text = ""
     first: dict[Name, Any] | None = None
     reasons: Listing[Text] = []
+    captures: Listing[Any] = []
     unpaired: Listing[Any] = []
     metrics: Listing[Any] = []
     predictions: dict[Name, Any] = {}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from csv import DictWriter
+from io import StringIO
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, counted
 from hookrun.spec import Experiment
 from hookrun.store.format import COMPARE_CSV, COMPARE_JSON
 from hookrun.tasks.base import JobCache
@@ -24,7 +25,7 @@ _MOST_BYTES = 2**31
 """The memory that the CKA of two captures may use."""
 
 _SHOWN, _LINES = 40, 8
-"""The rows of the table in the terminal, and the lines of plan and configuration."""
+"""The rows of the table in the terminal, and the lines of the configuration."""
 
 
 class CompareTask(TaskOfRuns):
@@ -62,29 +63,28 @@ class CompareTask(TaskOfRuns):
 
     def examine(self, prepared: Any, run_dir: RunDir, screen: Screen) -> str | None:
         """Compare the runs, job by job if they are sweeps. Returns what differs under `on_difference: stop`."""
-        from hookrun.store.comparison import Comparison, as_csv, compare_runs
         from hookrun.store.files import replacing
 
-        found, rows = dict[str, Comparison](), list[dict[str, Any]]()
-        cka = self._cka if self.cka else None
+        jobs, rows, reasons = dict[str, dict[str, Any]](), list[dict[str, Any]](), list[str]()
         for job, (run, other) in prepared.jobs.items():
-            screen.say(f"{run.path} and {other.path}" + (f" ({job})" if job else ""))
-            found[job] = compare_runs(run, other, by=self.by, tolerance=self.tolerance, cka=cka)
-            rows += [({"job": job} if prepared.are_sweeps else {}) | row for row in found[job].captures]
-            self._show(found[job], screen)
-        reasons = [
-            " ".join([f"{job}:"] * bool(job) + [reason]) for job in found for reason in found[job].reasons
-        ]
+            screen.say(" ".join(filter(None, [job, f"{run.path} and {other.path}"])))
+            cka = self._cka if self.cka else None
+            found = run.compare(other, by=self.by, tolerance=self.tolerance, cka=cka)
+            rows += [({"job": job} if prepared.are_sweeps else {}) | row for row in found.captures]
+            reasons += [f"{job}: {reason}" if job else reason for reason in found.reasons]
+            jobs[job] = found.to_dict()
+            self._show(found, screen)
         reasons += [f"only one of the sweeps has {job}" for job in prepared.unpaired]
-        content: Mapping[str, Any] = {job: each.to_dict() for job, each in found.items()}
-        if prepared.are_sweeps:
-            first = next((each.first for each in found.values() if each.first is not None), None)
-            content = {"first": first, "unpaired": list(prepared.unpaired), "jobs": content}
-        else:
-            (content,) = content.values()
+        firsts = [each["first"] for each in jobs.values() if each["first"] is not None]
+        of_sweeps = {"first": next(iter(firsts), None), "unpaired": list(prepared.unpaired), "jobs": jobs}
+        content = of_sweeps if prepared.are_sweeps else jobs[""]
         run_dir.write(COMPARE_JSON, {**content, "reasons": reasons})
+        text = StringIO()
+        writer = DictWriter(text, list(rows[0]) if rows else ["hook", "module"])
+        writer.writeheader()
+        writer.writerows(rows)
         with replacing(run_dir.path / COMPARE_CSV) as file:
-            file.write(as_csv(rows).encode())
+            file.write(text.getvalue().encode())
         for reason in reasons or ["no difference"]:
             screen.say(reason)
         return "; ".join(reasons) if reasons and self.on_difference == "stop" else None
@@ -104,6 +104,7 @@ class CompareTask(TaskOfRuns):
             return None
 
     def _show(self, comparison: Comparison, screen: Screen) -> None:
+        """Print the table of captures, or of those that differ if there are many, and the configuration."""
         from hookrun.store.comparison import label
         from hookrun.tasks.analysis.input import table
 
@@ -117,10 +118,6 @@ class CompareTask(TaskOfRuns):
             shown.add_row(name, *numbers, "differs" if row["differs"] else "")
         if rows:
             screen.console.print(shown)
-        if len(rows) < len(comparison.captures):
-            screen.say(f"and {len(comparison.captures) - len(rows)} more rows in {COMPARE_CSV}")
-        for name, lines in (("plan", comparison.plan), ("configuration", comparison.config)):
-            for line in lines[:_LINES]:
-                screen.say(f"{name}: {line['key']}: {line['run']!r:.100}, other {line['other']!r:.100}")
-            if len(lines) > _LINES:
-                screen.say(f"{name}: {len(lines) - _LINES} more lines differ, see {COMPARE_JSON}")
+        screen.say(f"{len(rows)} of {counted(len(comparison.captures), 'row')} of {COMPARE_CSV} are shown")
+        for line in comparison.config[:_LINES]:
+            screen.say(f"configuration: {line['key']}: {line['run']!r:.100}, other {line['other']!r:.100}")
