@@ -118,6 +118,7 @@ class CompareTask(TaskOfRuns):
             shown.add_row(name, *numbers, "differs" if row["differs"] else "")
         if rows:
             screen.console.print(shown)
-        screen.say(f"{len(rows)} of {counted(len(comparison.captures), 'row')} of {COMPARE_CSV} are shown")
+        shown_of = f"{len(rows)} of {counted(len(comparison.captures), 'row')} of {COMPARE_CSV} are shown"
+        screen.say(shown_of if comparison.captures else "no module was captured by both runs")
         for line in comparison.config[:_LINES]:
             screen.say(f"configuration: {line['key']}: {line['run']!r:.100}, other {line['other']!r:.100}")

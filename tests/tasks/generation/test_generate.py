@@ -131,6 +131,15 @@ def test_compare_has_the_same_prompts_without_hooks(generate: Runs, capsys: Any)
     assert "the hooks changed neither the first new token" in capsys.readouterr().out
 
 
+def test_the_old_name_of_without_hooks_still_works(generate: Runs, capsys: Any) -> None:
+    steer = hook("steer", LAYER["decoder"], "scale", "all", factor=-3)
+    old, new = (
+        generate("decoder", steer, f"task.{name}=true").generations for name in ("compare", "without_hooks")
+    )
+    assert old == new and old[0]["ids_without"]
+    assert capsys.readouterr().out.count("task.compare is the old name of task.without_hooks") == 1
+
+
 def test_an_end_token_ends_its_sequence_and_no_other(generate: Runs) -> None:
     for name in ("decoder", "gpt2"):
         plain = ids_of(generate(name, "task.stop=[]"))
