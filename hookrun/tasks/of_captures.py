@@ -50,6 +50,7 @@ class TaskOfRuns(Task):
         if run_dir.resumed is not None:
             screen.say(f"resumed from {run_dir.resumed.path.name}")
         run_dir.write(ENV, environment() | {"runs": [run.model_dump() for run in prepared.runs]})
+        screen.note(prepared.experiment.notes)
         stopped = self.examine(prepared, run_dir, screen)
         screen.say(f"run directory: {run_dir.path}")
         return stopped
@@ -92,7 +93,6 @@ class TaskOfCaptures(TaskOfRuns):
         from hookrun.tasks.resume.states import results_of
 
         screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
-        screen.note(prepared.experiment.notes)
         self.analyse(Analysing(prepared, run_dir, screen, results_of(prepared, run_dir)))
 
     def features(self, analysis: Analysis) -> dict[str, Features]:

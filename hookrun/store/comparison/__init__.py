@@ -148,7 +148,7 @@ def _rows(comparison: Compared, cka: Cka | None) -> list[Row]:
     return [
         {
             "token": known(token),
-            **(found.numbers() if comparison.by_token else dict.fromkeys(found.numbers(), None)),
+            **(found.numbers() if comparison.by_token else {**dict.fromkeys(found.numbers()), "rows": 0}),
             "cka": similarity,
             "differs": comparison.other_shape or found.first is not None,
             "note": "; ".join(comparison.notes),

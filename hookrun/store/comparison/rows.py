@@ -207,8 +207,10 @@ def compared(
 
 
 def _samples(capture: StoredCapture) -> str:
-    """``16 rows of val 0 to 15``."""
-    ids = capture.sample_ids
+    """``16 rows of val 0 to 15``; ``3 rows of steps 0 to 2`` if rows are whole firings."""
+    ids, steps = capture.sample_ids, capture.steps
+    if (ids == FIRING).all():
+        return f"{len(ids)} rows of steps {int(steps.min())} to {int(steps.max())}"
     names = [SPLITS[split] for split in capture.splits.unique().tolist() if split >= 0]
     return f"{len(ids)} rows of {' and '.join(names) or 'samples'} {int(ids.min())} to {int(ids.max())}"
 
