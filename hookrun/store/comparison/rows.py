@@ -223,9 +223,8 @@ def _add(
     shape = pair.rows.shape[1:] if positions is None else pair.rows.shape[2:]
     tokens = capture.positions[numbers][:, None] if positions is None else positions
     epochs, splits, steps = (column[numbers] for column in (capture.epochs, capture.splits, capture.steps))
-    times = (
-        epochs * (len(SPLITS) + 1) + splits + 1
-    ) * 2**32 + steps  # an epoch is validated after its training
+    passes = epochs * (len(SPLITS) + 1) + splits + 1  # an epoch is validated after its training
+    times = passes * 2**32 + steps
     of_rows = (each[:, None].expand_as(tokens) for each in (times, pair.order, capture.sample_ids[numbers]))
     about = torch.stack([*of_rows, tokens], dim=2)
     for place in pair.places():
