@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from hookrun.errors import shortened
 from hookrun.report.draw.charts import Figure, bars
 from hookrun.report.draw.pictures import heat
-from hookrun.report.draw.text import module_name, number, shortened
+from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
 from hookrun.store.files import StoreError
