@@ -11,6 +11,7 @@ from hookrun.report.facts import Facts
 from hookrun.report.sections import (
     analysis,
     classes,
+    comparison,
     effects,
     generations,
     hooks,
@@ -57,6 +58,7 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
     ReportSection("parts", "By position and sample", parts_of_passes.build, "parts_of_passes.html"),
     ReportSection("classes", "Classes", classes.build, "classes.html"),
     ReportSection("analysis", "Analysis", analysis.build, "analysis.html"),
+    ReportSection("comparison", "Comparison", comparison.build, "comparison.html"),
     ReportSection("generations", "Generations", generations.build, "generations.html"),
     ReportSection("lens", "Lens", lens.build, "lens.html"),
     ReportSection("effects", "Effects", effects.build, "effects.html"),
