@@ -91,8 +91,15 @@ def execute(arguments: Sequence[str]) -> int:
                 waiting_for("checking the jobs of the sweep")
                 anyway = resume is not None and resume.anyway
                 with sweep_lines(cfg):
-                    go_on = stored is not None
-                    return sweep(app, cfg, trust, go_on=go_on, anyway=anyway, fail_fast=bool(fail_fast))
+                    return sweep(
+                        app,
+                        cfg,
+                        trust,
+                        go_on=stored is not None,
+                        anyway=anyway,
+                        fail_fast=bool(fail_fast),
+                        verbose=args.verbose,
+                    )
 
 
 def _one_run() -> SpecError:

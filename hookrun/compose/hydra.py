@@ -243,6 +243,8 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.prog = "hookrun"
     parser.allow_abbrev = False  # `--experiment` would be short for `--experimental-rerun`
     parser.exit_on_error = False
+    said = "a sweep prints everything of each job, not one line"
+    parser.add_argument("--verbose", "-v", action="store_true", help=said)
     for action in parser._actions:
         if "--version" in action.option_strings:
             vars(action)["version"] = f"hookrun {__version__}, Hydra {hydra.__version__}"

@@ -9,6 +9,7 @@ import io
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from hookrun.version import __version__
 F = TypeVar("F")
 
 CSV = "sweep.csv"
+SETTINGS_CSV = "sweep_settings.csv"
 MOST_KEYS = 4
 """Swept keys of the title."""
 
@@ -52,11 +54,12 @@ def write_run_report(folder: Path) -> Path:
 
 
 def write_sweep_report(folder: Path) -> Path:
-    """Write report.html and sweep.csv of the runs below `folder`. StoreError if there are none."""
+    """Write report.html, sweep.csv and sweep_settings.csv of the runs below `folder`. StoreError if there are none."""
     facts = read_sweep(folder)
-    with replacing(folder / CSV) as file:
-        file.write(_csv(facts).encode())
-    values = {"title": _sweep_title(facts), "csv": CSV}
+    for name, table in ((CSV, _csv(facts)), (SETTINGS_CSV, _settings_csv(facts))):
+        with replacing(folder / name) as file:
+            file.write(table.encode())
+    values = {"title": _sweep_title(facts), "csv": [CSV, SETTINGS_CSV]}
     return write_page(folder, "sweep.html", OF_A_SWEEP, facts, values)
 
 
@@ -73,18 +76,32 @@ def _sweep_title(facts: SweepFacts) -> str:
 
 
 def _csv(facts: SweepFacts) -> str:
-    """One line for each job, with unrounded numbers; if there are baselines, with the difference to its baseline."""
+    """One line for each job, with unrounded numbers; if there are baselines, with the differences to its baseline."""
     file = io.StringIO()
-    compared = [f"{facts.measure} - baseline"] if facts.measure else []
-    heads = ["job", "status", "reason", "exit_code", "started", "seconds"]
+    compared = [f"{name} - baseline" for name in facts.metrics] if facts.baselines else []
+    heads = ["job", "status", "reason", "exit_code", "started", "seconds", "baseline"]
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*heads, *facts.keys, *facts.metrics, "objective", *compared])
     for job in facts.jobs:
-        own = [job.name, job.status, job.reason, job.exit_code, job.started, job.seconds]
-        swept = [job.overrides.get(key) for key in facts.keys]
+        is_baseline = str(job in facts.baselines).lower()
+        own = [job.name, job.status, job.reason, job.exit_code, job.started, job.seconds, is_baseline]
+        swept = [facts.given(job, key) for key in facts.keys]
         measured = [job.metrics.get(name) for name in facts.metrics]
-        difference = [facts.difference(job)] if compared else []
-        writer.writerow([*own, *swept, *measured, job.value, *difference])
+        differences = [facts.difference(job, name) for name in facts.metrics] if compared else []
+        writer.writerow([*own, *swept, *measured, job.value, *differences])
+    return file.getvalue()
+
+
+def _settings_csv(facts: SweepFacts) -> str:
+    """One line for each setting: mean and standard deviation of each metric over its jobs, such as the seeds."""
+    file = io.StringIO()
+    keys = [key for key in facts.varied if key not in facts.averaged]
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*keys, "n", *(f"{name} {what}" for name in facts.metrics for what in ("mean", "std"))])
+    for setting in facts.settings:
+        spreads = [setting.of(name) or (None, None) for name in facts.metrics]
+        count = sum(bool(job.metrics) for job in setting.jobs)
+        writer.writerow([*map(setting.values.get, keys), count, *chain.from_iterable(spreads)])
     return file.getvalue()
 
 

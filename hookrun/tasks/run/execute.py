@@ -161,8 +161,7 @@ def run_under_hooks(
         inactive, stopped = describe_inactive(hooks.inactive, table.SHOWN), hooks.stopped
         if inactive and settings.strict and stopped is None:
             raise HookrunError("\n".join(["strict: hooks matched and did nothing", *inactive]))
-        for line in inactive:
-            screen.say(f"WARNING: {line}")
+        screen.note(inactive, "WARNING")
         screen.say(f"run directory: {run_dir.path}")
     return stopped
 
@@ -219,14 +218,15 @@ def execute_as_rank(ready: Ready, ranks: Ranks) -> int:
 def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:
     """Print the plan with at most `limit` modules for each hook (None: all), the weights' source, lines and notes."""
     several = prepared.settings.compute.strategy != "none"
-    table.show(prepared.plan, screen.console, limit, under_ranks(prepared.plan) if several else None)
+    console = screen.for_plan(has_hooks=bool(prepared.plan.hooks))
+    table.show(prepared.plan, console, limit, under_ranks(prepared.plan) if several else None)
     weights, task = prepared.weights, prepared.task
     if weights == RANDOM and not task.trains:
         weights += (
             f", and task={task.name} does not train them (model.weights takes a file or a published name)"
         )
     for line in (f"weights: {weights}", *prepared.lines):
-        screen.say(line)
+        console.print(line)
     screen.note(prepared.notes)
 
 

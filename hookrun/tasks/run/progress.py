@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rich.console import Console
@@ -27,6 +30,27 @@ class _Console(Console):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+@dataclass
+class Told:
+    """What the jobs of a sweep have printed so far: the plan of one of them, and these notes."""
+
+    plan: bool = False
+    notes: set[str] = field(default_factory=set)
+
+
+_TOLD: ContextVar[Told | None] = ContextVar("told", default=None)
+
+
+@contextmanager
+def one_of_many(told: Told) -> Iterator[None]:
+    """In the block a run prints its plan if no other did, and notes that are new; the sweep prints a line for it."""
+    token = _TOLD.set(told)
+    try:
+        yield
+    finally:
+        _TOLD.reset(token)
+
+
 class Screen:
     """Writes to stdout. The bar is drawn only on terminals, and removed after each pass.
 
@@ -40,7 +64,12 @@ class Screen:
             for key, value in os.environ.items()
             if key not in ("COLUMNS", "LINES") or (value.isdecimal() and int(value) > 0)
         }
-        self.console = _Console(
+        self._told = _TOLD.get()
+        self.console = self._console(quiet=quiet or self._told is not None)
+        self._loud = self.console if self._told is None else self._console(quiet=quiet)
+
+    def _console(self, *, quiet: bool) -> _Console:
+        return _Console(
             highlight=False, emoji=False, markup=False, soft_wrap=True, quiet=quiet, _environ=self._environ
         )
 
@@ -58,10 +87,21 @@ class Screen:
         """Print one line, above the bar if there is one."""
         self.console.print(text)
 
-    def note(self, notes: Iterable[str]) -> None:
-        """Print a line for each note."""
+    def note(self, notes: Iterable[str], kind: str = "NOTE") -> None:
+        """Print a line for each note; in a sweep one that other jobs have printed is left out."""
+        told = set[str]() if self._told is None else self._told.notes
         for note in notes:
-            self.say(f"NOTE: {note}")
+            if note not in told:
+                self._loud.print(f"{kind}: {note}")
+        if self._told is not None:
+            self._told.notes.update(notes)
+
+    def for_plan(self, *, has_hooks: bool) -> Console:
+        """The console for the plan, which of the jobs of a sweep only the first one with hooks prints."""
+        if self._told is None or self._told.plan or not has_hooks:
+            return self.console
+        self._told.plan = True
+        return self._loud
 
     def track(
         self, batches: Iterable[T], total: int, label: str, shown: Mapping[str, float], start: int = 0
@@ -71,7 +111,7 @@ class Screen:
         shown: the numbers beside the bar, read at every update
         start: how many of the `total` batches were finished before
         """
-        if not self.console.is_terminal:
+        if not self._loud.is_terminal:
             yield from batches
             return
         columns = (
@@ -82,7 +122,7 @@ class Screen:
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=self.console, transient=True) as progress:
+        with Progress(*columns, console=self._loud, transient=True) as progress:
             task = progress.add_task(label, total=total, completed=start, numbers="", rate="")
             updated = 0.0
             for done, batch in enumerate(batches, start + 1):
