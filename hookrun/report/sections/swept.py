@@ -35,12 +35,27 @@ def objective(facts: SweepFacts) -> dict[str, Any] | None:
     return {"objective": said, "conclusion": conclusion(facts), "without": without, "of_batch": of_batch}
 
 
+def of_few_keys(facts: SweepFacts) -> list[Figure]:
+    """The figures of a sweep over one or two keys, which are its result; none for more keys."""
+    return figures(facts) if len(_keys(facts)) <= 2 else []
+
+
+def of_many_keys(facts: SweepFacts) -> list[Figure]:
+    """The figures of a sweep over more than two keys, beside its table; none for fewer keys."""
+    return figures(facts) if len(_keys(facts)) > 2 else []
+
+
+def _keys(facts: SweepFacts) -> list[str]:
+    """The swept keys except those that are averaged over; if there are no others, all."""
+    return [key for key in facts.varied if key not in facts.averaged] or facts.varied
+
+
 def figures(facts: SweepFacts) -> list[Figure]:
-    """One figure for each metric; jobs of one setting, such as its seeds, are one point with a band."""
-    jobs = facts.compared
+    """One figure for each metric, that of the goal first; jobs of one setting, such as its seeds, are one point."""
+    jobs, keys = facts.compared, _keys(facts)
     measured = {name for job in jobs for name in job.metrics}
     names = [name for name in facts.metrics if name in measured and not name.endswith("/samples")]
-    keys = [key for key in facts.varied if key not in facts.averaged] or facts.varied
+    names.sort(key=lambda name: facts.goal is None or name != facts.goal.metric)
     is_small = all(len({job.overrides.get(key) for job in jobs}) <= MOST_CELLS for key in keys)
     shown = list[Figure]()
     for name in names[:MOST_METRICS]:
