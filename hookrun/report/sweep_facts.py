@@ -21,7 +21,7 @@ from urllib.parse import quote
 from hookrun.errors import counted
 from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import is_kept, sampled
-from hookrun.spec.objective import AVERAGED, DIAGNOSTIC, Goal
+from hookrun.spec.objective import AVERAGED, DIAGNOSTIC, Direction, Goal, is_loss
 from hookrun.store import stored_config
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, METRICS, MULTIRUN, REPORT, STATUS, SWEEP
@@ -296,9 +296,24 @@ class SweepFacts:
     def effect(self, setting: Setting) -> float | None:
         """The setting's mean objective minus that without hooks, which is 0 for a divergence from them."""
         without = self.without_hooks(setting)
-        if without is None and self.goal is not None and self.goal.metric.endswith("kl"):
-            without = 0.0
+        if without is None and self.goal is not None:
+            without = self.level(self.goal.metric)
         return None if without is None or setting.result is None else setting.result[0] - without
+
+    def level(self, metric: str) -> float | None:
+        """The mean of a metric over the baselines; without them 0 for a divergence from the run without hooks."""
+        found = spread(job.metrics.get(metric) for job in self.baselines)
+        if found is None:
+            return 0.0 if metric.endswith("kl") else None
+        return found[0]
+
+    @property
+    def better(self) -> Direction | None:
+        """The direction of a better result; None if no value is: a diagnostic metric, or a loss that is maximized."""
+        if self.goal is None or self.is_diagnostic:
+            return None
+        direction = self.goal.direction
+        return None if direction == "maximize" and is_loss(self.goal.metric) else direction
 
     @cached_property
     def measure(self) -> str:

@@ -246,7 +246,7 @@ def test_places_and_sizes_in_the_files_of_a_lens_are_bounded(tmp_path: Path) -> 
     assert "--rows:1;--columns:1" in figure.picture
     (shown,) = found["tables"]
     assert len(shown["rows"]) == 200 and len(shown["columns"]) == lens.MOST_CELLS // 200
-    assert any("the first 30 positions" in note for note in found["notes"])
+    assert any("the last 30 positions" in note for note in found["notes"])
 
 
 # ---- again

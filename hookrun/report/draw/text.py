@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 
 
@@ -32,6 +34,31 @@ def token_name(text: str, token: int, most: int = 40) -> str:
     bare = text.lstrip(" ")
     name = "␣" * min(len(text) - len(bare), 4) + one_line(bare[: most + 1])
     return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def fitted(names: Sequence[str], most: int) -> tuple[str, list[str]]:
+    """The path that all names begin with, such as ``transformer.``, and the names without it.
+
+    Names of more than `most` characters lose their left end; if the difference is there, what they share at the right.
+    """
+    if len(set(names)) < 2:
+        return "", [one_line(name) for name in names]
+    start = _beginning(names)
+    start = start[: start.rfind(".") + 1]
+    start = start if any(map(str.isalpha, start)) else ""  # not the beginning of numbers
+    tails = [name.removeprefix(start) for name in names]
+    end = len(_beginning([name[::-1] for name in tails]))
+    for some in (tails, [f"{name[: len(name) - end]}…" for name in tails]):
+        short = [name if len(name) <= most else f"…{name[1 - most :]}" for name in map(one_line, some)]
+        if len(set(short)) == len(set(names)):
+            return one_line(start), short
+    return one_line(start), list(map(one_line, tails))
+
+
+def _beginning(names: Sequence[str]) -> str:
+    """The characters that all names begin with."""
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return "".join(letters[0] for letters in same)
 
 
 def module_name(path: str) -> str:

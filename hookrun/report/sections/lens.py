@@ -48,7 +48,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
     longest = max((len({line["position"] for line in lines}) for lines in by_sample.values()), default=0)
     most = max((len(table["columns"]) for table in tables), default=longest)
     if most < longest:
-        notes.append(f"of each sample at most the first {most} positions are shown")
+        notes.append(f"of each sample at most the last {most} positions are shown")
     shown = [table for table in tables if table["rows"]]
     return {"kind": kind, "tables": shown, "figures": _figures(kind, means), "notes": notes}
 
@@ -72,7 +72,7 @@ def _tables(by_sample: Mapping[tuple[str, int], list[Line]]) -> list[dict[str, A
     for (split, sample), lines in list(by_sample.items())[:MOST_SAMPLES]:
         names = list(dict.fromkeys(map(_name, lines)))[:MOST_PARTS]
         tokens = {line["position"]: _text(line["token"], line["text"]) for line in lines}
-        positions = sorted(tokens)[: min(MOST_POSITIONS, MOST_CELLS // len(names))]
+        positions = sorted(tokens)[-min(MOST_POSITIONS, MOST_CELLS // len(names)) :]  # the answer is the last
         if tables and len(names) * len(positions) > left:
             break
         left -= len(names) * len(positions)

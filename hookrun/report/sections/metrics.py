@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.facts import Facts
 from hookrun.report.lines import numbers
-from hookrun.spec.objective import direction_of
+from hookrun.spec.objective import is_loss
 from hookrun.store.scores import ABOUT, Line, is_batch, is_part
 
 MOST_FIGURES = 60
@@ -72,8 +72,7 @@ def latest(facts: Facts) -> list[LatestValue]:
                 continue
             best = values_of[key].best if key in values_of else value
             if value == value:
-                is_loss = direction_of(name) == "minimize" or "loss" in name
-                best = min(value, best) if is_loss else max(value, best)
+                best = min(value, best) if is_loss(name) else max(value, best)
             values_of[key] = LatestValue(*key, value, best, is_batch(line))
     return list(values_of.values())[:MOST_LATEST]
 

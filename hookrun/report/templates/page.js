@@ -106,7 +106,7 @@
   }
 
   // Saving a figure: what the page shows of it, drawn again onto a canvas of twice its size.
-  const HIDDEN = "button, details, .page-of";
+  const HIDDEN = "button, details, label, .page-of";
   const styled = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "stroke-linecap", "opacity",
     "font-family", "font-size", "font-weight", "text-anchor"];
   const loaded = address => new Promise((done, failed) => {
