@@ -76,7 +76,7 @@ class JobFacts:
     of_batch: frozenset[str]
     result: ObjectiveRecord | None
     objective: Mapping[str, Any]
-    argv: list[Any]
+    env: EnvRecord
     has_report: bool
 
     @property
@@ -132,7 +132,7 @@ def _job(folder: Path, path: Path) -> JobFacts:
         of_batch=frozenset(values.keys() - means.keys()),
         result=result_of(status, lines) if status.get("status") == "done" else None,
         objective=_objective_of(config),
-        argv=list(_record(path / ENV, EnvRecord).get("argv", [])),
+        env=EnvRecord.model_validate(_record(path / ENV, EnvRecord)),
         has_report=(path / REPORT).is_file(),
     )
 

@@ -225,7 +225,7 @@ def test_tokens_show_the_space_before_them() -> None:
     ("names", "start", "shown"),
     [
         (["transformer.h.0.attn", "transformer.h.1.attn"], "transformer.h.", ["0.attn", "1.attn"]),
-        (["a.long_name_0", "b.long_name_1"], "", ["…_name_0", "…_name_1"]),
+        (["a.long_name_0", "b.long_name_1"], "", ["…g_name_0", "…g_name_1"]),
         (
             ["blocks.0.attn.out", "blocks.11.attn.out", "embed.attn.out"],
             "",

@@ -26,6 +26,7 @@ _NUMBERED = 12
 def build(facts: Facts) -> dict[str, Any] | None:
     """The confusions of each split and the worst samples; None if no sample has both a class and a predicted class.
 
+    is_random: the model has random weights, which nothing has trained
     is_sample: only a part of the samples was read
     """
     lines = [
@@ -37,7 +38,12 @@ def build(facts: Facts) -> dict[str, Any] | None:
         return None
     splits = dict.fromkeys(str(line["split"]) for line in lines)
     confusions = [_confusions(split, [line for line in lines if line["split"] == split]) for split in splits]
-    return {"splits": confusions, "worst": _worst(facts, lines), "is_sample": facts.samples.is_sample}
+    return {
+        "splits": confusions,
+        "worst": _worst(facts, lines),
+        "is_random": facts.has_random_weights,
+        "is_sample": facts.samples.is_sample,
+    }
 
 
 def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -72,8 +78,9 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _worst(facts: Facts, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The samples with the highest loss: each with the URL of its picture, and its text or its file."""
-    known = [line for line in lines if is_number(line.get("loss")) and math.isfinite(line["loss"])]
+    """The misclassified samples with the highest loss: each with the URL of its picture, and its text or its file."""
+    wrong = [line for line in lines if line["class"] != line["predicted_class"]]
+    known = [line for line in wrong if is_number(line.get("loss")) and math.isfinite(line["loss"])]
     known.sort(key=lambda line: (-line["loss"], line["split"], line["sample"]))
     return [
         {

@@ -21,13 +21,18 @@ _PLACES = {"loss": 0, "accuracy": 1, "lr": 2}
 
 @dataclass(frozen=True)
 class LatestValue:
-    """The latest and the best value of a metric on a split. of_batch: of a single batch, not a mean."""
+    """The latest and the best value of a metric on a split.
+
+    of_batch: of a single batch, not a mean
+    total:    of a rate, of how many samples it is
+    """
 
     split: str
     name: str
     last: float
     best: float
     of_batch: bool
+    total: float | None = None
 
 
 def build(facts: Facts) -> list[Figure] | None:
@@ -73,7 +78,9 @@ def latest(facts: Facts) -> list[LatestValue]:
             best = values_of[key].best if key in values_of else value
             if value == value:
                 best = min(value, best) if is_loss(name) else max(value, best)
-            values_of[key] = LatestValue(*key, value, best, is_batch(line))
+            values_of[key] = LatestValue(
+                *key, value, best, is_batch(line), values.get("samples") if name == "changed" else None
+            )
     return list(values_of.values())[:MOST_LATEST]
 
 
