@@ -12,7 +12,7 @@ import torch
 from markupsafe import Markup
 
 from hookrun.report.draw.charts import Figure, Table
-from hookrun.report.draw.pictures import shaded, worded
+from hookrun.report.draw.pictures import is_light, shaded, worded
 from hookrun.report.draw.text import number, one_line, token_name
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import rows_of_samples
@@ -21,9 +21,6 @@ from hookrun.store.captures.read import StoredCapture
 MOST_SAMPLES = 4
 MOST_TOKENS = 192
 """The largest number of tokens of one sample."""
-
-_LIGHT = 140
-"""Brightness, from 0 to 255, from which on the letters are dark."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,7 @@ def _token(token: Token, colour: Sequence[int] | None) -> Markup:
     if colour is None:
         return Markup('<span title="{}">{}</span>').format(title, one_line(token.text))
     red, green, blue = colour
-    shade = "on-light" if 0.299 * red + 0.587 * green + 0.114 * blue > _LIGHT else "on-dark"
+    shade = "on-light" if is_light(red, green, blue) else "on-dark"
     return Markup('<span class="{}" style="background:rgb({} {} {})" title="{}">{}</span>').format(
         shade, red, green, blue, title, one_line(token.text)
     )

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from functools import cache
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ _CLEAR = LEVELS
 _FULL_ROWS, _FULL_HEIGHT = 60, 13
 """Up to this number of rows, each has its name and this height in pixels; more rows are lower, only some with names."""
 _NAMES_APART = 12
+_LIGHT = 140
+"""Brightness, from 0 to 255, from which on letters are dark."""
 _LOWEST = 5
 _LONGEST = 28
 """Characters of the name of a row or a column."""
@@ -159,13 +161,26 @@ def heat(
     centre:  the value of the colour in the middle; 0 for values on both sides of it
     links:   for each cell the address of the page that a click opens, or ""
     """
-    address, scale = encoded(values, log=log, limits=limits, there=there, centre=centre)
+    index, table, scale = _indexed(values, log=log, limits=limits, there=there, centre=centre)
     has_cells = numbers or bool(links)
     wide = len(columns) > 30 or len(rows) > _FULL_ROWS or has_cells
     starts, (below, beside) = zip(*(fitted(names, _LONGEST) for names in (columns, rows)), strict=True)
     is_upright = max(map(len, below), default=0) > _LEVEL
     stride = math.ceil(len(columns) / (MOST_UPRIGHT if is_upright and wide else 12 if numbers else 6)) or 1
-    cells = _cells(values, rows, columns, centre=centre, numbers=numbers, links=links) if has_cells else ""
+    shades = [is_light(*colour) for colour in table.tolist()] + [True]
+    texts = [f"{value:.3g}" if numbers and value == value else "" for value in values.ravel()]
+    plain = Markup('<span class="on-{}">{}</span>')
+    cells = [
+        plain.format("light" if shades[shade] else "dark", text)
+        for shade, text in zip(index.ravel().clip(max=len(table)) if has_cells else (), texts, strict=False)
+    ]
+    linked = Markup('<a href="{}" title="{}, {}: {}">{}</a>')
+    for at, address in enumerate(chain.from_iterable(links)):
+        if address:
+            row, column = divmod(at, len(columns))
+            said = one_line(rows[row]), one_line(columns[column]), number(float(values[row, column]))
+            cells[at] = linked.format(address, *said, cells[at])
+    overlay = Markup('<div class="cell-numbers">{}</div>').format(Markup("").join(cells)) if cells else ""
     fitting = min(_FULL_HEIGHT, _FULL_ROWS * _FULL_HEIGHT // max(len(rows), 1))
     row_height = 30 if has_cells else max(_LOWEST, fitting)
     every = math.ceil(_NAMES_APART / row_height)
@@ -178,29 +193,30 @@ def heat(
         Markup("<span>{}</span>").format("" if n % stride else name) for n, name in enumerate(below)
     )
     height = max(len(rows) * row_height, 60)
-    says, table = of_cells(title, values, rows, columns)
+    says, numbered = of_cells(title, values, rows, columns)
     body = Markup(
-        '<div class="heat{}" role="img" aria-label="{}" style="--height:{}px;--rows:{};--columns:{}">'
+        '<div class="heat{}" role="{}" aria-label="{}" style="--height:{}px;--rows:{};--columns:{}">'
         '<div class="heat-rows">{}</div>'
         '<div class="heat-plot"><img class="cells" alt="{}" src="{}">{}</div>'
         '<div class="heat-columns{}">{}</div><div class="heat-x">{}</div></div>'
     ).format(
         " numbered" if numbers else " linked" if links else "",
+        "group" if links else "img",
         one_line(says),
         height,
         len(rows),
         len(columns),
         names,
         one_line(title),
-        address,
-        cells,
+        _png(index, table),
+        overlay,
         " upright" if is_upright else "",
         foot,
         x,
     )
     start = ", ".join(dict.fromkeys(filter(None, starts)))
     return Figure(
-        title, body, note=note, wide=wide, scale=scale, facts=tuple(facts), table=table, start=start
+        title, body, note=note, wide=wide, scale=scale, facts=tuple(facts), table=numbered, start=start
     )
 
 
@@ -211,54 +227,30 @@ def shaded(values: Array) -> tuple[list[tuple[int, int, int]], Markup]:
 
 
 def encoded(
-    values: Array,
-    *,
-    log: bool = False,
-    limits: tuple[float, float] | None = None,
-    there: Mask | None = None,
-    centre: float | None = None,
+    values: Array, *, limits: tuple[float, float] | None = None, there: Mask | None = None
 ) -> tuple[str, Markup]:
     """The data URL of a picture with one pixel for each value, and its scale; arguments as of `heat`."""
-    index, table, scale = _indexed(values, log=log, limits=limits, there=there, centre=centre)
+    index, table, scale = _indexed(values, limits=limits, there=there)
+    return _png(index, table), scale
+
+
+def _png(index: NDArray[np.uint8], table: NDArray[np.uint8]) -> str:
+    """The data URL of a picture of colours by number, as `_indexed` gives them."""
     image = Image.frombytes("P", index.shape[::-1], index.tobytes())
     image.putpalette(table.tobytes() + bytes(3))
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True, transparency=_CLEAR)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}", scale
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+
+
+def is_light(red: int, green: int, blue: int) -> bool:
+    """Whether letters on this colour, from 0 to 255, are to be dark."""
+    return 0.299 * red + 0.587 * green + 0.114 * blue > _LIGHT
 
 
 def worded(scale: Markup, low: str, high: str) -> Markup:
     """The scale with a text at each end."""
     return Markup('<span class="scale">{} {} {}</span>').format(low, scale, high)
-
-
-def _cells(
-    values: Array,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    centre: float | None,
-    numbers: bool,
-    links: Sequence[Sequence[str]],
-) -> Markup:
-    """The cells of a heat map: links, and numbers readable on their colour; those without a value stay empty."""
-    finite = values[np.isfinite(values)]
-    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
-    middle = 0.0 if centre is None and low < 0 < high else centre
-    if middle is None:
-        is_light = values > (low + high) / 2
-    else:
-        is_light = np.abs(values - middle) < max(middle - low, high - middle) / 2
-    plain, linked = Markup('<span class="on-{}">{}</span>'), Markup('<a href="{}" title="{}, {}: {}">{}</a>')
-    cells = list[Markup]()
-    for (row, column), value in np.ndenumerate(values):
-        text = f"{value:.3g}" if numbers and not np.isnan(value) else ""
-        cell = plain.format("light" if is_light[row, column] else "dark", text)
-        if links and (address := links[row][column]):
-            names = one_line(rows[row]), one_line(columns[column]), number(float(value))
-            cell = linked.format(address, *names, cell)
-        cells.append(cell)
-    return Markup('<div class="cell-numbers">{}</div>').format(Markup("").join(cells))
 
 
 def _indexed(

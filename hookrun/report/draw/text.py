@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import takewhile
@@ -53,6 +54,24 @@ def fitted(names: Sequence[str], most: int) -> tuple[str, list[str]]:
         if len(set(short)) == len(set(names)):
             return one_line(start), short
     return one_line(start), list(map(one_line, tails))
+
+
+def number_of(text: str) -> float:
+    """The text as a number; NaN if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def by_number(text: str) -> tuple[bool, float, list[tuple[float, str]]]:
+    """A sort key: numbers by size, then texts, in which digits count as numbers."""
+    size = number_of(text)
+    parts = [(float(part), "") if part.isdecimal() else (math.inf, part) for part in _DIGITS.split(text)]
+    return not math.isfinite(size), size if math.isfinite(size) else 0.0, parts
+
+
+_DIGITS = re.compile(r"(\d{1,15})")
 
 
 def _beginning(names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hookrun.report.draw.pictures import heat
-from hookrun.report.draw.text import shortened
+from hookrun.report.draw.text import by_number, shortened
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
 
@@ -52,7 +52,7 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     confused: (class, predicted class, count), the most frequent first
     """
     counts = Counter((str(line["class"]), str(line["predicted_class"])) for line in lines)
-    names = sorted({name for pair in counts for name in pair}, key=_by_number)
+    names = sorted({name for pair in counts for name in pair}, key=by_number)
     matrix = None
     if 1 < len(names) <= MOST_CLASSES:
         shown = [shortened(name, 24) for name in names]
@@ -96,9 +96,3 @@ def _worst(facts: Facts, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]
         }
         for line in known[:MOST_WORST]
     ]
-
-
-def _by_number(name: str) -> tuple[bool, int, str]:
-    """A sort key: numbers by size, then other names."""
-    is_number = name.isascii() and name.isdecimal() and len(name) < 10
-    return not is_number, int(name) if is_number else 0, name

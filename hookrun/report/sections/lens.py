@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hookrun.report.draw.charts import Figure, bars
-from hookrun.report.draw.pictures import LEVELS, heat, palette
+from hookrun.report.draw.pictures import LEVELS, heat, is_light, palette
 from hookrun.report.draw.text import number, one_line, shortened
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number, is_place, sampled
@@ -24,8 +24,6 @@ MOST_CELLS = 6_000
 """Of all tables together."""
 _BYTES = 16 * 2**20
 _CHARACTERS = 24
-_LIGHT = 0.55
-"""Above this fraction of the scale the colours are light and need dark letters."""
 
 Line = dict[str, Any]
 
@@ -114,7 +112,7 @@ def _cell(line: Line) -> dict[str, str]:
     return {
         "token": _text(token, text),
         "probability": f"{probability:.2f}",
-        "style": f"background:rgb({red} {green} {blue});color:{'#111' if share > _LIGHT else '#fff'}",
+        "style": f"background:rgb({red} {green} {blue});color:{'#111' if is_light(red, green, blue) else '#fff'}",
         "title": "\n".join([head, best, *details]),
     }
 

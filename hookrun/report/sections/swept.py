@@ -15,7 +15,7 @@ from markupsafe import Markup
 from hookrun.errors import counted
 from hookrun.report.draw.charts import Figure, Series, is_geometric, lines, spans_magnitudes
 from hookrun.report.draw.pictures import heat
-from hookrun.report.draw.text import number, token_name
+from hookrun.report.draw.text import by_number, number, number_of, token_name
 from hookrun.report.lines import sampled
 from hookrun.report.sweep_facts import JobFacts, SweepFacts, conclusion
 from hookrun.spec.objective import is_loss
@@ -95,8 +95,8 @@ def _curve(jobs: Sequence[JobFacts], key: str, name: str, *, dots: bool) -> Figu
     by_value = defaultdict[str, list[float]](list)
     for job in jobs:
         by_value[job.overrides.get(key, "–")].append(job.metrics[name])
-    order = sorted(by_value, key=_rank)
-    xs = [_number(value) for value in order]
+    order = sorted(by_value, key=by_number)
+    xs = [number_of(value) for value in order]
     is_numeric = all(map(math.isfinite, xs))
     dots = dots or not is_numeric
     finite, notes = _finite(
@@ -124,7 +124,8 @@ def _map(facts: SweepFacts, keys: Sequence[str], name: str) -> Figure:
     """
     across, down = sorted(keys, key=_direction)
     columns, rows = (
-        sorted({job.overrides.get(key, "–") for job in facts.compared}, key=_rank) for key in (across, down)
+        sorted({job.overrides.get(key, "–") for job in facts.compared}, key=by_number)
+        for key in (across, down)
     )
     if is_layer := _direction(down) > 0:
         rows.reverse()
@@ -166,7 +167,7 @@ def _map(facts: SweepFacts, keys: Sequence[str], name: str) -> Figure:
 
     without = facts.level(name)
     value = view(lambda job: job.metrics.get(name), without, "each cell is a mean")
-    if not any(facts.difference(job, name) for job in facts.compared):
+    if not facts.baselines:
         return value
     difference = view(lambda job: facts.difference(job, name), 0.0, "")
     views = Markup("").join(
@@ -184,35 +185,35 @@ _POSITION = {"position", "positions", "tokens"}
 _HEAD = {"head", "heads"}
 
 
+def _direction(key: str) -> int:
+    """1 for a key that names layers, -1 for one that names heads or positions, 0 for others."""
+    words = _words(key)
+    return bool(words & _LAYER) - bool(words & (_HEAD | _POSITION))
+
+
 def _words(key: str) -> set[str]:
     return set(re.split(r"[\W_]+", key.lower()))
 
 
-def _direction(key: str) -> int:
-    """1 for a key that names layers, -1 for one that names heads or positions, 0 for others."""
-    return bool(_words(key) & _LAYER) - bool(_words(key) & (_HEAD | _POSITION))
-
-
 def _with_tokens(facts: SweepFacts, positions: Sequence[str]) -> list[str]:
     """The positions, each with its token if that is the same in all samples of all jobs."""
-    sequences = set[tuple[int, ...]]()
-    for job in facts.compared:
-        read = sampled(facts.folder / job.name / SAMPLES, SampleLine, limit=_MOST_SAMPLES, from_start=True)
-        if read.is_sample or not read.records:
-            return list(positions)
-        sequences |= {tuple(line.get("tokens") or ()) for line in read.records}
-    path = facts.folder / facts.compared[0].name / TOKENS
-    texts = {line["token"]: line["text"] for line in sampled(path, TokenLine, from_start=True).records}
-    shortest, names = min(map(len, sequences)), list[str]()
-    for position in positions:
+    folders = [facts.folder / job.name for job in facts.compared]
+    files = [
+        sampled(folder / SAMPLES, SampleLine, limit=_MOST_SAMPLES, from_start=True) for folder in folders
+    ]
+    sequences = {tuple(line.get("tokens") or ()) for file in files for line in file.records}
+    if any(file.is_sample or not file.records for file in files):
+        return list(positions)
+    texts = {line["token"]: line["text"] for line in sampled(folders[0] / TOKENS, TokenLine).records}
+    shortest = min(map(len, sequences))
+
+    def named(position: str) -> str:
         at = int(position) if re.fullmatch(r"-?\d{1,9}", position) else shortest
         tokens = {sequence[at] for sequence in sequences} if -shortest <= at < shortest else set()
-        names.append(
-            " ".join([position, *(token_name(texts.get(token, ""), token) for token in tokens)])
-            if len(tokens) == 1
-            else position
-        )
-    return names
+        token = tokens.pop() if len(tokens) == 1 else None
+        return position if token is None else f"{position} {token_name(texts.get(token, ''), token)}"
+
+    return list(map(named, positions))
 
 
 def _finite(groups: Mapping[K, Sequence[float]], several: str) -> tuple[dict[K, list[float]], list[str]]:
@@ -225,18 +226,3 @@ def _finite(groups: Mapping[K, Sequence[float]], several: str) -> tuple[dict[K, 
     if lost := sum(map(len, groups.values())) - sum(map(len, finite.values())):
         notes.append(f"left out: {counted(lost, 'job')} whose value is not finite")
     return {key: values or [math.nan] for key, values in finite.items()}, notes
-
-
-def _number(text: str) -> float:
-    """The text as a number; NaN if it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _rank(text: str) -> tuple[bool, float, list[tuple[float, str]]]:
-    """A sort key: numbers by size, then texts, in which numbers count as such."""
-    number = _number(text)
-    parts = [(float(part), "") if part.isdecimal() else (math.inf, part) for part in re.split(r"(\d+)", text)]
-    return not math.isfinite(number), number if math.isfinite(number) else 0.0, parts

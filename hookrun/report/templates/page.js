@@ -208,9 +208,7 @@
   }
   for (const button of all("button[data-unfold]")) {
     button.addEventListener("click", () => {
-      const tree = document.querySelector(button.dataset.unfold);
-      tree.classList.remove("folded");
-      for (const each of all("details", tree)) each.open = true;
+      for (const each of all("details", document.querySelector(button.dataset.unfold))) each.open = true;
       button.remove();
     });
   }
