@@ -202,6 +202,12 @@ def spread(values: Iterable[float | None]) -> tuple[float, float | None] | None:
     return statistics.fmean(finite), statistics.stdev(finite) if len(finite) > 1 else None
 
 
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the finite values; None if there are none."""
+    found = spread(values)
+    return None if found is None else found[0]
+
+
 @dataclass(frozen=True)
 class SweepFacts:
     """The data of one sweep's directory.
@@ -290,8 +296,7 @@ class SweepFacts:
         baselines = {
             each.name: each.value for job in setting.jobs if (each := self.baseline_of(job)) is not None
         }
-        found = spread(baselines.values())
-        return None if found is None else found[0]
+        return mean(baselines.values())
 
     def effect(self, setting: Setting) -> float | None:
         """The setting's mean objective minus that without hooks, which is 0 for a divergence from them."""
@@ -302,10 +307,8 @@ class SweepFacts:
 
     def level(self, metric: str) -> float | None:
         """The mean of a metric over the baselines; without them 0 for a divergence from the run without hooks."""
-        found = spread(job.metrics.get(metric) for job in self.baselines)
-        if found is None:
-            return 0.0 if metric.endswith("kl") else None
-        return found[0]
+        without = mean(job.metrics.get(metric) for job in self.baselines)
+        return 0.0 if without is None and metric.endswith("kl") else without
 
     @property
     def better(self) -> Direction | None:

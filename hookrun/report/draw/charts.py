@@ -21,8 +21,6 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 10, 10, 36
 COLOURS = 8
 MOST_POINTS = 300
 _FEW_BINS = 5
-_LONGEST = 28
-"""Characters of a name."""
 _LETTER, _LINE = 6.5, 13
 """Width and height of a letter of a label."""
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -159,7 +157,7 @@ def lines(
     start, frame, height = _frame(across, up, x, y, labels)
     drawn = [frame]
     drawn += [_curve(each, n % COLOURS, across, up) for n, each in enumerate(series)]
-    said_once, names = fitted([each.name for each in series], _LONGEST)
+    said_once, names = fitted([each.name for each in series])
     says, table = of_curves(title, series, x, y, labels)
     values = dict[float, list[str]]()
     for each in series:
@@ -320,7 +318,7 @@ def _frame(
         below = [(across(value), tick(value)) for value in across.ticks(6)]
         grid += [f"M{at} {TOP}V{bottom}" for at, _ in below]
     else:
-        start, names = fitted(labels, _LONGEST)
+        start, names = fitted(labels)
         below = [(across(n), name) for n, name in enumerate(names)]
     longest = max((len(name) for _, name in below), default=0)
     if (longest + 1) * _LETTER * len(below) > width and labels is not None:

@@ -44,8 +44,6 @@ _NAMES_APART = 12
 _LIGHT = 140
 """Brightness, from 0 to 255, from which on letters are dark."""
 _LOWEST = 5
-_LONGEST = 28
-"""Characters of the name of a row or a column."""
 _LEVEL = 6
 """Characters of the name of a column; longer names stand upright."""
 MOST_UPRIGHT = 40
@@ -164,7 +162,7 @@ def heat(
     index, table, scale = _indexed(values, log=log, limits=limits, there=there, centre=centre)
     has_cells = numbers or bool(links)
     wide = len(columns) > 30 or len(rows) > _FULL_ROWS or has_cells
-    starts, (below, beside) = zip(*(fitted(names, _LONGEST) for names in (columns, rows)), strict=True)
+    starts, (below, beside) = zip(*(fitted(names) for names in (columns, rows)), strict=True)
     is_upright = max(map(len, below), default=0) > _LEVEL
     stride = math.ceil(len(columns) / (MOST_UPRIGHT if is_upright and wide else 12 if numbers else 6)) or 1
     shades = [is_light(*colour) for colour in table.tolist()] + [True]

@@ -37,23 +37,25 @@ def token_name(text: str, token: int, most: int = 40) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def fitted(names: Sequence[str], most: int) -> tuple[str, list[str]]:
+def fitted(names: Sequence[str], most: int = 28) -> tuple[str, list[str]]:
     """The path that all names begin with, such as ``transformer.``, and the names without it.
 
     Names of more than `most` characters lose their left end; if the difference is there, what they share at the right.
     """
-    if len(set(names)) < 2:
-        return "", [one_line(name) for name in names]
-    start = _beginning(names)
-    start = start[: start.rfind(".") + 1]
+    start = "".join(names[0][: common(names)].rpartition(".")[:2]) if len(set(names)) > 1 else ""
     start = start if any(map(str.isalpha, start)) else ""  # not the beginning of numbers
-    tails = [name.removeprefix(start) for name in names]
-    end = len(_beginning([name[::-1] for name in tails]))
+    tails = [one_line(name.removeprefix(start)) for name in names]
+    end = common([name[::-1] for name in tails])
     for some in (tails, [f"{name[: len(name) - end]}…" for name in tails]):
-        short = [name if len(name) <= most else f"…{name[1 - most :]}" for name in map(one_line, some)]
+        short = [name if len(name) <= most else f"…{name[1 - most :]}" for name in some]
         if len(set(short)) == len(set(names)):
             return one_line(start), short
-    return one_line(start), list(map(one_line, tails))
+    return one_line(start), tails
+
+
+def common(sequences: Sequence[Sequence[object]]) -> int:
+    """How many items are the same at the beginning of all sequences."""
+    return sum(1 for _ in takewhile(lambda items: len(set(items)) == 1, zip(*sequences, strict=False)))
 
 
 def number_of(text: str) -> float:
@@ -72,12 +74,6 @@ def by_number(text: str) -> tuple[bool, float, list[tuple[float, str]]]:
 
 
 _DIGITS = re.compile(r"(\d{1,15})")
-
-
-def _beginning(names: Sequence[str]) -> str:
-    """The characters that all names begin with."""
-    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    return "".join(letters[0] for letters in same)
 
 
 def module_name(path: str) -> str:

@@ -133,7 +133,7 @@ def _map(facts: SweepFacts, keys: Sequence[str], name: str) -> Figure:
     for job in facts.compared:
         cells[job.overrides.get(down, "–"), job.overrides.get(across, "–")].append(job)
     heads = columns
-    if _words(across) & _POSITION:
+    if _POSITION.search(across):
         columns.sort(key=lambda position: position.startswith("-"))  # counted from the end
         heads = _with_tokens(facts, columns)
     links = [
@@ -180,19 +180,14 @@ def _map(facts: SweepFacts, keys: Sequence[str], name: str) -> Figure:
     return replace(value, picture=switch.format(f"view of {name}", views), scale=None)
 
 
-_LAYER = {"layer", "layers", "block", "blocks", "depth", "select"}
-_POSITION = {"position", "positions", "tokens"}
-_HEAD = {"head", "heads"}
+_UP = re.compile(r"(?<![a-z])(layers?|blocks?|depth|select)(?![a-z])")
+_POSITION = re.compile(r"(?<![a-z])(positions?|tokens)(?![a-z])")
+_HEAD = re.compile(r"(?<![a-z])heads?(?![a-z])")
 
 
 def _direction(key: str) -> int:
     """1 for a key that names layers, -1 for one that names heads or positions, 0 for others."""
-    words = _words(key)
-    return bool(words & _LAYER) - bool(words & (_HEAD | _POSITION))
-
-
-def _words(key: str) -> set[str]:
-    return set(re.split(r"[\W_]+", key.lower()))
+    return bool(_UP.search(key)) - bool(_POSITION.search(key) or _HEAD.search(key))
 
 
 def _with_tokens(facts: SweepFacts, positions: Sequence[str]) -> list[str]:
