@@ -276,6 +276,24 @@ def test_the_answer_is_on_the_first_screen_and_on_the_second_of_a_phone(
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+def test_the_first_and_the_last_column_of_a_lens_stay_in_sight(tmp_path: Path, monkeypatch, show) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = ["task=lens", *NAMES, "compute.device=cpu", "compute.threads=1", "hydra.run.dir=page"]
+    assert main(argv) == 0
+    page = show(tmp_path / "page")
+    page.set_viewport_size({"width": 390, "height": 844})
+    frame = page.locator(".scroll:has(table.lens)").first
+    for left in (0, 200):
+        frame.evaluate("(each, left) => each.scrollLeft = left", left)
+        outer = frame.bounding_box()
+        first, last = (
+            frame.locator(f"tbody tr:first-child > :{which}-child").bounding_box()
+            for which in ("first", "last")
+        )
+        assert abs(first["x"] - outer["x"]) < 3
+        assert abs(last["x"] + last["width"] - outer["x"] - outer["width"]) < 3
+
+
 def test_a_link_to_a_folded_part_opens_it(observed: Path, show) -> None:
     page = show(observed)
     assert not page.locator("#model").is_visible()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import itertools
 import json
 import math
 import re
@@ -402,8 +403,17 @@ def test_the_colour_in_the_middle_of_a_map_is_that_of_the_baseline(patched: Path
     ("values", "log"),
     [
         ((0.001, 0.003, 0.01), True), ((0.1, 1), True), ((16, 32, 64), True), ((1, 2, 3), False), ((0, 1, 10), False),
-        ((0, 1), False), ((5,), False), ((1, 2), False),
+        ((0, 1), False), ((5,), False), ((1, 2), False), ((1, 1), False), ((1e-300, 1, 1e300), True),
     ],
 )  # fmt: skip
 def test_a_geometric_sweep_has_a_logarithmic_axis(values: tuple[float, ...], log: bool) -> None:
     assert is_geometric(values) == log
+
+
+def test_0_in_a_geometric_sweep_is_at_the_same_distance(copied: Path, remade) -> None:
+    for job, value in enumerate((0, 0.01, 0.1, 1, 10, 100)):
+        give(copied / str(job), f"strength={value}")
+    drawn = figure(remade(copied).source, "val/loss against strength")
+    places = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', drawn)]
+    gaps = [after - before for before, after in itertools.pairwise(places)]
+    assert len(places) == 6 and max(gaps) - min(gaps) < 0.3

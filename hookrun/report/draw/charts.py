@@ -117,18 +117,18 @@ def spans_magnitudes(values: Iterable[float], ratio: float = 50.0) -> bool:
     return bool(finite) and min(finite) > 0 and max(finite) / min(finite) >= ratio
 
 
-def is_geometric(values: Sequence[float]) -> bool:
-    """Whether positive values in rising order are spaced more evenly on a logarithmic scale than on a linear one."""
-    if len(values) < 2 or values[0] <= 0:
+def is_geometric(values: Iterable[float]) -> bool:
+    """Whether positive values are spaced more evenly on a logarithmic scale than on a linear one."""
+    order = sorted(set(values))
+    if len(order) < 2 or order[0] <= 0:
         return False
     linear, logarithmic = (
-        max(gaps) / min(gaps)
+        max(gaps) / max(min(gaps), 1 / _LARGEST)
         for gaps in (
-            [after - before for before, after in pairwise(values)],
-            [math.log(after / before) for before, after in pairwise(values)],
+            [after - before for before, after in pairwise(scale)] for scale in (order, map(math.log, order))
         )
     )
-    return logarithmic < linear or (len(values) == 2 and values[1] / values[0] >= 10)
+    return logarithmic < linear or (len(order) == 2 and order[1] / order[0] >= 10)
 
 
 def lines(

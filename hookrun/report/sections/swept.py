@@ -97,7 +97,8 @@ def _curve(jobs: Sequence[JobFacts], key: str, name: str, *, dots: bool) -> Figu
         by_value[job.overrides.get(key, "–")].append(job.metrics[name])
     order = sorted(by_value, key=by_number)
     xs = [number_of(value) for value in order]
-    is_numeric = all(map(math.isfinite, xs))
+    # a logarithmic axis has no place for 0: the values are then at equal distances
+    is_numeric = all(map(math.isfinite, xs)) and not (xs[0] == 0 and is_geometric(xs[1:]))
     dots = dots or not is_numeric
     finite, notes = _finite(
         by_value, f"{'points' if dots else 'line'}: the mean; band: from minimum to maximum"
