@@ -78,12 +78,12 @@ def figures(facts: SweepFacts) -> list[Figure]:
 
 def _with_baselines(figure: Figure, facts: SweepFacts, name: str) -> Figure:
     """The figure with a note of the metric's value without hooks."""
-    level = facts.level(name)
-    if level is None or not facts.baselines:
+    count = sum(math.isfinite(job.metrics.get(name, math.nan)) for job in facts.baselines)
+    if not count:
         return figure
-    said = f"without hooks: {number(level)}"
-    if len(facts.baselines) > 1:
-        said += f", the mean of {counted(len(facts.baselines), 'baseline')}"
+    said = f"without hooks: {number(facts.level(name))}"
+    if count > 1:
+        said += f", the mean of {counted(count, 'baseline')}"
     return replace(figure, note="; ".join(filter(None, [figure.note, said])))
 
 
