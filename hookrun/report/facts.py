@@ -201,6 +201,11 @@ class Facts:
         task = self.config.get("task")
         return str(task.get("run") or "") if isinstance(task, dict) else ""
 
+    @property
+    def has_random_weights(self) -> bool:
+        """Whether the results are those of a model that nothing has trained."""
+        return self.model.weights == "random" and self.task != "train"
+
     def named(self, section: str) -> str:
         """The `name` in a section of the configuration; ``""`` if there is none."""
         content = self.config.get(section)

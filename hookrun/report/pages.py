@@ -21,8 +21,7 @@ from hookrun.errors import counted, listed, printable
 from hookrun.report.captures import place
 from hookrun.report.draw import text
 from hookrun.report.facts import read_facts
-from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, ReportSection
-from hookrun.report.sections.metrics import latest
+from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, ReportSection, ordered
 from hookrun.report.sweep_facts import SweepFacts, read_sweep, read_yaml
 from hookrun.store.captures.tensor_file import dtype_name
 from hookrun.store.files import replacing
@@ -53,8 +52,7 @@ def write_run_report(folder: Path) -> Path:
     named = [word.partition("=")[2] for word in words if word.startswith("experiment=")]
     if named and "," not in named[-1]:
         title = named[-1]
-    values = {"title": title, "latest": latest(facts)}
-    return write_page(folder, "run.html", OF_A_RUN, facts, values)
+    return write_page(folder, "run.html", OF_A_RUN, facts, {"title": title})
 
 
 def write_sweep_report(folder: Path) -> Path:
@@ -121,7 +119,7 @@ def write_page(
 
     Every text on it is escaped, except `Markup`, which only this package makes.
     """
-    built = [(section, data) for section in sections if (data := section.build(facts))]
+    built = [(section, data) for section in ordered(sections) if (data := section.build(facts))]
     style, script = (
         _TEMPLATES.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )

@@ -21,7 +21,7 @@ from urllib.parse import quote
 from hookrun.errors import counted
 from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import is_kept, sampled
-from hookrun.spec.objective import AVERAGED, DIAGNOSTIC, Goal
+from hookrun.spec.objective import AVERAGED, DIAGNOSTIC, Direction, Goal, is_loss
 from hookrun.store import stored_config
 from hookrun.store.files import StoreError
 from hookrun.store.format import CONFIG, ENV, HYDRA, METRICS, MULTIRUN, REPORT, STATUS, SWEEP
@@ -74,7 +74,7 @@ class JobFacts:
     of_batch: frozenset[str]
     result: ObjectiveRecord | None
     objective: Mapping[str, Any]
-    argv: list[Any]
+    env: EnvRecord
     has_report: bool
 
     @property
@@ -130,7 +130,7 @@ def _job(folder: Path, path: Path) -> JobFacts:
         of_batch=frozenset(values.keys() - means.keys()),
         result=result_of(status, lines) if status.get("status") == "done" else None,
         objective=_objective_of(config),
-        argv=list(_record(path / ENV, EnvRecord).get("argv", [])),
+        env=EnvRecord.model_validate(_record(path / ENV, EnvRecord)),
         has_report=(path / REPORT).is_file(),
     )
 
@@ -198,6 +198,12 @@ def spread(values: Iterable[float | None]) -> tuple[float, float | None] | None:
     if not finite:
         return None
     return statistics.fmean(finite), statistics.stdev(finite) if len(finite) > 1 else None
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the finite values; None if there are none."""
+    found = spread(values)
+    return None if found is None else found[0]
 
 
 @dataclass(frozen=True)
@@ -288,15 +294,27 @@ class SweepFacts:
         baselines = {
             each.name: each.value for job in setting.jobs if (each := self.baseline_of(job)) is not None
         }
-        found = spread(baselines.values())
-        return None if found is None else found[0]
+        return mean(baselines.values())
 
     def effect(self, setting: Setting) -> float | None:
         """The setting's mean objective minus that without hooks, which is 0 for a divergence from them."""
         without = self.without_hooks(setting)
-        if without is None and self.goal is not None and self.goal.metric.endswith("kl"):
-            without = 0.0
+        if without is None and self.goal is not None:
+            without = self.level(self.goal.metric)
         return None if without is None or setting.result is None else setting.result[0] - without
+
+    def level(self, metric: str) -> float | None:
+        """The mean of a metric over the baselines; without them 0 for a divergence from the run without hooks."""
+        without = mean(job.metrics.get(metric) for job in self.baselines)
+        return 0.0 if without is None and metric.endswith("kl") else without
+
+    @property
+    def better(self) -> Direction | None:
+        """The direction of a better result; None if no value is: a diagnostic metric, or a loss that is maximized."""
+        if self.goal is None or self.is_diagnostic:
+            return None
+        direction = self.goal.direction
+        return None if direction == "maximize" and is_loss(self.goal.metric) else direction
 
     @cached_property
     def measure(self) -> str:

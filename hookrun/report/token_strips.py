@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from hookrun.errors import printable
 from hookrun.report.draw.charts import Figure, Table
-from hookrun.report.draw.pictures import shaded, worded
+from hookrun.report.draw.pictures import is_light, shaded, worded
 from hookrun.report.draw.text import number, token_name
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import rows_of_samples
@@ -22,9 +22,6 @@ from hookrun.store.captures.read import StoredCapture
 MOST_SAMPLES = 4
 MOST_TOKENS = 192
 """The largest number of tokens of one sample."""
-
-_LIGHT = 140
-"""Brightness, from 0 to 255, from which on the letters are dark."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ def _token(token: Token, colour: Sequence[int] | None) -> Markup:
     if colour is None:
         return Markup('<span title="{}">{}</span>').format(title, printable(token.text))
     red, green, blue = colour
-    shade = "on-light" if 0.299 * red + 0.587 * green + 0.114 * blue > _LIGHT else "on-dark"
+    shade = "on-light" if is_light(red, green, blue) else "on-dark"
     return Markup('<span class="{}" style="background:rgb({} {} {})" title="{}">{}</span>').format(
         shade, red, green, blue, title, printable(token.text)
     )

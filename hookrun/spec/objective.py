@@ -94,6 +94,11 @@ def direction_of(metric: str) -> Direction | None:
     return _NATURAL.get(metric.rpartition("/")[2])
 
 
+def is_loss(metric: str) -> bool:
+    """Whether ``split/name`` or ``name`` is a loss, an error or a divergence: smaller values are better."""
+    return direction_of(metric) == "minimize" or "loss" in metric.rpartition("/")[2]
+
+
 def preferred(names: Iterable[str]) -> str | None:
     """The default metric of an objective: an accuracy before a loss, the val split before others."""
     known = [name for name in names if direction_of(name) is not None]

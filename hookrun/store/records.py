@@ -222,6 +222,7 @@ class EnvRecord(Record):
     threads: Count | None = None
     recorded: bool | None = None
     argv: Listing[Text] = []
+    trusted: Listing[Text] = []
     runs: Listing[UsedRunRecord] = []
 
 

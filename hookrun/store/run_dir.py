@@ -54,6 +54,7 @@ from hookrun.store.inside import listed_inside
 from hookrun.store.manifest import manifest_faults, read_manifest, write_manifest
 from hookrun.store.records import STREAMS, Status, checked, read_record, typed_record
 from hookrun.store.states.position import PositionRecord, cut_back
+from hookrun.trust import of_environment
 from hookrun.version import __version__
 
 if TYPE_CHECKING:
@@ -384,7 +385,7 @@ def update_latest(path: str | os.PathLike[str]) -> str:
 
 
 def environment(argv: Sequence[str] | None = None, device: str | None = None) -> dict[str, Any]:
-    """Versions, machine and command line of a run; values of environment variables are left out.
+    """Versions, machine and command line of a run; of environment variables only the packages in HOOKRUN_TRUST.
 
     argv:   the command line; default: that of this process
     device: the device that the run uses; default: the machine's accelerator, else cpu
@@ -405,6 +406,7 @@ def environment(argv: Sequence[str] | None = None, device: str | None = None) ->
         "device_name": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.processor(),
         "threads": torch.get_num_threads(),
         "argv": list(map(whole_characters, sys.argv if argv is None else argv)),
+        "trusted": sorted(of_environment()),
     }
 
 

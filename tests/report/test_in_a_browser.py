@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from report_pages import read_lines, write_lines
 
+from hookrun.cli import main
 from hookrun.report import write_report
 
 sync_api = pytest.importorskip(
@@ -208,6 +209,96 @@ def test_a_picture_is_saved_and_channels_are_switched(run, tmp_path: Path, show)
     saved.value.save_as(tmp_path / "saved.png")
     image = Image.open(tmp_path / "saved.png").convert("RGB")
     assert image.width > 1500 and len(image.getcolors(2**20)) > 50
+
+
+DECODER = (
+    "model=decoder",
+    "model.args.layers=1",
+    "model.args.heads=2",
+    "model.args.width=16",
+    "model.args.length=24",
+)
+NAMES = (*DECODER, "data=names", "data.args.val_size=4")
+SEEN = "{select: 'layers.*', hook: forward, action: capture}"
+PATCHED = "{select: embed, hook: forward, action: scale, factor: ${vars.factor}, tokens: '${vars.position}'}"
+KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "train": ("#metrics ~ * svg.chart", ("train.epochs=2", "train.limit_batches=2")),
+    "captures": (
+        "img.mosaic",
+        ("task=evaluate", "model=cnn", "train.limit_batches=1", f"+hooks.seen={SEEN.replace('layers.*', 'conv*')}"),
+    ),
+    "attention patterns": (
+        ".heads svg.attention",
+        ("task=predict", *NAMES, "+hooks.seen={select: blocks.0.attn.pattern, hook: forward, action: capture}"),
+    ),
+    "lens": ("table.lens", ("task=lens", *NAMES)),
+    "generate": (".generated", ("task=generate", "task.max_new_tokens=4", *NAMES)),
+    "probe": ("#analysis ~ * table", ("task=probe", "task.run=../seen")),
+    "similarity": ("#analysis ~ * .heat", ("task=similarity", "task.run=../seen")),
+    "one key": ("#figures ~ * svg.chart", ("-m", "train.limit_batches=1", "train.optimizer.lr=0.01,0.1")),
+    "two keys": (
+        "#figures ~ * .heat",
+        (
+            "-m", "task=evaluate", "task.metrics=[logit_difference]", *NAMES, "+vars={factor: 0, position: 0}",
+            "vars.factor=0,2", "vars.position=1,3", f"+hooks.off={PATCHED}", "baseline=true",
+        ),
+    ),
+    "more keys": (
+        "table[data-jobs]",
+        ("-m", "train.limit_batches=1", "train.optimizer.lr=0.01,0.1", "data.batch_size=16,32", "train.epochs=1,2"),
+    ),
+}  # fmt: skip
+"""Kind of page -> the first of its answer, and what makes it."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_answer_is_on_the_first_screen_and_on_the_second_of_a_phone(
+    kind: str, tmp_path: Path, monkeypatch, show
+) -> None:
+    answer, argv = KINDS[kind]
+    monkeypatch.chdir(tmp_path)
+    common = ("compute.device=cpu", "compute.threads=1")
+    if "task.run=../seen" in argv:
+        argv = tuple(word.replace("../seen", str(tmp_path / "seen")) for word in argv)
+        seen = ("task=evaluate", "model=mlp", f"+hooks.seen={SEEN}", f"hydra.run.dir={tmp_path}/seen")
+        assert main([*common, *seen]) == 0
+    model = (
+        ()
+        if any(word.startswith("model=") or word.startswith("task.run=") for word in argv)
+        else ("model=mlp",)
+    )
+    where = f"hydra.sweep.dir={tmp_path}/page" if "-m" in argv else f"hydra.run.dir={tmp_path}/page"
+    assert main([*argv[:1], *common, *model, *argv[1:], where]) == 0
+    page = show(tmp_path / "page")
+    for width, height, screens in ((1400, 900, 1), (390, 844, 2)):
+        page.set_viewport_size({"width": width, "height": height})
+        assert page.locator(answer).first.bounding_box()["y"] < screens * height
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_the_first_and_the_last_column_of_a_lens_stay_in_sight(tmp_path: Path, monkeypatch, show) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = ["task=lens", *NAMES, "compute.device=cpu", "compute.threads=1", "hydra.run.dir=page"]
+    assert main(argv) == 0
+    page = show(tmp_path / "page")
+    page.set_viewport_size({"width": 390, "height": 844})
+    frame = page.locator(".scroll:has(table.lens)").first
+    for left in (0, 200):
+        frame.evaluate("(each, left) => each.scrollLeft = left", left)
+        outer = frame.bounding_box()
+        first, last = (
+            frame.locator(f"tbody tr:first-child > :{which}-child").bounding_box()
+            for which in ("first", "last")
+        )
+        assert abs(first["x"] - outer["x"]) < 3
+        assert abs(last["x"] + last["width"] - outer["x"] - outer["width"]) < 3
+
+
+def test_a_link_to_a_folded_part_opens_it(observed: Path, show) -> None:
+    page = show(observed)
+    assert not page.locator("#model").is_visible()
+    page.click(".nav a >> text=Model")
+    assert page.locator("#model").is_visible()
 
 
 EVIL = (

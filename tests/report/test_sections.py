@@ -20,6 +20,7 @@ from hookrun.report.lines import SampledLines
 from hookrun.report.sections import lens, metrics, model, parts_of_passes, summary
 from hookrun.report.sections.metrics import LatestValue, latest
 from hookrun.store.records import EnvRecord, ModelRecord, PlanRecord
+from hookrun.tasks.run import progress
 
 # ---- summary
 
@@ -263,10 +264,40 @@ def test_places_and_sizes_in_the_files_of_a_lens_are_bounded(tmp_path: Path) -> 
     assert "--rows:1;--columns:1" in figure.picture
     (shown,) = found["tables"]
     assert len(shown["rows"]) == 200 and len(shown["columns"]) == lens.MOST_CELLS // 200
-    assert any("the first 30 positions" in note for note in found["notes"])
+    assert any("the last 30 positions" in note for note in found["notes"])
+
+
+def test_classes_of_random_weights_are_said_to_be_and_folded(run: Callable[..., Path], page) -> None:
+    random = page(run("task=evaluate", "train.limit_batches=1"))
+    trained = page(run("train.epochs=1", "train.limit_batches=2"))
+    assert "The weights are random" in random.text and "The weights are random" not in trained.text
+    assert ["<summary>confusion matrix" in each.source for each in (random, trained)] == [True, False]
+
+
+def test_only_misclassified_samples_have_the_highest_loss(run: Callable[..., Path], page) -> None:
+    path = run("train.epochs=2")
+    lines = read_lines(path / "samples.jsonl")
+    wrong = [line for line in lines if line["class"] != line["predicted_class"]]
+    assert 0 < len(wrong) < len(lines)
+    shown = page(path).source.split('class="worst"')[1].split("</ol>")[0].count("<li>")
+    assert shown == min(len(wrong), 16)
+
+
+def test_a_rate_says_of_how_many_samples_on_the_page_and_the_terminal() -> None:
+    values = {each.name: each for each in latest(facts(line(1, samples=12, changed=0.75)))}
+    assert (values["changed"].last, values["changed"].total) == (0.75, 12)
+    assert progress.numbers({"samples": 12, "changed": 0.75}) == "samples 12  changed 9 of 12"
 
 
 # ---- again
+
+
+def test_the_command_names_the_packages_that_the_environment_trusted(
+    run: Callable[..., Path], page, monkeypatch
+) -> None:
+    monkeypatch.setenv("HOOKRUN_TRUST", "one, two")
+    words = shlex.split(page(run("task=evaluate", "train.limit_batches=1")).command)
+    assert words[:4] == ["HOOKRUN_TRUST=one,two", "python", "-m", "hookrun"]
 
 
 def test_the_command_on_the_page_repeats_the_results(observed: Path, page) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import io
+import itertools
 import json
 import math
 import re
@@ -11,11 +14,14 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 from omegaconf import OmegaConf
+from PIL import Image
 from report_pages import SHORT, change_status, ended_process, read_lines, table, write_lines
 
 import hookrun
 from hookrun.cli import main
+from hookrun.report.draw.charts import is_geometric
 from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs, read_sweep, read_yaml
 
 
@@ -348,3 +354,79 @@ def test_a_job_whose_metric_is_nan_is_counted_and_the_curve_continues(copied: Pa
     assert "left out: 2 jobs whose value is not finite" in drawn
     assert re.search(r'class="line c0" d="M[\d.]+ [\d.]+L', drawn)
     assert [row["val/loss"] for row in table(copied)][:2] == ["nan", "nan"]
+
+
+# ---- maps
+
+
+@pytest.fixture(scope="module")
+def patched(folder: Path) -> Path:
+    """A sweep over position and layer, with baselines, on one prompt of random tokens."""
+    hook = (
+        "{select: 'blocks.${vars.layer}.resid_post', hook: forward, action: scale, factor: 0, "
+        "tokens: '${vars.position}'}"
+    )
+    argv = [
+        "-m", "model=decoder", "model.args.layers=2", "model.args.heads=2", "model.args.width=16",
+        "data=repeated_tokens", "data.args.half=[3,3]", "data.args.vocab_size=12", "data.args.val_size=1",
+        "task=evaluate", "task.metrics=[loss]", "baseline=true", "+vars={layer: 0, position: 1}",
+        f"+hooks.off={hook}", "vars.position=-1,1,3", "vars.layer=0,1", "hydra.sweep.dir=patched",
+    ]  # fmt: skip
+    assert main([*argv, "compute.device=cpu", "compute.threads=1"]) == 0
+    return folder / "patched"
+
+
+def test_a_map_has_layer_0_at_the_bottom_and_tokens_below(patched: Path, page) -> None:
+    drawn = figure(page(patched).source, "val/loss")
+    assert "across: vars.position; up: vars.layer" in drawn
+    value = drawn.split('class="heat ')[1]
+    assert re.findall(r'grid-row:\d" title="(\d)"', value) == ["1", "0"]
+    tokens = read_lines(patched / "0/samples.jsonl")[0]["tokens"]
+    texts = {line["token"]: line["text"] for line in read_lines(patched / "0/tokens.jsonl")}
+    heads = re.findall(r"<span>([^<]*)</span>", value.split('class="heat-columns')[1].split("heat-x")[0])
+    assert heads == [f"{at} {texts[tokens[at]]}" for at in (1, 3, -1)]
+
+
+def test_the_cells_of_a_map_are_links_to_the_job_with_that_number(patched: Path, page) -> None:
+    value, difference = figure(page(patched).source, "val/loss").split('class="heat ')[1:]
+    rows = table(patched)
+    for drawn, column in ((value, "val/loss"), (difference, "val/loss - baseline")):
+        cells = re.findall(r'<a href="\./(\d+)/report.html"[^>]*><span class="on-\w+">([^<]*)<', drawn)
+        assert len(cells) == 6
+        for job, shown in cells:
+            assert rows[int(job)]["baseline"] == "false"
+            assert shown == f"{float(rows[int(job)][column]):.3g}"
+
+
+def test_the_colour_in_the_middle_of_a_map_is_that_of_the_baseline(patched: Path, page) -> None:
+    source = figure(page(patched).source, "val/loss")
+    base = float(next(row["val/loss"] for row in table(patched) if row["baseline"] == "true"))
+    pictures = re.findall(r'class="cells" alt="[^"]*" src="data:image/png;base64,([^"]+)"', source)
+    for address in pictures:
+        image = Image.open(io.BytesIO(base64.b64decode(address))).convert("RGB")
+        pixels = [image.getpixel((x, y)) for y in range(2) for x in range(3)]
+        cells = re.findall(r'class="on-\w+">([^<]*)<', source)[:6]
+        for (red, green, blue), value in zip(pixels, map(float, cells), strict=True):
+            assert green <= max(red, blue), "an increase of a loss is never green"
+            if abs(value - base) > 0.01 * base:
+                assert (red > blue) == (value > base)
+
+
+@pytest.mark.parametrize(
+    ("values", "log"),
+    [
+        ((0.001, 0.003, 0.01), True), ((0.1, 1), True), ((16, 32, 64), True), ((1, 2, 3), False), ((0, 1, 10), False),
+        ((0, 1), False), ((5,), False), ((1, 2), False), ((1, 1), False), ((1e-300, 1, 1e300), True),
+    ],
+)  # fmt: skip
+def test_a_geometric_sweep_has_a_logarithmic_axis(values: tuple[float, ...], log: bool) -> None:
+    assert is_geometric(values) == log
+
+
+def test_0_in_a_geometric_sweep_is_at_the_same_distance(copied: Path, remade) -> None:
+    for job, value in enumerate((0, 0.01, 0.1, 1, 10, 100)):
+        give(copied / str(job), f"strength={value}")
+    drawn = figure(remade(copied).source, "val/loss against strength")
+    places = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', drawn)]
+    gaps = [after - before for before, after in itertools.pairwise(places)]
+    assert len(places) == 6 and max(gaps) - min(gaps) < 0.3

@@ -15,13 +15,15 @@ from hookrun.errors import printable
 from hookrun.report.draw.numbers import Series as Series
 from hookrun.report.draw.numbers import Table as Table
 from hookrun.report.draw.numbers import of_bars, of_bins, of_curves
-from hookrun.report.draw.text import number, tick
+from hookrun.report.draw.text import fitted, number, tick
 
 WIDTH, HEIGHT = 440, 230
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 10, 36
 COLOURS = 8
 MOST_POINTS = 300
 _FEW_BINS = 5
+_LETTER, _LINE = 6.5, 13
+"""Width and height of a letter of a label."""
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _LARGEST = 1e280
 """Larger absolute values are drawn at this bound, on a logarithmic axis also values below 1 / bound, so that positions
@@ -30,7 +32,10 @@ stay finite."""
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with its title, legend, note, facts (one line each) and table of numbers."""
+    """A picture with its title, legend, note, facts (one line each) and table of numbers.
+
+    start: what the names in it begin with, which is left out of them
+    """
 
     title: str
     picture: Markup
@@ -40,6 +45,7 @@ class Figure:
     scale: Markup | None = None
     facts: tuple[str, ...] = ()
     table: Table | None = None
+    start: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,20 @@ def spans_magnitudes(values: Iterable[float], ratio: float = 50.0) -> bool:
     return bool(finite) and min(finite) > 0 and max(finite) / min(finite) >= ratio
 
 
+def is_geometric(values: Iterable[float]) -> bool:
+    """Whether positive values are spaced more evenly on a logarithmic scale than on a linear one."""
+    order = sorted(set(values))
+    if len(order) < 2 or order[0] <= 0:
+        return False
+    linear, logarithmic = (
+        max(gaps) / max(min(gaps), 1 / _LARGEST)
+        for gaps in (
+            [after - before for before, after in pairwise(scale)] for scale in (order, map(math.log, order))
+        )
+    )
+    return logarithmic < linear or (len(order) == 2 and order[1] / order[0] >= 10)
+
+
 def lines(
     title: str,
     series: Sequence[Series],
@@ -135,9 +155,10 @@ def lines(
     is_whole = all(float(value).is_integer() for value in xs)
     across = replace(axis_of(xs, LEFT, WIDTH - RIGHT, log=log_x), whole=is_whole)
     up = axis_of(heights, HEIGHT - BOTTOM, TOP, log=log)
-    drawn = [_frame(across, up, x, y, labels)]
+    start, frame, height = _frame(across, up, x, y, labels)
+    drawn = [frame]
     drawn += [_curve(each, n % COLOURS, across, up) for n, each in enumerate(series)]
-    names = tuple(each.name for each in series) if len(series) > 1 else ()
+    said_once, names = fitted([each.name for each in series])
     says, table = of_curves(title, series, x, y, labels)
     values = dict[float, list[str]]()
     for each in series:
@@ -147,9 +168,10 @@ def lines(
     places = sorted(values)[: 2 * MOST_POINTS]
     heads = [labels[int(at)] if labels else f"{x} {number(at)}" for at in places]
     said = ["\n".join([head, *values[at][:12]]) for head, at in zip(heads, places, strict=True)]
-    picture = _svg(drawn, [across(at) for at in places], said, says)
+    picture = _svg(drawn, [across(at) for at in places], said, says, height)
     notes = _notes(note, lost, "positive and finite" if log else "finite")
-    return Figure(title, picture, names, notes, table=table)
+    legend = tuple(names) if len(names) > 1 else ()
+    return Figure(title, picture, legend, notes, table=table, start=start or said_once)
 
 
 def _notes(note: str, lost: int, kind: str) -> str:
@@ -176,14 +198,15 @@ def histogram(
     ]
     zero = [f'<path class="zero" d="M{across(0)} {TOP}V{floor}"/>'] if edges[0] < 0 < edges[-1] else []
     y = "count, logarithmic" if is_log else "count"
-    body = [_frame(across, up, x, y), *zero, f'<path class="bar c0" d="{"".join(boxes)}"/>']
+    _, frame, height = _frame(across, up, x, y)
+    body = [frame, *zero, f'<path class="bar c0" d="{"".join(boxes)}"/>']
     middles = [across((left + right) / 2) for left, right in pairwise(edges)]
     said = [
         f"{tick(left)} to {tick(right)}\n{count:,}"
         for count, (left, right) in zip(counts, pairwise(edges), strict=True)
     ]
     says, table = of_bins(title, counts, edges)
-    return Figure(title, _svg(body, middles, said, says), note=note, table=table)
+    return Figure(title, _svg(body, middles, said, says, height), note=note, table=table)
 
 
 def bars(
@@ -210,7 +233,8 @@ def bars(
         for n, value in enumerate(values)
         if math.isfinite(value)
     ]
-    body = [_frame(across, up, x, y, names), f'<path class="bar c0" d="{"".join(boxes)}"/>']
+    start, frame, height = _frame(across, up, x, y, names)
+    body = [frame, f'<path class="bar c0" d="{"".join(boxes)}"/>']
     if spread is not None:
         whiskers = "".join(
             f"M{across(n)} {up(low)}V{up(high)}"
@@ -226,7 +250,8 @@ def bars(
     places = [across(n) for n in range(len(values))]
     called = names if names is not None else [str(n) for n in range(len(values))]
     says, table = of_bars(title, values, called, x, y, spread)
-    return Figure(title, _svg(body, places, said, says), note=_notes(note, lost, "finite"), table=table)
+    picture = _svg(body, places, said, says, height)
+    return Figure(title, picture, note=_notes(note, lost, "finite"), table=table, start=start)
 
 
 def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
@@ -280,33 +305,37 @@ def _thinned(series: Series) -> Series:
     return replace(series, x=x, y=y, low=low, high=high)
 
 
-def _frame(across: Axis, up: Axis, x: str, y: str, labels: Sequence[str] | None = None) -> str:
-    bottom, width = HEIGHT - BOTTOM, WIDTH - LEFT - RIGHT
+def _frame(
+    across: Axis, up: Axis, x: str, y: str, labels: Sequence[str] | None = None
+) -> tuple[str, str, int]:
+    """What the labels begin with, which is left out of them; the axes; and the height of the chart.
+
+    Labels that would touch stand upright, and the chart is higher.
+    """
+    bottom, width, height, start = HEIGHT - BOTTOM, WIDTH - LEFT - RIGHT, HEIGHT, ""
     grid = [f"M{LEFT} {up(value)}H{WIDTH - RIGHT}" for value in up.ticks()]
     texts = [_text(LEFT - 6, up(value) + 3.5, tick(value), "end") for value in up.ticks()]
     if labels is None:
         below = [(across(value), tick(value)) for value in across.ticks(6)]
         grid += [f"M{at} {TOP}V{bottom}" for at, _ in below]
     else:
-        stride = max(1, math.ceil(len(labels) * 26 / width))
-        room = int(width / max(len(labels), 1) * stride / 6)
-        below = [(across(n), _short(labels[n], room)) for n in range(0, len(labels), stride)]
-    texts += [_text(at, bottom + 14, name, "middle") for at, name in below]
+        start, names = fitted(labels)
+        below = [(across(n), name) for n, name in enumerate(names)]
+    longest = max((len(name) for _, name in below), default=0)
+    if (longest + 1) * _LETTER * len(below) > width and labels is not None:
+        height += round(longest * _LETTER) - _LINE
+        upright = '<text class="tick" text-anchor="end" transform="translate({} {}) rotate(-90)">{}</text>'
+        stride = math.ceil(len(below) * _LINE / width)
+        texts += [upright.format(at + 3.5, bottom + 6, _said(name)) for at, name in below[::stride]]
+    else:
+        texts += [_text(at, bottom + 14, name, "middle") for at, name in below]
     texts += [
-        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x, "middle", "label"),
+        _text((LEFT + WIDTH - RIGHT) / 2, height - 4, x, "middle", "label"),
         f'<text class="label" text-anchor="middle" transform="translate(11 {(TOP + bottom) / 2}) rotate(-90)">'
         f"{_said(y)}</text>",
     ]
     axes = f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
-    return f'<path class="grid" d="{"".join(grid)}"/>{axes}{"".join(texts)}'
-
-
-def _short(text: str, most: int) -> str:
-    """At most `most` characters; of a module path the end, which tells it from its neighbours."""
-    text, room = printable(text), max(most, 3)
-    if len(text) <= room:
-        return text
-    return "…" + text[1 - room :] if "." in text else text[: room - 1] + "…"
+    return start, f'<path class="grid" d="{"".join(grid)}"/>{axes}{"".join(texts)}', height
 
 
 def _said(text: str) -> Markup:
@@ -319,7 +348,9 @@ def _text(
     return f'<text class="{kind}" x="{round(x, 1)}" y="{round(y, 1)}" text-anchor="{anchor}">{_said(text)}</text>'
 
 
-def _svg(body: Sequence[str], places: Sequence[float], said: Sequence[str], says: str) -> Markup:
+def _svg(
+    body: Sequence[str], places: Sequence[float], said: Sequence[str], says: str, height: float
+) -> Markup:
     """The SVG element.
 
     places, said: positions from left to right, and the text to show under the pointer at each
@@ -327,6 +358,6 @@ def _svg(body: Sequence[str], places: Sequence[float], said: Sequence[str], says
     """
     points = escape(json.dumps({"x": list(places), "t": [printable(each, kept="\n\t") for each in said]}))
     return Markup(  # made of numbers and escaped texts alone
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_said(says)}" '
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{_said(says)}" '
         f'data-hover="{points}">{"".join(body)}</svg>'
     )

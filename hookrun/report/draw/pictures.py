@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from functools import cache
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch.nn import functional
 from hookrun.errors import printable
 from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.numbers import of_cells, of_tiles
-from hookrun.report.draw.text import tick
+from hookrun.report.draw.text import fitted, number, tick
 
 Array = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
@@ -42,7 +42,12 @@ _CLEAR = LEVELS
 _FULL_ROWS, _FULL_HEIGHT = 60, 13
 """Up to this number of rows, each has its name and this height in pixels; more rows are lower, only some with names."""
 _NAMES_APART = 12
+_LIGHT = 140
+"""Brightness, from 0 to 255, from which on letters are dark."""
 _LOWEST = 5
+_LEVEL = 6
+"""Characters of the name of a column; longer names stand upright."""
+MOST_UPRIGHT = 40
 _MANY = 1000
 """From this number of values on, the scale of colours leaves out the most extreme half per cent at each end."""
 
@@ -142,56 +147,76 @@ def heat(
     limits: tuple[float, float] | None = None,
     there: Mask | None = None,
     facts: Sequence[str] = (),
-    links: Sequence[str] = (),
+    centre: float | None = None,
+    links: Sequence[Sequence[str]] = (),
 ) -> Figure:
-    """A matrix as coloured cells with names for its rows, and for some of its columns.
+    """A matrix as coloured cells with names for its rows, and for its columns, or some of many.
 
     log:     colours by magnitude, for values that are not negative; exactly 0 has a colour of its own
     numbers: write the values into the cells
     limits:  the ends of the scale; those of the values unless given
     there:   which cells hold a value: NaN and infinities among them have colours of their own; None: the finite ones
     facts:   texts about single rows, one line each
-    links:   where a click on each cell leads, row by row; "": nowhere
+    centre:  the value of the colour in the middle; 0 for values on both sides of it
+    links:   for each cell the address of the page that a click opens, or ""
     """
-    address, scale = encoded(values, log=log, limits=limits, there=there)
-    stride = max(1, math.ceil(len(columns) / (12 if numbers else 6)))
-    below = [columns[n] if n % stride == 0 else "" for n in range(len(columns))]
-    cells = _numbers(values) if numbers else Markup("")
-    if any(links):
-        cells += _links(links)
+    index, table, scale = _indexed(values, log=log, limits=limits, there=there, centre=centre)
+    has_cells = numbers or bool(links)
+    wide = len(columns) > 30 or len(rows) > _FULL_ROWS or has_cells
+    starts, (below, beside) = zip(*(fitted(names) for names in (columns, rows)), strict=True)
+    is_upright = max(map(len, below), default=0) > _LEVEL
+    stride = math.ceil(len(columns) / (MOST_UPRIGHT if is_upright and wide else 12 if numbers else 6)) or 1
+    shades = [is_light(*colour) for colour in table.tolist()] + [True]
+    texts = [f"{value:.3g}" if numbers and value == value else "" for value in values.ravel()]
+    plain = Markup('<span class="on-{}">{}</span>')
+    cells = [
+        plain.format("light" if shades[shade] else "dark", text)
+        for shade, text in zip(index.ravel().clip(max=len(table)) if has_cells else (), texts, strict=False)
+    ]
+    linked = Markup('<a href="{}" title="{}, {}: {}">{}</a>')
+    for at, address in enumerate(chain.from_iterable(links)):
+        if address:
+            row, column = divmod(at, len(columns))
+            said = printable(rows[row]), printable(columns[column]), number(float(values[row, column]))
+            cells[at] = linked.format(address, *said, cells[at])
+    overlay = Markup('<div class="cell-numbers">{}</div>').format(Markup("").join(cells)) if cells else ""
     fitting = min(_FULL_HEIGHT, _FULL_ROWS * _FULL_HEIGHT // max(len(rows), 1))
-    row_height = 30 if numbers else max(_LOWEST, fitting)
+    row_height = 30 if has_cells else max(_LOWEST, fitting)
     every = math.ceil(_NAMES_APART / row_height)
     names = Markup("").join(
-        Markup('<span style="grid-row:{}" title="{}">{}</span>').format(
-            n + 1, printable(name), printable(name)
-        )
-        for n, name in enumerate(rows)
+        Markup('<span style="grid-row:{}" title="{}">{}</span>').format(n + 1, printable(rows[n]), name)
+        for n, name in enumerate(beside)
         if n % every == 0
     )
-    foot = Markup("").join(Markup("<span>{}</span>").format(printable(name)) for name in below)
+    foot = Markup("").join(
+        Markup("<span>{}</span>").format("" if n % stride else name) for n, name in enumerate(below)
+    )
     height = max(len(rows) * row_height, 60)
-    says, table = of_cells(title, values, rows, columns)
+    says, numbered = of_cells(title, values, rows, columns)
     body = Markup(
-        '<div class="heat{}" role="img" aria-label="{}" style="--height:{}px;--rows:{};--columns:{}">'
+        '<div class="heat{}" role="{}" aria-label="{}" style="--height:{}px;--rows:{};--columns:{}">'
         '<div class="heat-rows">{}</div>'
         '<div class="heat-plot"><img class="cells" alt="{}" src="{}">{}</div>'
-        '<div class="heat-columns">{}</div><div class="heat-x">{}</div></div>'
+        '<div class="heat-columns{}">{}</div><div class="heat-x">{}</div></div>'
     ).format(
-        " numbered" if numbers else "",
+        " numbered" if numbers else " linked" if links else "",
+        "group" if links else "img",
         printable(says),
         height,
         len(rows),
         len(columns),
         names,
         printable(title),
-        address,
-        cells,
+        _png(index, table),
+        overlay,
+        " upright" if is_upright else "",
         foot,
         x,
     )
-    wide = len(columns) > 30 or len(rows) > _FULL_ROWS or numbers
-    return Figure(title, body, note=note, wide=wide, scale=scale, facts=tuple(facts), table=table)
+    start = ", ".join(dict.fromkeys(filter(None, starts)))
+    return Figure(
+        title, body, note=note, wide=wide, scale=scale, facts=tuple(facts), table=numbered, start=start
+    )
 
 
 def shaded(values: Array) -> tuple[list[tuple[int, int, int]], Markup]:
@@ -201,44 +226,30 @@ def shaded(values: Array) -> tuple[list[tuple[int, int, int]], Markup]:
 
 
 def encoded(
-    values: Array,
-    *,
-    log: bool = False,
-    limits: tuple[float, float] | None = None,
-    there: Mask | None = None,
+    values: Array, *, limits: tuple[float, float] | None = None, there: Mask | None = None
 ) -> tuple[str, Markup]:
     """The data URL of a picture with one pixel for each value, and its scale; arguments as of `heat`."""
-    index, table, scale = _indexed(values, log=log, limits=limits, there=there)
+    index, table, scale = _indexed(values, limits=limits, there=there)
+    return _png(index, table), scale
+
+
+def _png(index: NDArray[np.uint8], table: NDArray[np.uint8]) -> str:
+    """The data URL of a picture of colours by number, as `_indexed` gives them."""
     image = Image.frombytes("P", index.shape[::-1], index.tobytes())
     image.putpalette(table.tobytes() + bytes(3))
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True, transparency=_CLEAR)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}", scale
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+
+
+def is_light(red: int, green: int, blue: int) -> bool:
+    """Whether letters on this colour, from 0 to 255, are to be dark."""
+    return 0.299 * red + 0.587 * green + 0.114 * blue > _LIGHT
 
 
 def worded(scale: Markup, low: str, high: str) -> Markup:
     """The scale with a text at each end."""
     return Markup('<span class="scale">{} {} {}</span>').format(low, scale, high)
-
-
-def _numbers(values: Array) -> Markup:
-    """The values of a heat map, each readable on its colour; cells without a value stay empty."""
-    finite = values[np.isfinite(values)]
-    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
-    is_light = np.abs(values) < max(-low, high) / 2 if low < 0 < high else values > (low + high) / 2
-    cells = "".join(  # numbers alone: nothing to escape
-        f'<span class="on-{"light" if light else "dark"}">{"" if np.isnan(value) else f"{value:.3g}"}</span>'
-        for value, light in zip(values.ravel(), is_light.ravel(), strict=True)
-    )
-    return Markup('<div class="cell-numbers">{}</div>').format(Markup(cells))
-
-
-def _links(links: Sequence[str]) -> Markup:
-    """An area for each cell of a heat map, in the order of the rows."""
-    areas = Markup("").join(
-        Markup('<a href="{}"></a>').format(link) if link else Markup("<i></i>") for link in links
-    )
-    return Markup('<div class="cell-numbers">{}</div>').format(areas)
 
 
 def _indexed(
@@ -247,10 +258,11 @@ def _indexed(
     log: bool = False,
     limits: tuple[float, float] | None = None,
     there: Mask | None = None,
+    centre: float | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], Markup]:
     """The number of each pixel's colour [height, width], the colours [n, 3], and their scale.
 
-    If there are values on both sides of zero, it has the colour in the middle.
+    `centre` has the colour in the middle; unless it is given, zero has if there are values on both sides of it.
     """
     there = np.isfinite(values) if there is None else there
     is_zero = (values == 0) & there if log else np.zeros(values.shape, dtype=bool)
@@ -259,10 +271,11 @@ def _indexed(
         sheet = np.log10(values.astype(np.float64)) if log else values.astype(np.float64)
     finite = sheet[on_scale]
     low, high = limits or _ends(finite)
-    diverging = low < 0 < high and not log
-    if diverging:
-        high = max(-low, high)
-        low = -high
+    if centre is None and low < 0 < high and not log:
+        centre = 0.0
+    if centre is not None:
+        reach = max(high - centre, centre - low)
+        low, high = centre - reach, centre + reach
     said = [tick(float(f"{10**v if log else v:.3g}")) for v in (low, high)]
     if finite.size and finite.min() < low:
         said[0] = f"≤ {said[0]}"
@@ -278,7 +291,7 @@ def _indexed(
     index = np.where(on_scale, level.round(), _CLEAR).astype(np.uint8)
     for byte, mask in enumerate(beside.values(), start=shades):
         index[mask] = byte
-    colours = _some(palette(diverging=diverging), shades)
+    colours = _some(palette(diverging=centre is not None), shades)
     table = np.concatenate(
         [colours, np.array([_BESIDE[name] for name in beside] or np.empty((0, 3)), np.uint8)]
     )

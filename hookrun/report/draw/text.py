@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 
 from hookrun.errors import printable
@@ -16,6 +19,45 @@ def token_name(text: str, token: int, most: int = 40) -> str:
     bare = text.lstrip(" ")
     name = "␣" * min(len(text) - len(bare), 4) + printable(bare[: most + 1])
     return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def fitted(names: Sequence[str], most: int = 28) -> tuple[str, list[str]]:
+    """The path that all names begin with, such as ``transformer.``, and the names without it.
+
+    Names of more than `most` characters lose their left end; if the difference is there, what they share at the right.
+    """
+    start = "".join(names[0][: common(names)].rpartition(".")[:2]) if len(set(names)) > 1 else ""
+    start = start if any(map(str.isalpha, start)) else ""  # not the beginning of numbers
+    tails = [printable(name.removeprefix(start)) for name in names]
+    end = common([name[::-1] for name in tails])
+    for some in (tails, [f"{name[: len(name) - end]}…" for name in tails]):
+        short = [name if len(name) <= most else f"…{name[1 - most :]}" for name in some]
+        if len(set(short)) == len(set(names)):
+            return printable(start), short
+    return printable(start), tails
+
+
+def common(sequences: Sequence[Sequence[object]]) -> int:
+    """How many items are the same at the beginning of all sequences."""
+    return sum(1 for _ in takewhile(lambda items: len(set(items)) == 1, zip(*sequences, strict=False)))
+
+
+def number_of(text: str) -> float:
+    """The text as a number; NaN if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def by_number(text: str) -> tuple[bool, float, list[tuple[float, str]]]:
+    """A sort key: numbers by size, then texts, in which digits count as numbers."""
+    size = number_of(text)
+    parts = [(float(part), "") if part.isdecimal() else (math.inf, part) for part in _DIGITS.split(text)]
+    return not math.isfinite(size), size if math.isfinite(size) else 0.0, parts
+
+
+_DIGITS = re.compile(r"(\d{1,15})")
 
 
 def module_name(path: str) -> str:

@@ -1,11 +1,11 @@
-"""The sections of the two pages, in the order of the page; each has its template in this folder."""
+"""The sections of the two pages; each has its template in this folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from hookrun.report.facts import Facts
 from hookrun.report.sections import (
@@ -29,6 +29,9 @@ from hookrun.report.sweep_facts import SweepFacts
 
 F = TypeVar("F")
 
+Place = Literal["notice", "numbers", "answer", "details"]
+"""The parts of a page from top to bottom: what went wrong, the numbers, what was asked for, and the rest, folded."""
+
 
 @dataclass(frozen=True)
 class ReportSection(Generic[F]):
@@ -38,39 +41,48 @@ class ReportSection(Generic[F]):
     title:    its entry in the navigation; "" for a notice without an entry
     build:    facts of the run or the sweep -> `data` of the template; None or an empty list leaves the section out
     template: a file in `sections/`, which may use `section`, `data`, `facts` and the macros of parts.html
+    place:    its part of the page; within a part, sections have the order of the list
     """
 
     id: str
     title: str
     build: Callable[[F], Any | None]
     template: str
+    place: Place = "answer"
+
+
+def ordered(sections: Iterable[ReportSection[F]]) -> list[ReportSection[F]]:
+    """The sections from top to bottom."""
+    return sorted(sections, key=lambda section: get_args(Place).index(section.place))
 
 
 OF_A_RUN: tuple[ReportSection[Facts], ...] = (
-    ReportSection("outcome", "", notices.outcome, "outcome.html"),
-    ReportSection("checks", "", notices.failed_checks, "checks.html"),
-    ReportSection("inactive", "", notices.inactive_hooks, "inactive.html"),
-    ReportSection("notes", "", notices.notes, "notes.html"),
-    ReportSection("summary", "Summary", summary.build, "summary.html"),
-    ReportSection("plan", "Plan", plan.build, "plan.html"),
-    ReportSection("model", "Model", model.build, "model.html"),
-    ReportSection("metrics", "Metrics", metrics.build, "metrics.html"),
-    ReportSection("parts", "By position and sample", parts_of_passes.build, "parts_of_passes.html"),
-    ReportSection("classes", "Classes", classes.build, "classes.html"),
+    ReportSection("outcome", "", notices.outcome, "outcome.html", "notice"),
+    ReportSection("checks", "", notices.failed_checks, "checks.html", "notice"),
+    ReportSection("inactive", "", notices.inactive_hooks, "inactive.html", "notice"),
+    ReportSection("notes", "", notices.notes, "notes.html", "notice"),
+    ReportSection("latest", "", metrics.latest, "latest.html", "numbers"),
+    ReportSection("summary", "", summary.build, "summary.html", "numbers"),
     ReportSection("analysis", "Analysis", analysis.build, "analysis.html"),
     ReportSection("comparison", "Comparison", comparison.build, "comparison.html"),
     ReportSection("generations", "Generations", generations.build, "generations.html"),
     ReportSection("lens", "Lens", lens.build, "lens.html"),
     ReportSection("effects", "Effects", effects.build, "effects.html"),
+    ReportSection("metrics", "Metrics", metrics.build, "metrics.html"),
     ReportSection("hooks", "Hooks", hooks.build, "hooks.html"),
-    ReportSection("repeat", "Run it again", repeat.of_a_run, "repeat.html"),
+    ReportSection("parts", "By position and sample", parts_of_passes.build, "parts_of_passes.html"),
+    ReportSection("classes", "Classes", classes.build, "classes.html"),
+    ReportSection("plan", "Plan", plan.build, "plan.html", "details"),
+    ReportSection("model", "Model", model.build, "model.html", "details"),
+    ReportSection("repeat", "Run it again", repeat.of_a_run, "repeat.html", "details"),
 )
 
 OF_A_SWEEP: tuple[ReportSection[SweepFacts], ...] = (
-    ReportSection("outcomes", "", attrgetter("has_notice"), "job_outcomes.html"),
-    ReportSection("objective", "Objective", swept.objective, "objective.html"),
+    ReportSection("outcomes", "", attrgetter("has_notice"), "job_outcomes.html", "notice"),
+    ReportSection("objective", "Objective", swept.objective, "objective.html", "numbers"),
+    ReportSection("figures", "Metrics by swept key", swept.of_few_keys, "swept.html"),
     ReportSection("jobs", "Jobs", attrgetter("ranked"), "jobs.html"),
-    ReportSection("figures", "Metrics by swept key", swept.figures, "swept.html"),
+    ReportSection("figures", "Metrics by swept key", swept.of_many_keys, "swept.html"),
     ReportSection("failed", "Failures", attrgetter("failed"), "failed_jobs.html"),
-    ReportSection("repeat", "Run it again", repeat.of_a_sweep, "repeat.html"),
+    ReportSection("repeat", "Run it again", repeat.of_a_sweep, "repeat.html", "details"),
 )

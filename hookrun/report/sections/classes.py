@@ -11,6 +11,7 @@ import numpy as np
 
 from hookrun.errors import shortened
 from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.text import by_number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
 
@@ -26,6 +27,7 @@ _NUMBERED = 12
 def build(facts: Facts) -> dict[str, Any] | None:
     """The confusions of each split and the worst samples; None if no sample has both a class and a predicted class.
 
+    is_random: the model has random weights, which nothing has trained
     is_sample: only a part of the samples was read
     """
     lines = [
@@ -37,7 +39,12 @@ def build(facts: Facts) -> dict[str, Any] | None:
         return None
     splits = dict.fromkeys(str(line["split"]) for line in lines)
     confusions = [_confusions(split, [line for line in lines if line["split"] == split]) for split in splits]
-    return {"splits": confusions, "worst": _worst(facts, lines), "is_sample": facts.samples.is_sample}
+    return {
+        "splits": confusions,
+        "worst": _worst(facts, lines),
+        "is_random": facts.has_random_weights,
+        "is_sample": facts.samples.is_sample,
+    }
 
 
 def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -46,7 +53,7 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     confused: (class, predicted class, count), the most frequent first
     """
     counts = Counter((str(line["class"]), str(line["predicted_class"])) for line in lines)
-    names = sorted({name for pair in counts for name in pair}, key=_by_number)
+    names = sorted({name for pair in counts for name in pair}, key=by_number)
     matrix = None
     if 1 < len(names) <= MOST_CLASSES:
         shown = [shortened(name, 24) for name in names]
@@ -72,8 +79,9 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _worst(facts: Facts, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The samples with the highest loss: each with the URL of its picture, and its text or its file."""
-    known = [line for line in lines if is_number(line.get("loss")) and math.isfinite(line["loss"])]
+    """The misclassified samples with the highest loss: each with the URL of its picture, and its text or its file."""
+    wrong = [line for line in lines if line["class"] != line["predicted_class"]]
+    known = [line for line in wrong if is_number(line.get("loss")) and math.isfinite(line["loss"])]
     known.sort(key=lambda line: (-line["loss"], line["split"], line["sample"]))
     return [
         {
@@ -89,9 +97,3 @@ def _worst(facts: Facts, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]
         }
         for line in known[:MOST_WORST]
     ]
-
-
-def _by_number(name: str) -> tuple[bool, int, str]:
-    """A sort key: numbers by size, then other names."""
-    is_number = name.isascii() and name.isdecimal() and len(name) < 10
-    return not is_number, int(name) if is_number else 0, name

@@ -80,7 +80,7 @@ class Grid:
             x=f"across: {self.across}" + (f"; down: {self.down}" if self.down else ""),
             note=note,
             numbers=few,
-            links=[links[at] for at in self.order.reshape(-1).tolist()] if links else (),
+            links=[[links[at] for at in row] for row in self.order.tolist()] if links else (),
         )
 
 

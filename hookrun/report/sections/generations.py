@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hookrun.report.draw.text import common
 from hookrun.report.facts import Facts
 
 MOST_OPEN = 8
@@ -108,16 +109,10 @@ def changed_places(one: Sequence[str], other: Sequence[str]) -> tuple[list[bool]
     if len(one) == len(other):
         marks = [a != b for a, b in zip(one, other, strict=True)]
         return marks, list(marks)
-    start = _common(one, other)
-    end = min(_common(one[::-1], other[::-1]), min(len(one), len(other)) - start)
+    start = common([one, other])
+    end = min(common([one[::-1], other[::-1]]), min(len(one), len(other)) - start)
     marks, marks_other = ([start <= at < len(side) - end for at in range(len(side))] for side in (one, other))
     return marks, marks_other
-
-
-def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many pieces are the same at the beginning of both sides."""
-    shorter = min(len(one), len(other))
-    return next((at for at in range(shorter) if one[at] != other[at]), shorter)
 
 
 def _next(now: Sequence[Sequence[Any]], without: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hookrun.errors import printable, shortened
 from hookrun.report.draw.charts import Figure, bars
-from hookrun.report.draw.pictures import LEVELS, heat, palette
+from hookrun.report.draw.pictures import LEVELS, heat, is_light, palette
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number, is_place, sampled
@@ -25,8 +25,6 @@ MOST_CELLS = 6_000
 """Of all tables together."""
 _BYTES = 16 * 2**20
 _CHARACTERS = 24
-_LIGHT = 0.55
-"""Above this fraction of the scale the colours are light and need dark letters."""
 
 Line = dict[str, Any]
 
@@ -49,7 +47,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
     longest = max((len({line["position"] for line in lines}) for lines in by_sample.values()), default=0)
     most = max((len(table["columns"]) for table in tables), default=longest)
     if most < longest:
-        notes.append(f"of each sample at most the first {most} positions are shown")
+        notes.append(f"of each sample at most the last {most} positions are shown")
     shown = [table for table in tables if table["rows"]]
     return {"kind": kind, "tables": shown, "figures": _figures(kind, means), "notes": notes}
 
@@ -73,7 +71,7 @@ def _tables(by_sample: Mapping[tuple[str, int], list[Line]]) -> list[dict[str, A
     for (split, sample), lines in list(by_sample.items())[:MOST_SAMPLES]:
         names = list(dict.fromkeys(map(_name, lines)))[:MOST_PARTS]
         tokens = {line["position"]: _text(line["token"], line["text"]) for line in lines}
-        positions = sorted(tokens)[: min(MOST_POSITIONS, MOST_CELLS // len(names))]
+        positions = sorted(tokens)[-min(MOST_POSITIONS, MOST_CELLS // len(names)) :]  # the answer is the last
         if tables and len(names) * len(positions) > left:
             break
         left -= len(names) * len(positions)
@@ -115,7 +113,7 @@ def _cell(line: Line) -> dict[str, str]:
     return {
         "token": _text(token, text),
         "probability": f"{probability:.2f}",
-        "style": f"background:rgb({red} {green} {blue});color:{'#111' if share > _LIGHT else '#fff'}",
+        "style": f"background:rgb({red} {green} {blue});color:{'#111' if is_light(red, green, blue) else '#fff'}",
         "title": "\n".join([head, best, *details]),
     }
 

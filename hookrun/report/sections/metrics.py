@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.facts import Facts
 from hookrun.report.lines import numbers
-from hookrun.spec.objective import direction_of
+from hookrun.spec.objective import is_loss
 from hookrun.store.scores import ABOUT, Line, is_batch, is_part
 
 MOST_FIGURES = 60
@@ -21,13 +21,18 @@ _PLACES = {"loss": 0, "accuracy": 1, "lr": 2}
 
 @dataclass(frozen=True)
 class LatestValue:
-    """The latest and the best value of a metric on a split. of_batch: of a single batch, not a mean."""
+    """The latest and the best value of a metric on a split.
+
+    of_batch: of a single batch, not a mean
+    total:    of a rate, of how many samples it is
+    """
 
     split: str
     name: str
     last: float
     best: float
     of_batch: bool
+    total: float | None = None
 
 
 def build(facts: Facts) -> list[Figure] | None:
@@ -72,9 +77,10 @@ def latest(facts: Facts) -> list[LatestValue]:
                 continue
             best = values_of[key].best if key in values_of else value
             if value == value:
-                is_loss = direction_of(name) == "minimize" or "loss" in name
-                best = min(value, best) if is_loss else max(value, best)
-            values_of[key] = LatestValue(*key, value, best, is_batch(line))
+                best = min(value, best) if is_loss(name) else max(value, best)
+            values_of[key] = LatestValue(
+                *key, value, best, is_batch(line), values.get("samples") if name == "changed" else None
+            )
     return list(values_of.values())[:MOST_LATEST]
 
 

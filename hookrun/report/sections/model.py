@@ -9,7 +9,7 @@ from typing import Any
 from hookrun.report.facts import ON_PARAMETERS, Facts
 
 SHORT = 40
-"""Rows of the tree that are shown at first; of a larger model hooked modules and their parents, from the root down."""
+"""Modules of a model whose tree is shown whole at first; of a larger one the branches with hooked modules are open."""
 
 MOST = 4000
 DEEPEST = 40
@@ -19,14 +19,13 @@ DEEPEST = 40
 def build(facts: Facts) -> dict[str, Any] | None:
     """The tree, and the number of modules and parameters; None if the run has no file of the model.
 
-    folds:    some of the tree is hidden at first
+    folds:    branches can be folded
     left_out: number of modules that are not in the tree, because there are too many
 
     Of each module in the tree:
     others: other paths of the same module
     shape:  shape of its output; None if no hook needed it
     marks:  its hooks, as `_marks` describes them
-    quiet:  it is hidden at first, because neither it nor a descendant is hooked
     opened: its children are shown at first
     """
     modules = {module.path: module for module in facts.model.modules}
@@ -42,13 +41,11 @@ def build(facts: Facts) -> dict[str, Any] | None:
     parts = [path.split(".") for path in marks]
     loud = {"", *(".".join(names[:count]) for names in parts for count in range(1, len(names) + 1))}
     is_large = len(modules) > SHORT
-    hides = is_large and bool(marks) and len(loud & modules.keys()) < len(modules)
     by_need = sorted(
         modules, key=lambda path: (path != "", path not in loud)
     )  # hooked ones and their parents first
     chosen = set(by_need[:MOST])
     kept = [path for path in modules if path in chosen]
-    opened = _opened([path for path in kept if not hides or path in loud]) if is_large else set(kept)
     nodes: dict[str, dict[str, Any]] = {
         path: {
             "name": path.rpartition(".")[2],
@@ -57,8 +54,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
             "parameters": modules[path].parameters,
             "shape": shapes.get(path),
             "marks": marks.get(path, []),
-            "quiet": hides and path not in loud,
-            "opened": path in opened or (hides and path not in loud),
+            "opened": not is_large or path in loud,
             "children": list[Any](),
         }
         for path in kept
@@ -73,25 +69,6 @@ def build(facts: Facts) -> dict[str, Any] | None:
         "folds": is_large,
         "left_out": len(modules) - len(nodes),
     }
-
-
-def _opened(paths: list[str]) -> set[str]:
-    """The modules whose children are shown at first, level by level, as long as no more than `SHORT` rows are."""
-    children = defaultdict[str, list[str]](list)
-    there = dict.fromkeys(paths)
-    for path in paths:
-        if path:
-            children[_holder(path, there)].append(path)
-    opened, rows, level = set[str](), 1, [""]
-    while level:
-        below = list[str]()
-        for path in level:
-            if rows + len(children[path]) <= SHORT or not opened:
-                opened.add(path)
-                rows += len(children[path])
-                below += children[path]
-        level = below
-    return opened
 
 
 def _holder(path: str, nodes: Mapping[str, object]) -> str:

@@ -23,14 +23,16 @@ def outcome(facts: Facts) -> dict[str, Any] | None:
     command: the command that makes the page again
     """
     status, reason = str(facts.status["status"]), str(facts.status.get("reason") or "")
-    notice = {"title": "", "is_mild": False, "reason": reason, "text": "", "command": ""}
+    notice = {"title": "", "is_mild": status in _ENDS, "reason": reason, "text": "", "command": ""}
     if reason:
-        return {**notice, "title": _ENDS.get(status, "It failed"), "is_mild": status in _ENDS}
+        return {**notice, "title": _ENDS.get(status, "It failed")}
     if facts.cut_off:
         return {**notice, "title": "It was cut off", "text": facts.cut_off}
     if status == "running":
-        text = "This page shows the state when it was made. To update it:"
-        command = f"python -m hookrun.report {facts.path}"
+        text, command = (
+            "This page shows the state when it was made. To update it:",
+            f"python -m hookrun.report {facts.path}",
+        )
         return {
             **notice,
             "title": "The run is not finished",

@@ -7,12 +7,12 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hookrun.report.facts import Facts
 from hookrun.report.sweep_facts import SweepFacts, read_yaml
 from hookrun.store.format import MULTIRUN
-from hookrun.store.records import HydraRecord, UsedRunRecord, checked
+from hookrun.store.records import EnvRecord, HydraRecord, UsedRunRecord, checked
+from hookrun.trust import VARIABLE
 
 _SHIPPED = "conf"
 WEIGHTS = "model.weights"
@@ -26,23 +26,23 @@ def of_a_run(facts: Facts) -> dict[str, str] | None:
     is_of_a_run = any(run.where == f"{WEIGHTS}.run" for run in runs)  # which the command names
     if os.path.isabs(weights) and not is_of_a_run:
         runs.append(UsedRunRecord(where=WEIGHTS, run="", path=weights))
-    again = _again(facts.path / ".hydra/hydra.yaml", facts.path, facts.env.argv, is_job=True, runs=runs)
+    again = _again(facts.path / ".hydra/hydra.yaml", facts.path, facts.env, is_job=True, runs=runs)
     return {**again, "composed": facts.composed}
 
 
 def of_a_sweep(facts: SweepFacts) -> dict[str, str]:
     """The command of a sweep."""
-    argv = next((job.argv for job in facts.jobs if job.argv), [])
-    return _again(facts.folder / MULTIRUN, facts.folder, argv, is_job=False)
+    env = next((job.env for job in facts.jobs if job.env.argv), EnvRecord())
+    return _again(facts.folder / MULTIRUN, facts.folder, env, is_job=False)
 
 
 def _again(
-    path: Path, root: Path, argv: list[Any], *, is_job: bool, runs: Sequence[UsedRunRecord] = ()
+    path: Path, root: Path, env: EnvRecord, *, is_job: bool, runs: Sequence[UsedRunRecord] = ()
 ) -> dict[str, str]:
     """The command for a shell, and the folder to run it in; both ``""`` if they are not known.
 
     path: the file that Hydra wrote into the directory of the run or the sweep, `root`
-    argv: the command line of the run; only its `trust=` is not in Hydra's files
+    env:  has the command line of the run, of which `trust=` is not in Hydra's files, and HOOKRUN_TRUST
     runs: the runs that it took values from; `outputs/latest` may now be a different run
     """
     content = read_yaml(path, root)
@@ -50,7 +50,8 @@ def _again(
         hydra = checked((content or {}).get("hydra", content) or None, HydraRecord)
     except (AttributeError, ValueError):  # there is none, or it has another form
         return {"command": "", "folder": "", "composed": ""}
-    words = ["python", "-m", "hookrun"]
+    words = [f"{VARIABLE}={','.join(env.trusted)}"] if env.trusted else []
+    words += ["python", "-m", "hookrun"]
     if hydra.mode == "MULTIRUN" or not is_job:
         words.append("--run" if is_job else "--multirun")
     sources = {source.provider: source.path for source in hydra.config_sources}
@@ -64,7 +65,7 @@ def _again(
     of_sweeps = () if is_job else ("hydra/", "hydra.sweeper", "hydra.launcher")
     kept = ("hydra.searchpath", *of_sweeps)
     words += [text for text in hydra.hydra_overrides if text.lstrip("+~").startswith(kept)]
-    trusted = [text for text in map(str, argv) if text.lstrip("+").startswith("trust=")]
+    trusted = [text for text in env.argv if text.lstrip("+").startswith("trust=")]
     words += [text for text in trusted if text not in words]
     command = " ".join(shlex.quote(str(word)) for word in words)
     return {"command": command, "folder": hydra.cwd, "composed": ""}

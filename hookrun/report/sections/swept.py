@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
+from markupsafe import Markup
 
 from hookrun.errors import counted
-from hookrun.report.draw.charts import Figure, Series, lines, spans_magnitudes
+from hookrun.report.draw.charts import Figure, Series, is_geometric, lines, spans_magnitudes
 from hookrun.report.draw.pictures import heat
-from hookrun.report.draw.text import number
+from hookrun.report.draw.text import by_number, number, number_of, token_name
+from hookrun.report.lines import sampled
 from hookrun.report.sweep_facts import JobFacts, SweepFacts, conclusion
+from hookrun.spec.objective import is_loss
+from hookrun.store.format import SAMPLES, TOKENS
+from hookrun.store.records import SampleLine, TokenLine
 
 K = TypeVar("K")
 
 MOST_METRICS = 6
 MOST_FIGURES = 18
 MOST_CELLS = 40
+_MOST_SAMPLES = 2**17
+"""Bytes read of a job's samples.jsonl."""
 
 
 def objective(facts: SweepFacts) -> dict[str, Any] | None:
@@ -35,17 +43,32 @@ def objective(facts: SweepFacts) -> dict[str, Any] | None:
     return {"objective": said, "conclusion": conclusion(facts), "without": without, "of_batch": of_batch}
 
 
+def of_few_keys(facts: SweepFacts) -> list[Figure]:
+    """The figures of a sweep over one or two keys, which are its result; none for more keys."""
+    return figures(facts) if len(_keys(facts)) <= 2 else []
+
+
+def of_many_keys(facts: SweepFacts) -> list[Figure]:
+    """The figures of a sweep over more than two keys, beside its table; none for fewer keys."""
+    return figures(facts) if len(_keys(facts)) > 2 else []
+
+
+def _keys(facts: SweepFacts) -> list[str]:
+    """The swept keys except those that are averaged over; if there are no others, all."""
+    return [key for key in facts.varied if key not in facts.averaged] or facts.varied
+
+
 def figures(facts: SweepFacts) -> list[Figure]:
-    """One figure for each metric; jobs of one setting, such as its seeds, are one point with a band."""
-    jobs = facts.compared
+    """One figure for each metric, that of the goal first; jobs of one setting, such as its seeds, are one point."""
+    jobs, keys = facts.compared, _keys(facts)
     measured = {name for job in jobs for name in job.metrics}
     names = [name for name in facts.metrics if name in measured and not name.endswith("/samples")]
-    keys = [key for key in facts.varied if key not in facts.averaged] or facts.varied
+    names.sort(key=lambda name: facts.goal is None or name != facts.goal.metric)
     is_small = all(len({job.overrides.get(key) for job in jobs}) <= MOST_CELLS for key in keys)
     shown = list[Figure]()
     for name in names[:MOST_METRICS]:
         if len(keys) == 2 and is_small:
-            drawn = [_map(jobs, keys[0], keys[1], name)]
+            drawn = [_map(facts, keys, name)]
         else:
             of_metric = [job for job in jobs if name in job.metrics]
             drawn = [_curve(of_metric, key, name, dots=key in facts.averaged) for key in keys]
@@ -55,13 +78,12 @@ def figures(facts: SweepFacts) -> list[Figure]:
 
 def _with_baselines(figure: Figure, facts: SweepFacts, name: str) -> Figure:
     """The figure with a note of the metric's value without hooks."""
-    values = [job.metrics[name] for job in facts.baselines if name in job.metrics]
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
+    count = sum(math.isfinite(job.metrics.get(name, math.nan)) for job in facts.baselines)
+    if not count:
         return figure
-    said = f"without hooks: {number(float(np.mean(finite)))}"
-    if len(finite) > 1:
-        said += f", the mean of {counted(len(finite), 'baseline')}"
+    said = f"without hooks: {number(facts.level(name))}"
+    if count > 1:
+        said += f", the mean of {counted(count, 'baseline')}"
     return replace(figure, note="; ".join(filter(None, [figure.note, said])))
 
 
@@ -73,9 +95,10 @@ def _curve(jobs: Sequence[JobFacts], key: str, name: str, *, dots: bool) -> Figu
     by_value = defaultdict[str, list[float]](list)
     for job in jobs:
         by_value[job.overrides.get(key, "–")].append(job.metrics[name])
-    order = sorted(by_value, key=_rank)
-    xs = [_number(value) for value in order]
-    is_numeric = all(map(math.isfinite, xs))
+    order = sorted(by_value, key=by_number)
+    xs = [number_of(value) for value in order]
+    # a logarithmic axis has no place for 0: the values are then at equal distances
+    is_numeric = all(map(math.isfinite, xs)) and not (xs[0] == 0 and is_geometric(xs[1:]))
     dots = dots or not is_numeric
     finite, notes = _finite(
         by_value, f"{'points' if dots else 'line'}: the mean; band: from minimum to maximum"
@@ -89,30 +112,104 @@ def _curve(jobs: Sequence[JobFacts], key: str, name: str, *, dots: bool) -> Figu
         x=key,
         y=name,
         log=spans_magnitudes(means, 1000),
-        log_x=is_numeric and spans_magnitudes(xs, 30),
+        log_x=is_numeric and is_geometric(xs),
         labels=None if is_numeric else order,
         note="; ".join(notes),
     )
 
 
-def _map(jobs: Sequence[JobFacts], across: str, up: str, name: str) -> Figure:
-    """The mean over the jobs of each cell; a cell is empty if its jobs do not have the metric."""
-    columns, rows = (sorted({job.overrides.get(key, "–") for job in jobs}, key=_rank) for key in (across, up))
-    cells = defaultdict[tuple[str, str], list[float]](list)
-    for job in jobs:
-        if name in job.metrics:
-            cells[job.overrides.get(up, "–"), job.overrides.get(across, "–")].append(job.metrics[name])
-    finite, notes = _finite(cells, "each cell is a mean")
-    means = [[np.mean(finite.get((row, column), math.nan)) for column in columns] for row in rows]
-    return heat(
-        name,
-        np.array(means, dtype=np.float32),
-        rows=rows,
-        columns=columns,
-        x=f"across: {across}; down: {up}",
-        note="; ".join(notes),
-        numbers=len(columns) <= 12,
+def _map(facts: SweepFacts, keys: Sequence[str], name: str) -> Figure:
+    """The mean over the jobs of each cell, which links to the first of them; also of the differences to the baselines.
+
+    A layer goes up, a head or a position across; else the first key goes across and the second down.
+    """
+    across, down = sorted(keys, key=_direction)
+    columns, rows = (
+        sorted({job.overrides.get(key, "–") for job in facts.compared}, key=by_number)
+        for key in (across, down)
     )
+    if is_layer := _direction(down) > 0:
+        rows.reverse()
+    cells = defaultdict[tuple[str, str], list[JobFacts]](list)
+    for job in facts.compared:
+        cells[job.overrides.get(down, "–"), job.overrides.get(across, "–")].append(job)
+    heads = columns
+    if _POSITION.search(across):
+        columns.sort(key=lambda position: position.startswith("-"))  # counted from the end
+        heads = _with_tokens(facts, columns)
+    links = [
+        [next((job.link for job in cells[row, column] if job.has_report), "") for column in columns]
+        for row in rows
+    ]
+
+    def view(measured: Callable[[JobFacts], float | None], centre: float | None, several: str) -> Figure:
+        values = {
+            cell: [value for job in jobs if (value := measured(job)) is not None]
+            for cell, jobs in cells.items()
+        }
+        finite, notes = _finite(values, several)
+        means = np.array(
+            [[np.mean(finite[row, column] or [math.nan]) for column in columns] for row in rows],
+            dtype=np.float32,
+        )
+        if centre is None and is_loss(name) and np.isfinite(means).any():
+            centre = float(means[np.isfinite(means)].min())  # no colour of the scale is green
+        return heat(
+            name,
+            means,
+            rows=rows,
+            columns=heads,
+            x=f"across: {across}; {'up' if is_layer else 'down'}: {down}",
+            note="; ".join(notes),
+            numbers=len(columns) <= 12,
+            centre=centre,
+            links=links,
+        )
+
+    without = facts.level(name)
+    value = view(lambda job: job.metrics.get(name), without, "each cell is a mean")
+    if not facts.baselines:
+        return value
+    difference = view(lambda job: facts.difference(job, name), 0.0, "")
+    views = Markup("").join(
+        Markup("<div>{}{}</div>").format(each.scale, each.picture) for each in (value, difference)
+    )
+    switch = Markup(
+        '<div class="views"><label><input type="radio" name="{0}" checked>value</label>'
+        '<label><input type="radio" name="{0}">difference to the baseline</label>{1}</div>'
+    )
+    return replace(value, picture=switch.format(f"view of {name}", views), scale=None)
+
+
+_UP = re.compile(r"(?<![a-z])(layers?|blocks?|depth|select)(?![a-z])")
+_POSITION = re.compile(r"(?<![a-z])(positions?|tokens)(?![a-z])")
+_HEAD = re.compile(r"(?<![a-z])heads?(?![a-z])")
+
+
+def _direction(key: str) -> int:
+    """1 for a key that names layers, -1 for one that names heads or positions, 0 for others."""
+    return bool(_UP.search(key)) - bool(_POSITION.search(key) or _HEAD.search(key))
+
+
+def _with_tokens(facts: SweepFacts, positions: Sequence[str]) -> list[str]:
+    """The positions, each with its token if that is the same in all samples of all jobs."""
+    folders = [facts.folder / job.name for job in facts.compared]
+    files = [
+        sampled(folder / SAMPLES, SampleLine, limit=_MOST_SAMPLES, from_start=True) for folder in folders
+    ]
+    sequences = {tuple(line.get("tokens") or ()) for file in files for line in file.records}
+    if any(file.is_sample or not file.records for file in files):
+        return list(positions)
+    texts = {line["token"]: line["text"] for line in sampled(folders[0] / TOKENS, TokenLine).records}
+    shortest = min(map(len, sequences))
+
+    def named(position: str) -> str:
+        at = int(position) if re.fullmatch(r"-?\d{1,9}", position) else shortest
+        tokens = {sequence[at] for sequence in sequences} if -shortest <= at < shortest else set()
+        token = tokens.pop() if len(tokens) == 1 else None
+        return position if token is None else f"{position} {token_name(texts.get(token, ''), token)}"
+
+    return list(map(named, positions))
 
 
 def _finite(groups: Mapping[K, Sequence[float]], several: str) -> tuple[dict[K, list[float]], list[str]]:
@@ -125,17 +222,3 @@ def _finite(groups: Mapping[K, Sequence[float]], several: str) -> tuple[dict[K, 
     if lost := sum(map(len, groups.values())) - sum(map(len, finite.values())):
         notes.append(f"left out: {counted(lost, 'job')} whose value is not finite")
     return {key: values or [math.nan] for key, values in finite.items()}, notes
-
-
-def _number(text: str) -> float:
-    """The text as a number; NaN if it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _rank(text: str) -> tuple[bool, float, str]:
-    """A sort key: numbers by size, then texts."""
-    number = _number(text)
-    return not math.isfinite(number), number if math.isfinite(number) else 0.0, text

@@ -106,7 +106,7 @@
   }
 
   // Saving a figure: what the page shows of it, drawn again onto a canvas of twice its size.
-  const HIDDEN = "button, details, .page-of";
+  const HIDDEN = "button, details, label, .page-of";
   const styled = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "stroke-linecap", "opacity",
     "font-family", "font-size", "font-weight", "text-anchor"];
   const loaded = address => new Promise((done, failed) => {
@@ -208,9 +208,7 @@
   }
   for (const button of all("button[data-unfold]")) {
     button.addEventListener("click", () => {
-      const tree = document.querySelector(button.dataset.unfold);
-      tree.classList.remove("folded");
-      for (const each of all("details", tree)) each.open = true;
+      for (const each of all("details", document.querySelector(button.dataset.unfold))) each.open = true;
       button.remove();
     });
   }

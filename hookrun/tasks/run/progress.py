@@ -136,10 +136,12 @@ class Screen:
 
 
 def numbers(values: Mapping[str, float]) -> str:
-    """``loss 0.1234  accuracy 96.5 %``."""
+    """``loss 0.1234  accuracy 96.5 %  changed 12 of 12``."""
     return "  ".join(
         f"{name} {value * 100:.1f} %"
         if name == "accuracy"
+        else f"{name} {round(value * values['samples'])} of {values['samples']}"
+        if name == "changed" and "samples" in values
         else f"{name} {value:,}"
         if isinstance(value, int)
         else f"{name} {value:.4g}"
