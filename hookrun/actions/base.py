@@ -220,6 +220,12 @@ class HookSite(Protocol):
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """The same as a tensor in the dtype and on the device of the argument."""
 
+    def prepared(self, field: str, prepare: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """The same of `prepare(value)`, in any shape; of a value that stays the same it is computed once, in `build`.
+
+        ValueError of `prepare` is raised when the hook fires.
+        """
+
     def function(self, field: str) -> Trusted | InlineFunction:
         """The user's own function that `field` names."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from hookrun.actions import Action
 from hookrun.actions.base import HookContext
@@ -50,6 +51,14 @@ class FakeSite:
             return found
 
         return constant
+
+    def prepared(self, field: str, prepare: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        value = self.values.get(field)
+        with unset_fake_temporarily():
+            ready = prepare(
+                torch.tensor(getattr(self.action, field), dtype=torch.float64) if value is None else value
+            )
+        return lambda like: ready.to(device=like.device, dtype=like.dtype)
 
     def operand(self, field: str) -> Callable[[Tensor], Tensor | float]:
         if self.action.trains:
