@@ -128,6 +128,11 @@ class Action(BaseModel):
         """Whether the action also takes integer and boolean tensors. By default it gets floating-point tensors only."""
         return False
 
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether the result for a row of a batch depends on the other rows."""
+        return self.scope == "together"
+
     def incompatibility(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """Why the action does not fit `module` on a hook of that type, or None.
 
