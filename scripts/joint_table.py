@@ -37,6 +37,7 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "clip_norm": [{"max_norm": 0.01}],
     "fill": [{"value": 0.1}],
     "freeze": [{}],
+    "init": [{"name": "xavier_uniform_"}],
     "linear": [{}],
     "noise": [{"std": 0.1}],
     "offload": [{"to": "cpu"}],

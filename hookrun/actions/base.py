@@ -237,6 +237,12 @@ class HookSite(Protocol):
     def context(self) -> HookContext:
         """The context of the current firing, for a user's own function."""
 
+    def seed_of(self, parameter: str, seed: int | None) -> int:
+        """The seed of random numbers for a parameter of the module: seed + crc32(its first name in the model).
+
+        seed: None: derived from the experiment's seed, for the hook
+        """
+
     def register_state(self, own: Any) -> None:
         """Register an object that the action keeps between firings: its `state_dict` goes into resumable states."""
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 from torch import Generator, Tensor, nn
@@ -483,6 +484,12 @@ class HookSite:
         self._require("drawn")
         generator = self._draws.generator(like.device)
         return drawn(like, fill, generator, self.clock.rows if self.hook_type.of_rows else None)
+
+    def seed_of(self, parameter: str, seed: int | None) -> int:
+        tensor = getattr(self.module, parameter, None)
+        names = (name for name, of_model in self.clock.model.named_parameters() if of_model is tensor)
+        name = next(names, f"{self.path}.{parameter}" if self.path else parameter)
+        return (self._hook_seed if seed is None else seed) + crc32(name.encode())
 
     def chance(self) -> float:
         """A number from 0 to 1 that decides whether this firing takes place; the same when the call is recomputed."""

@@ -54,8 +54,8 @@ def test_values_and_gradients_are_those_of_torch(dtype: torch.dtype, bits: int, 
         ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
         new = build(Quantize(bits=bits, symmetric=symmetric, **keys))(ours)
         expected = of_torch(theirs, bits, symmetric, channel)
-        # per tensor torch multiplies float64 by the scale in float32
-        assert_close(new, expected, rtol=1e-7 if dtype is torch.float64 else 0, atol=0)
+        # torch sees float64 in float32: its observer, and per tensor the product with the scale
+        assert_close(new, expected, rtol=1e-6 if dtype is torch.float64 else 0, atol=0)
         new.sum().backward()
         expected.sum().backward()
         assert torch.equal(ours.grad, theirs.grad)

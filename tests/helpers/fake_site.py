@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Generator, Tensor, nn
@@ -83,6 +84,9 @@ class FakeSite:
     def context(self) -> HookContext:
         module = self.module
         return HookContext("h", "forward", "fc", module, "train", 0, 0, 0, "", self.generator)
+
+    def seed_of(self, parameter: str, seed: int | None) -> int:
+        return (self.seed if seed is None else seed) + crc32(f"{self.path}.{parameter}".encode())
 
     def register_state(self, own: Any) -> None:
         """Does nothing: no state is saved."""
