@@ -43,6 +43,7 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "offload": [{"to": "cpu"}],
     "print": [{}],
     "project": [{"direction": [1, 2, 0, 0, 0, 0, 0, 0]}],
+    "prune": [{"amount": 0.5}],
     "python": [{"function": "hookrun.examples:soften"}],
     "quantize": [{"bits": 4}, {"bits": 4, "per": "group", "group_size": 2}],
     "replace": [{"value": 0.01}],
