@@ -48,7 +48,12 @@ class OnOwnParameters(Action):
                 continue
             if is_lazy(parameter):
                 return f"parameter {name!r}: it has no shape yet: a lazy module gets it at its first call"
-        for name, parameter in self._chosen(module):
+        chosen = list(self._chosen(module))
+        if not chosen and all(
+            hasattr(module, name) for name in parameters
+        ):  # none is added by an earlier hook
+            return f"none of the module's own parameters fits: {', '.join(parameters)}; select other modules"
+        for name, parameter in chosen:
             if (problem := self.misfit(parameter.shape)) is not None:
                 return f"parameter {name!r}: {problem}"
         return None

@@ -27,8 +27,8 @@ class Quantize(Action):
     observer:   the range: `minmax`, from the smallest to the largest element, or `percentile`
     percentile: this part of the elements lies below the upper end of the range (nearest rank), as many above the lower
 
-    Scale and zero are those of torch.ao's MinMaxObserver, from the finite elements of each firing; the range contains
-    0. Values and gradients are those of torch.fake_quantize_per_channel_affine: straight through within the range, 0
+    Scale and zero are those of torch.ao's MinMaxObserver without its least scale, from the finite elements of each
+    firing; the range contains 0. Values and gradients are those of torch.fake_quantize_per_channel_affine: straight through within the range, 0
     for elements outside, which become its ends, infinities too. NaN stays NaN.
     """
 
@@ -77,7 +77,7 @@ class Quantize(Action):
             low, high = self._range(wide.detach().nan_to_num(0.0, 0.0, 0.0), over)
             width = 2 * torch.maximum(-low, high) if self.symmetric else high - low
             scale = (width / (size - 1)).float().clamp(limits.tiny, limits.max)
-            zero = 0 if self.symmetric else (low_end - (low / scale).round()).clamp_(low_end, high_end)
+            zero = 0 if self.symmetric else (low_end - (low / scale).round()).clamp(low_end, high_end)
             steps = (wide.detach() * scale.reciprocal()).round_() + zero
             new: Tensor = (steps.clamp(low_end, high_end) - zero) * scale
             if torch.is_grad_enabled():

@@ -114,6 +114,14 @@ def test_what_does_not_fit_is_refused_before_it_is_installed(keys: dict[str, Any
         hookrun.compile(spec, nn.Sequential(nn.Linear(3, 2)))
 
 
+def test_a_module_without_a_parameter_that_fits_is_refused() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3))
+    with pytest.raises(
+        hookrun.CompileError, match=r"init on 0: none of .* own parameters fits: weight, bias"
+    ):
+        apply(model, select="0", name="xavier_uniform_")
+
+
 def test_a_wrong_argument_is_reported_with_hook_and_module() -> None:
     with pytest.raises(hookrun.HookError, match=r"\(apply, init\) on 0: xavier_uniform_: "):
         apply(nn.Sequential(nn.Linear(3, 2)), select="0", name="xavier_uniform_", args={"gain": "2"})
