@@ -49,9 +49,8 @@ class OnOwnParameters(Action):
             if is_lazy(parameter):
                 return f"parameter {name!r}: it has no shape yet: a lazy module gets it at its first call"
         chosen = list(self._chosen(module))
-        if not chosen and all(
-            hasattr(module, name) for name in parameters
-        ):  # none is added by an earlier hook
+        added_later = any(not hasattr(module, name) for name in parameters)
+        if not chosen and not added_later:
             return f"none of the module's own parameters fits: {', '.join(parameters)}; select other modules"
         for name, parameter in chosen:
             if (problem := self.misfit(parameter.shape)) is not None:

@@ -28,8 +28,8 @@ class Quantize(Action):
     percentile: this part of the elements lies below the upper end of the range (nearest rank), as many above the lower
 
     Scale and zero are those of torch.ao's MinMaxObserver without its least scale, from the finite elements of each
-    firing; the range contains 0. Values and gradients are those of torch.fake_quantize_per_channel_affine: straight through within the range, 0
-    for elements outside, which become its ends, infinities too. NaN stays NaN.
+    firing; the range contains 0. Values and gradients are those of torch.fake_quantize_per_channel_affine: straight
+    through within the range, 0 for elements outside, which become its ends, infinities too. NaN stays NaN.
     """
 
     action_name = "quantize"
