@@ -37,11 +37,15 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "clip_norm": [{"max_norm": 0.01}],
     "fill": [{"value": 0.1}],
     "freeze": [{}],
+    "init": [{"name": "xavier_uniform_"}],
     "linear": [{}],
     "noise": [{"std": 0.1}],
     "offload": [{"to": "cpu"}],
     "print": [{}],
+    "project": [{"direction": [1, 2, 0, 0, 0, 0, 0, 0]}],
+    "prune": [{"amount": 0.5}],
     "python": [{"function": "hookrun.examples:soften"}],
+    "quantize": [{"bits": 4}, {"bits": 4, "per": "group", "group_size": 2}],
     "replace": [{"value": 0.01}],
     "scale": [{"factor": 0.5}],
     "stats": [{}],
@@ -117,12 +121,12 @@ class Network(nn.Module):
     def __init__(self, *, checkpointed: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.block = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
         self.head = nn.Linear(8, 3)
         self.checkpointed = checkpointed
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, 6] -> [B, 3]."""
+        """[B, 8] -> [B, 3]."""
         hidden = checkpoint(self.block, x, use_reentrant=False) if self.checkpointed else self.block(x)
         found: Tensor = self.head(hidden)
         return found

@@ -51,7 +51,7 @@ def trained(row: Row, column: Column, rank: int, *, sharded_first: bool = False)
         for step in range(STEPS):
             for part in range(column.parts):
                 hooks.accumulating = part + 1 < column.parts
-                x = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(10 * step + part))
+                x = torch.randn(BATCH, 8, generator=torch.Generator().manual_seed(10 * step + part))
                 inputs = x[mine.start : mine.stop].clone().requires_grad_()
                 before = [(each, each.grad) for each in model.parameters()] if reduced is not None else []
                 for parameter, _ in before:  # as in a run with several ranks, which sums instead of averaging

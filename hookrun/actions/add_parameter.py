@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from hookrun.actions.base import Action, Edit, HookSite, add_parameter, name_taken, was_added
 from hookrun.actions.fields import Meaning
+from hookrun.actions.init import Initialiser
 from hookrun.actions.values import Value, fixed_shape
 from hookrun.hook_types import APPLY, HookType
 from hookrun.values.tensors import broadcast_error, broadcasts, ordinary_tensors
@@ -50,6 +51,7 @@ class AddParameter(Action):
     name:  the attribute by which the module and other hooks (`linear`) find it
     shape: a list of sizes; [] is a single number
     value: the initial value: a number, or values that broadcast to the shape
+    init:  draw the initial values instead: `{name: xavier_uniform_, args: {gain: 2.0}, seed: 0}`, as the action `init`
 
     The parameter has the dtype and device of the module's first floating-point parameter or buffer, or PyTorch's
     defaults if there is none. If an earlier installation added a parameter of that name, it is kept with its values.
@@ -65,18 +67,21 @@ class AddParameter(Action):
         AfterValidator(_not_too_large),
     ]
     value: Value = 0.0
+    init: Initialiser | None = None
 
     @model_validator(mode="after")
     def _value_fits(self) -> AddParameter:
+        if self.init is not None and "value" in self.model_fields_set:
+            raise ValueError("give value or init, not both")
         shape = fixed_shape(self.value)
         if shape is not None and not broadcasts(shape, self.shape):
             raise ValueError(broadcast_error(shape, self.shape))
         return self
 
     def incompatibility(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
-        """A parameter of that name from an earlier installation must have this shape."""
+        """A parameter of that name from an earlier installation must have this shape, and `init` must take it."""
         if not was_added(module, self.name):
-            return None
+            return None if self.init is None else self.init.misfit(self.shape)
         present = module.get_parameter(self.name)
         if tuple(present.shape) == self.shape:
             return None
@@ -102,7 +107,10 @@ class AddParameter(Action):
             like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
             with ordinary_tensors():
                 new = torch.empty(self.shape, dtype=like.dtype, device=like.device)
-                new.copy_(site.constant("value")(new))
+                if self.init is None:
+                    new.copy_(site.constant("value")(new))
+                else:
+                    self.init.fill(new, site.seed_of(self.name, self.init.seed))
                 add_parameter(module, self.name, torch.nn.Parameter(new))
 
         return add

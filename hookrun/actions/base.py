@@ -128,6 +128,11 @@ class Action(BaseModel):
         """Whether the action also takes integer and boolean tensors. By default it gets floating-point tensors only."""
         return False
 
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether the result for a row of a batch depends on the other rows."""
+        return self.scope == "together"
+
     def incompatibility(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """Why the action does not fit `module` on a hook of that type, or None.
 
@@ -221,11 +226,23 @@ class HookSite(Protocol):
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """The same as a tensor in the dtype and on the device of the argument."""
 
+    def prepared(self, field: str, prepare: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """The same of `prepare(value)`, in any shape; of a value that stays the same it is computed once, in `build`.
+
+        ValueError of `prepare` is raised when the hook fires.
+        """
+
     def function(self, field: str) -> Trusted | InlineFunction:
         """The user's own function that `field` names."""
 
     def context(self) -> HookContext:
         """The context of the current firing, for a user's own function."""
+
+    def seed_of(self, parameter: str, seed: int | None) -> int:
+        """The seed of random numbers for a parameter of the module: seed + crc32(its first name in the model).
+
+        seed: None: derived from the experiment's seed, for the hook
+        """
 
     def register_state(self, own: Any) -> None:
         """Register an object that the action keeps between firings: its `state_dict` goes into resumable states."""

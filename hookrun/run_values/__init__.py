@@ -31,6 +31,7 @@ from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run
 from hookrun.trust.callables import tensor_digest
 from hookrun.values.index import Item
+from hookrun.values.tensors import computable
 
 __all__ = [
     "PendingRun",
@@ -65,13 +66,6 @@ class PendingRun:
 def digest_of(source: Source) -> str:
     """The hash of the value."""
     return tensor_digest(source) if isinstance(source, Tensor) else source.digest
-
-
-def computable(tensor: Tensor) -> Tensor:
-    """The tensor as float32 if its dtype is smaller, else unchanged."""
-    if tensor.dtype is torch.float32:
-        return tensor
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class CaptureRows:

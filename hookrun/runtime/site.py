@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 from torch import Generator, Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from hookrun.actions.base import (
     RECORD_KEYS,
@@ -262,6 +264,26 @@ class HookSite:
 
         return broadcast
 
+    def prepared(self, field: str, prepare: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        given, source = getattr(self.spec.action, field), self._values.get(field)
+        if isinstance(source, PendingRun):
+            return self._unknown(source)
+        is_part = isinstance(given, OutsideValue) and given.at is not None
+        if is_part or not (source is None or isinstance(source, Tensor)):
+            constant = self._constant(field)
+            return lambda like: prepare(constant(like))
+        problem = ""
+        with unset_fake_temporarily(), ordinary_tensors(), torch.no_grad():
+            try:
+                ready = prepare(torch.tensor(given, dtype=torch.float64) if source is None else source)
+            except ValueError as error:
+                problem = str(error)
+
+        def refused(like: Tensor) -> Tensor:
+            raise ValueError(problem)  # at the firing, where a trial run reports it with those of other hooks
+
+        return refused if problem else self._in_form(ready)
+
     def _constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """A function tensor -> the field's value in its dtype and on its device; with `at: same` the part of it."""
         given, source, part = getattr(self.spec.action, field), self._values.get(field), self.part
@@ -292,14 +314,17 @@ class HookSite:
         return rows.unsqueeze(dim) if rows.shape == of_one_token else rows
 
     def _whole_constant(self, given: Any, value: Source | None) -> Callable[[Tensor], Tensor]:
-        """The function for the whole value; a constant is converted once for each dtype and device."""
+        """The function for the whole value."""
         if isinstance(value, InlineFunction):
             return self._computed(value)
         if isinstance(value, PendingRun):
             return self._unknown(value)
         if value is not None and not isinstance(value, Tensor):
             return self._rows(value)
-        source = value if value is not None else torch.tensor(given, dtype=torch.float64)
+        return self._in_form(value if value is not None else torch.tensor(given, dtype=torch.float64))
+
+    def _in_form(self, source: Tensor) -> Callable[[Tensor], Tensor]:
+        """A function tensor -> the source in its dtype and on its device, converted once for each of them."""
         if source.is_inference():  # the spec was read or compiled under inference mode
             source = source.clone()
         made = dict[tuple[torch.dtype, torch.device], Tensor]()
@@ -460,6 +485,12 @@ class HookSite:
         self._require("drawn")
         generator = self._draws.generator(like.device)
         return drawn(like, fill, generator, self.clock.rows if self.hook_type.of_rows else None)
+
+    def seed_of(self, parameter: str, seed: int | None) -> int:
+        tensor = getattr(self.module, parameter, None)
+        names = (name for name, of_model in self.clock.model.named_parameters() if of_model is tensor)
+        name = next(names, f"{self.path}.{parameter}" if self.path else parameter)
+        return (self._hook_seed if seed is None else seed) + crc32(name.encode())
 
     def chance(self) -> float:
         """A number from 0 to 1 that decides whether this firing takes place; the same when the call is recomputed."""

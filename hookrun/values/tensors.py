@@ -120,6 +120,24 @@ def as_real(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     return torch.view_as_real(x.resolve_conj().resolve_neg()), as_complex
 
 
+def require_real(x: Tensor) -> None:
+    """ValueError for a complex tensor, for which an action has no meaning."""
+    if x.is_complex():
+        raise ValueError(
+            f"the tensor is complex ({str(x.dtype).removeprefix('torch.')}), and the action takes real ones: "
+            "hook the module that makes its real and imaginary parts"
+        )
+
+
+def computable(tensor: Tensor) -> Tensor:
+    """The tensor as float32 if its dtype is smaller, else unchanged."""
+    import torch
+
+    if tensor.dtype is torch.float32:
+        return tensor
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def in_form_of(source: Tensor, like: Tensor) -> Tensor:
     """The value in dtype and on device of a tensor. ValueError if it is complex and the tensor is real."""
     if source.is_complex() and not like.is_complex():

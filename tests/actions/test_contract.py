@@ -37,6 +37,7 @@ FORMS: dict[str, Action] = {
     "print statistics": A["print"](what="stats"),
     "print values": A["print"](what="value"),
     "statistics": A["stats"](of=get_args(Statistic)),
+    "project a list": A["project"](direction=[1, 2, 3]),
     "check": A["check"](min=-9, max=9),
 }
 """Forms that the examples under conf/hooks leave out, for tensors whose last dimension is 3."""

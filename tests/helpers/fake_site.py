@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Generator, Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from hookrun.actions import Action
 from hookrun.actions.base import HookContext
@@ -51,6 +53,14 @@ class FakeSite:
 
         return constant
 
+    def prepared(self, field: str, prepare: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        value = self.values.get(field)
+        with unset_fake_temporarily():
+            ready = prepare(
+                torch.tensor(getattr(self.action, field), dtype=torch.float64) if value is None else value
+            )
+        return lambda like: ready.to(device=like.device, dtype=like.dtype)
+
     def operand(self, field: str) -> Callable[[Tensor], Tensor | float]:
         if self.action.trains:
             self.bias = nn.Parameter(torch.tensor(getattr(self.action, field)))
@@ -74,6 +84,9 @@ class FakeSite:
     def context(self) -> HookContext:
         module = self.module
         return HookContext("h", "forward", "fc", module, "train", 0, 0, 0, "", self.generator)
+
+    def seed_of(self, parameter: str, seed: int | None) -> int:
+        return (self.seed if seed is None else seed) + crc32(f"{self.path}.{parameter}".encode())
 
     def register_state(self, own: Any) -> None:
         """Does nothing: no state is saved."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
 from hookrun.hook_types import FORWARD_PRE
-from hookrun.run_values import computable
 from hookrun.runtime.tokens.calls import DECODER_IDS, parameters_of
 from hookrun.tasks.effects.moved import parts_of
 from hookrun.tasks.metrics.measuring import Measuring
@@ -21,6 +20,7 @@ from hookrun.tasks.metrics.rows import BatchRows, RowPart, main_tensor, own_toke
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.prepare import Prepared
 from hookrun.values.containers import rebuild, tensors
+from hookrun.values.tensors import computable
 
 
 class Reading:

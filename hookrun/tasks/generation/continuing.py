@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
-from hookrun.run_values import computable
 from hookrun.runtime.rng import derived_seed
 from hookrun.runtime.tokens.calls import IDS, MASK, POSITIONS, parameters_of
 from hookrun.spec.task import Sampling
 from hookrun.tasks.metrics.metrics import kl
 from hookrun.tasks.metrics.rows import RowPart, token_scores
 from hookrun.tasks.run.batches import Batch
+from hookrun.values.tensors import computable
 
 
 @dataclass(frozen=True)

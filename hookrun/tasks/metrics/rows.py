@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
-from hookrun.run_values import computable
 from hookrun.values.containers import children, rebuild, tensors
+from hookrun.values.tensors import computable
 
 MOST_NUMBERS = 2**23
 """How many scores are converted to float32 at once, so that a large output is never copied as a whole."""

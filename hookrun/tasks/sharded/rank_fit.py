@@ -57,7 +57,7 @@ def hook_misfits(plan: ResolvedPlan) -> list[Problem]:
         if action.draws and spec.keys.tokens is not None:
             what = f"{name} may draw random numbers for positions, and each rank has its own positions"
             misfits.append(("tokens", what, alone))
-        if action.scope == "together":
+        if action.mixes_rows:
             what = f"{name} needs all rows of the batch together, and each rank has only its own"
             hint = f"put it on the gradients of parameters (optimizer_step_pre), or {alone}"
             misfits.append(("action", what, hint))
