@@ -81,7 +81,7 @@ class TaskUnderHooks(Task):
         """Whether the task computes `train.loss`, which may need targets."""
         return self.scores
 
-    def score(self, loss: TrainLoss) -> Score | None:
+    def starts_from(self, loss: TrainLoss) -> Score | None:
         """The score from which a backward pass without training starts; None: there is no such pass."""
         return None
 
@@ -142,7 +142,7 @@ class TaskUnderHooks(Task):
         notes = self._idle_hooks(parts)
         if info is not None and model is not None:
             parts.add(self.model_problems(experiment, info, model))
-            score = None if loss is None else parts.tried(self.score, loss)
+            score = None if loss is None else parts.tried(self.starts_from, loss)
             plan = parts.tried(
                 compiled,
                 parts,

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from hookrun.report.facts import Facts
 from hookrun.report.sections import (
     analysis,
+    attribution,
     classes,
     generations,
     hooks,
@@ -56,6 +57,7 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
     ReportSection("parts", "By position and sample", parts_of_passes.build, "parts_of_passes.html"),
     ReportSection("classes", "Classes", classes.build, "classes.html"),
     ReportSection("analysis", "Analysis", analysis.build, "analysis.html"),
+    ReportSection("attribution", "Attribution", attribution.build, "attribution.html"),
     ReportSection("generations", "Generations", generations.build, "generations.html"),
     ReportSection("lens", "Lens", lens.build, "lens.html"),
     ReportSection("hooks", "Hooks", hooks.build, "hooks.html"),

@@ -112,7 +112,8 @@ def run_under_hooks(
     screen = Screen(quiet=not ranks.is_main)
     show_plan(prepared, screen, table.SHOWN)
     sharded = ranks.several and settings.compute.strategy == "fsdp"
-    reduced = ReducedGradients(stands_in=sharded) if ranks.several else None
+    repeats = prepared.task.repeats_passes
+    reduced = ReducedGradients(stands_in=sharded or repeats) if ranks.several or repeats else None
     opened, logged = Loggers(), LoggedRun(run_dir.path, _config(prepared) if loggers else {})
     sink = RunSink(run_dir, screen.say, opened)
     hooked = [hook.spec for hook in prepared.plan.hooks]

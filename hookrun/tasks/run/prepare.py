@@ -35,6 +35,7 @@ from hookrun.tasks.training.optimizers import OPTIMIZER, SCHEDULER, check_argume
 from hookrun.tasks.training.parameter_groups import Trained, chosen
 from hookrun.trust.callables import Code
 from hookrun.trust.load import DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
+from hookrun.trust.load import METRICS as OWN_METRIC
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 _SOME_SHAPE = (3, 64, 64)
@@ -43,8 +44,8 @@ _SOME_TOKENS = 256
 MOST_CHECKED = 4_096
 """The number of samples that are checked before the run; a later sample without a span makes the run fail there."""
 
-Score = Callable[[Any, Tensor], Tensor]
-"""(output, targets) -> the score from which a backward pass without training starts."""
+Score = Callable[[Any, Tensor, None], Tensor]
+"""(output, targets, None) -> the score from which a backward pass without training starts."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -284,6 +285,10 @@ def own_code(
         named.append(("train.optimizer.name", train.optimizer.name, OPTIMIZERS))
     if trains and train.scheduler is not None and ":" in train.scheduler.name:
         named.append(("train.scheduler.name", train.scheduler.name, SCHEDULERS))
+    backward = getattr(settings.task, "backward", None)
+    if backward is not None and backward.is_own:
+        where = "task.backward.score" if "backward" in type(settings.task).model_fields else "task.score"
+        named.append((where, backward.score, OWN_METRIC))
     code = {where: load(text, kind, where).code for where, text, kind in named if text is not None}
     loaded = {LOSS: loss.code, **{f"{METRICS}.{metric.name}": metric.code for metric in metrics}}
     return code | {where: each for where, each in loaded.items() if each is not None}
@@ -336,7 +341,7 @@ def compiled(
     target = info.example_target(EXAMPLE_BATCH)
     runs = RunReferences.of(parts.experiment, split, info)
     compiling = partial(compile_plan, hooks, model, runs=runs, training=training)
-    backward = training if score is None else lambda output: score(output, target)
+    backward = training if score is None else lambda output: score(output, target, None)
     if cache is None:
         return compiling(example=example, backward=backward)
     loss = None if score is None else settings.train.loss.model_dump(mode="json")
