@@ -16,6 +16,7 @@ from hookrun.actions.values import InlineFunction
 from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
 from hookrun.data.samples import IGNORED
+from hookrun.data.tokens import AMBIGUOUS
 from hookrun.errors import CompileError, Problem, Refusal, SpecError, listed
 from hookrun.models.arguments import unfit_tokens
 from hookrun.plan.model_tree import unhookable
@@ -420,7 +421,7 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> list[Probl
 def missing_spans(
     clauses: Iterable[tuple[Tokens | None, str]], settings: Settings, split: Split, samples: int | None
 ) -> list[Problem]:
-    """A problem for each span that a sample lacks.
+    """A problem for each span that a sample lacks, or whose text it has more than once.
 
     clauses: (clause, the key path of its owner)
     samples: samples with ids below this are checked; None: nothing is checked
@@ -445,11 +446,12 @@ def missing_spans(
             number = int(lacking[0])
             file = rows.file(number)
             sample = f"sample {number} ({file})" if file else f"sample {number}"
-            problems.append(
-                Problem(
-                    f"{owner}.tokens.span",
-                    f"{sample} of the split '{split}' has no span {name!r}",
-                    "give it one, or leave such samples out: tokens: {span: …, missing: skip}",
+            what, hint = "has no", "give it one, or leave such samples out: tokens: {span: …, missing: skip}"
+            if first[number] == AMBIGUOUS[0]:
+                what, hint = (
+                    "has more than once the text of the",
+                    "give token positions in the data: [first, end]",
                 )
-            )
+            what = f"{sample} of the split '{split}' {what} span {name!r}"
+            problems.append(Problem(f"{owner}.tokens.span", what, hint))
     return problems
