@@ -222,6 +222,7 @@ LOSSES = (
     "next_token",
     "bce",
     "output",
+    "activation",
     "output_mean",
     "output_sum",
 )

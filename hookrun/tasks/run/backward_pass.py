@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookrun.errors import Problem, SpecError, counted, spec_error
 from hookrun.spec.task import BackwardPass
-from hookrun.tasks.metrics.losses import TrainLoss, UserFunction
+from hookrun.tasks.metrics.losses import ACTIVATION, TrainLoss, UserFunction
 from hookrun.tasks.metrics.measuring import Measuring
 from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.batches import Batch
@@ -104,8 +104,9 @@ class Scoring:
 
     def _one_by_one(self, output: Any, target: Tensor) -> Tensor:
         """[B]: each sample's loss or own function, computed alone: a mean over the batch would depend on its size."""
-        if self.keys.score == "loss" and self.loss.name == "output":
-            text = "'loss' needs a loss of each sample, and with train.loss=output the model returns one for the batch"
+        if self.keys.score == "loss" and self.loss.name in ("output", ACTIVATION):
+            text = "'loss' needs a loss of each sample, and with "
+            text += f"train.loss={self.loss.name} the model returns one for the batch"
             raise self._refused(text, "use output, top or class, or another train.loss")
         samples = target.shape[0]
         if (

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from hookrun.store.states.files import newest_state, read_state, remove_states, 
 from hookrun.tasks.base import Ready, goal_of
 from hookrun.tasks.loggers import Loggers
 from hookrun.tasks.loggers.base import LoggedRun
+from hookrun.tasks.metrics.activation import ActivationLoss
 from hookrun.tasks.resume.states import Resuming, require_same
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.endings import (
@@ -126,6 +128,7 @@ def run_under_hooks(
         Installation(
             prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied, reduced=reduced
         ) as hooks,
+        loss.watching(model) if isinstance(loss := prepared.loss.function, ActivationLoss) else nullcontext(),
     ):
         _load_leftover(prepared, hooks)
         resuming = Resuming(prepared, run_dir, model, hooks)

@@ -27,6 +27,7 @@ from hookrun.spec import Experiment, Settings, Spec
 from hookrun.spec.tokens import Tokens
 from hookrun.store.records import UsedRunRecord
 from hookrun.tasks.base import JobCache, Ready, metrics_of, model_key
+from hookrun.tasks.metrics.activation import ActivationLoss
 from hookrun.tasks.metrics.losses import WHERE as LOSS
 from hookrun.tasks.metrics.losses import TrainLoss, load_loss
 from hookrun.tasks.metrics.metrics import WHERE as METRICS
@@ -218,6 +219,8 @@ def build(
             cache.model[key] = load_model(settings, info, trust)
         parts.model, parts.leftover, parts.applied, problems = cache.model[key]
     parts.add(problems)
+    if isinstance(function := parts.loss and parts.loss.function, ActivationLoss) and parts.model is not None:
+        parts.add(function.problems(parts.model))
     if info is not None and parts.model is not None:
         parts.add(unfit_tokens(parts.model, info.vocab_size, info.length))
     parts.weights = models.origin(settings.model)
