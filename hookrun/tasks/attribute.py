@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from hookrun.errors import CompileError, Problem, compile_error, listed
+from hookrun.errors import Problem, compile_error, listed
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Direction
 from hookrun.spec.selector import AnySelector
@@ -80,12 +80,6 @@ class AttributeTask(TaskOfOneSplit):
 
         return Scoring(self.score, SCORE, loss)
 
-    def unused(self, experiment: Experiment) -> list[str]:
-        """As for other tasks of one split; and the keys of integrated_gradients for another method."""
-        own = {"steps": 50, "baseline": 0.0} if self.method != INTEGRATED else {}
-        given = [f"{WHERE}.{key}" for key, default in own.items() if getattr(self, key) != default]
-        return [*super().unused(experiment), *given]
-
     def idle(self, hook: HookSpec) -> tuple[str, str] | None:
         """Gradient hooks do not fire: the backward passes are the task's own."""
         if super().idle(hook) is None:
@@ -116,13 +110,7 @@ class AttributeTask(TaskOfOneSplit):
         """As for other tasks; also finds the selected module. Raises SpecError or CompileError."""
         from torch import nn
 
-        from hookrun.tasks.run.prepare import missing_spans
-
         prepared = super().prepare(experiment, trust=trust, cache=cache)
-        settings = prepared.settings
-        reach = self.samples_in_reach(settings, prepared.data.sizes)
-        if problems := missing_spans([(self.tokens, WHERE)], settings, self.split, reach):
-            raise CompileError(problems)
         self._module(prepared)
         if self.method == GUIDED and not any(isinstance(each, nn.ReLU) for each in prepared.model.modules()):
             what = "guided_backprop changes the gradient of nn.ReLU, and the model has no such module"

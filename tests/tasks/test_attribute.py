@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +142,8 @@ def test_hooks_stay_in_place_and_record_the_unchanged_samples_once(run, hook) ->
     found = run(*FEW, see, off)
     assert not found.attributions["attributions"].any()
     assert found.captures["seen"]["conv1"].sample_ids.tolist() == list(range(10))
+    noisy = run(*FEW, "task.steps=200", hook(select="conv1", hook="forward", action="noise", std=0.1))
+    assert noisy.attributions["delta"].abs().max() < 0.01, "every pass has the noise of the unchanged sample"
     half = run(*FEW, hook(select="fc", hook="forward", action="scale", factor=0.5)).attributions[
         "attributions"
     ]
@@ -190,7 +193,14 @@ def test_logit_differences_and_functions_of_ones_own_are_scores(
     torch.testing.assert_close(own["attributions"], third["attributions"])
 
 
-def test_what_a_method_cannot_take_is_refused(run, refused, capsys) -> None:
+NO_GRADIENT = {
+    "    self.inside(x)\n    return self.head(x[:, 0, 0])\n": "the score does not depend on inside",
+    "    with torch.no_grad():\n        y = self.inside(x)\n    return self.head(y[:, 0, 0])\n": "does not depend",
+    "    return self.head(self.inside(x[:, 0].transpose(0, 1)).mean(0))\n": "is not the samples",
+}
+
+
+def test_what_a_method_cannot_take_is_refused(run, refused, own_model, capsys) -> None:
     assert "needs `select`" in refused(*FEW, "task.method=grad_cam")
     assert "matches 2 modules: conv1, conv2" in refused(*FEW, "task.method=grad_cam", "task.select=conv*")
     assert "goes with `score: class`" in refused(*FEW, "task.score=class")
@@ -198,6 +208,12 @@ def test_what_a_method_cannot_take_is_refused(run, refused, capsys) -> None:
     assert "found 10, and the model has 10 classes" in refused(*FEW, "task.score={score: class, class: 10}")
     run(*FEW, "task.method=grad_cam", "task.select=fc", code=1)
     assert "fc returns shape [5, 10]" in capsys.readouterr().err
+    for forward, said in NO_GRADIENT.items():
+        body = "def __init__(self):\n    super().__init__()\n    self.inside = nn.Linear(8, 8)\n"
+        own = own_model(body + f"    self.head = nn.Linear(8, 10)\ndef forward(self, x):\n{forward}")
+        run(*FEW, *own, "task.select=inside", code=1)
+        assert said in capsys.readouterr().err
+        sys.modules.pop("own_models")
 
 
 def test_the_page_lays_maps_over_pictures_and_colours_tokens(run, pages) -> None:

@@ -64,10 +64,18 @@ class Attributing:
         self._module, self._is_embedding = module, False
         self._leaves, self._values = Values(), Values()
         self._relus = 0
+        self._draws = list[tuple[HookSite, Any]]()
 
     def forward(self, batch: Batch) -> Any:
         """The model's output for a batch, which stays as it is if the model writes into its inputs."""
-        return self._context.forward(replace(batch, inputs=rebuild(batch.inputs, torch.clone)))
+        self._draws = [(site, site.draws_place) for site in self._context.hooks.sites if site.draws]
+        return self._context.forward(_copied(batch))
+
+    def _again(self, batch: Batch) -> Any:
+        """The output for the same samples, with the same random numbers of hooks."""
+        for site, place in self._draws:
+            site.draws_place = place
+        return self._context.forward(batch)
 
     def of(self, batch: Batch, output: Any) -> Values:
         """`attributions` [B, ...] (of several inputs `attributions.NAME`), `scores` [B], maybe `delta` [B].
@@ -151,11 +159,17 @@ class Attributing:
                 raise HookrunError(f"task.select: {self._module} was not called")
             if self._method.name == "guided_backprop":
                 self._require_modules(total)
-            gradients = torch.autograd.grad(total, list(self._leaves.values()), allow_unused=True)
-        found = dict(zip(self._leaves, gradients, strict=True))
-        if missing := [name for name, gradient in found.items() if gradient is None]:
-            raise HookrunError(f"task.select: the score does not depend on {listed(missing, 4)}")
-        return self._values, {name: _precise(each) for name, each in found.items() if each is not None}
+            # a leaf requires no gradient where the model switches gradients off
+            leaves = {name: leaf for name, leaf in self._leaves.items() if leaf.requires_grad}
+            gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if leaves else ()
+        found = {name: each for name, each in zip(leaves, gradients, strict=True) if each is not None}
+        if not found:
+            raise HookrunError(f"task.select: the score does not depend on {listed(list(self._leaves), 4)}")
+        if wrong := [name for name, each in found.items() if len(each) != len(batch.ids)]:
+            raise HookrunError(
+                f"task.select: the first dimension of what {wrong[0]} returns is not the samples"
+            )
+        return self._values, {name: _precise(each) for name, each in found.items()}
 
     def _installed(self, share: float) -> Installation:
         return Installation(ResolvedPlan("", self._hooks(share)), self._context.model)
@@ -164,10 +178,10 @@ class Attributing:
         """The model's output with the values at `share` of the way from the baseline, as leaves of the graph."""
         self._leaves, self._values, self._relus = {}, {}, 0
         if self._module is not None:
-            return self.forward(batch)
+            return self._again(_copied(batch))
         change = {name: self._leaf(name, tensor, share) for name, tensor in _floating(batch).items()}
         inputs = {**batch.inputs, **change} if isinstance(batch.inputs, dict) else change[""]
-        return self._context.forward(replace(batch, inputs=inputs))
+        return self._again(replace(batch, inputs=inputs))
 
     def _leaf(self, name: str, value: Tensor, share: float) -> Tensor:
         """The tensor that takes the place of a value; a clone, because the model may write into it."""
@@ -210,7 +224,7 @@ class Attributing:
 
     def _embedding(self, batch: Batch) -> str:
         """The path of the nn.Embedding that is called with the batch's token ids. HookrunError unless there is one."""
-        batch = replace(batch, inputs=rebuild(batch.inputs, torch.clone))
+        batch = _copied(batch)
         inputs = batch.inputs if isinstance(batch.inputs, dict) else {IDS: batch.inputs}
         ids = {tensor.data_ptr() for tensor in ([inputs[IDS]] if IDS in inputs else inputs.values())}
         paths = dict[str, None]()
@@ -220,8 +234,8 @@ class Attributing:
                 paths[site.path] = None
 
         plan = ResolvedPlan("", (observer("embeddings", FORWARD_PRE, self._matches(nn.Embedding), see),))
-        with torch.no_grad(), Installation(plan, self._context.model):
-            self._context.forward(batch)
+        with Installation(plan, self._context.model):
+            self._again(batch)
         if len(paths) != 1:
             which = listed(list(paths), 4) or "none"
             raise HookrunError(
@@ -242,6 +256,10 @@ def _floating(batch: Batch) -> Values:
     """The floating-point inputs by name; a single input has the name ''."""
     inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {"": batch.inputs}
     return {name: tensor for name, tensor in inputs.items() if tensor.is_floating_point()}
+
+
+def _copied(batch: Batch) -> Batch:
+    return replace(batch, inputs=rebuild(batch.inputs, torch.clone))
 
 
 def _precise(tensor: Tensor) -> Tensor:
