@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 V = TypeVar("V")
@@ -31,16 +33,20 @@ class Problem:
 
 
 class HookrunError(Exception):
-    """Base of every error that hookrun raises on purpose; ``str()`` holds the whole report.
+    """Base of every error that hookrun raises on purpose; ``str()`` holds the whole report, for a terminal.
 
     exit_code: what the command line returns for it
     """
 
     exit_code = 1
 
+    def __str__(self) -> str:
+        text = Exception.__str__(self)  # that of KeyError shows the repr of the message
+        return printable(text, kept="\n\t")
+
 
 class Refusal(HookrunError):
-    """Base of the errors that list every mistake of a user.
+    """Base of the errors that list every mistake of a user; ``str()`` shows the first `MOST_LISTED`.
 
     errors: the mistakes, at least one; creating it without any is a ValueError
     notes:  additional notes, such as what could not be checked
@@ -58,10 +64,9 @@ class Refusal(HookrunError):
         self.args = (self.errors, self.notes)
 
     def __str__(self) -> str:
-        count = len(self.errors)
-        title = counted(count, self.kind)
-        lines = (line for each in (*self.errors, *self.notes) for line in str(each).splitlines())
-        return "\n".join([title, *(f"  {line}" for line in lines)])
+        title = counted(len(self.errors), self.kind)
+        shown = printable("\n".join([*first_lines(map(str, self.errors)), *self.notes]), kept="\n\t")
+        return "\n".join([title, *(f"  {shortened(line, MOST_OF_A_LINE)}" for line in shown.split("\n"))])
 
 
 class SpecError(Refusal):
@@ -101,10 +106,17 @@ class CheckFailed(HookrunError):
 class HookrunWarning(UserWarning):
     """A hook did nothing: it never fired, or found nothing that its action could act on."""
 
+    def __str__(self) -> str:
+        return printable(super().__str__(), kept="\n\t")
+
+
+MOST_COMPARED = 2_000
+"""How many names are compared with a wrong one: a file may have very many."""
+
 
 def nearest(name: str, options: Iterable[str], limit: int = 3) -> str:
     """A clause naming the options closest to `name`: ``did you mean 'clamp'?``, else a list of what there is."""
-    known = sorted(set(options))
+    known = sorted(set(islice(options, MOST_COMPARED)))
     close = difflib.get_close_matches(name, known, n=limit, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(repr(c) for c in close)}?"
@@ -125,9 +137,38 @@ def listed(items: Iterable[str], limit: int) -> str:
     return ", ".join(known[:limit]) + (f" and {beyond} more" if beyond > 0 else "")
 
 
-def printable(text: str) -> str:
-    """A name from a file with line breaks and other control characters escaped, for a terminal."""
-    return text if text.isprintable() else ascii(text)[1:-1]
+MOST_LISTED = 20
+"""How many things of one kind are shown on a terminal."""
+
+MOST_OF_A_LINE = 1_000
+"""How many characters of a line of an error are shown."""
+
+
+def first_lines(lines: Iterable[str], limit: int = MOST_LISTED) -> list[str]:
+    """The first lines, and one that says how many more there are."""
+    known = list(lines)
+    beyond = len(known) - limit
+    return known if beyond <= 0 else [*known[:limit], f"and {beyond:,} more"]
+
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff]")
+"""Characters that a terminal acts on: controls, further line breaks, marks of direction, parts of characters."""
+
+
+def printable(text: str, kept: str = "") -> str:
+    """The text with the characters that a terminal acts on as escapes such as ``\\x1b``, except those in `kept`."""
+    return _CONTROLS.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
+
+
+def whole_characters(text: str) -> str:
+    """The text with parts of characters, which a file name that is not UTF-8 has, as escapes."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """`printable` of a name that may be of any length: its beginning and its end."""
+    half = most // 2
+    return printable(text if len(text) <= most else f"{text[:half]}…{text[-half:]}")
 
 
 def reason(error: BaseException) -> str:
@@ -172,8 +213,6 @@ def shown(value: Any) -> str:
 
 class NoSuchKey(HookrunError, KeyError):
     """There is no such key; the message names similar keys."""
-
-    __str__ = Exception.__str__  # that of KeyError shows the repr of the message
 
 
 class Lookup(Mapping[str, V]):

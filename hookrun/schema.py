@@ -15,6 +15,7 @@ from hookrun.actions import actions
 from hookrun.spec.experiment import Settings, TaskKeys
 from hookrun.spec.hook import HookKeys, hook_keys
 from hookrun.tasks import tasks
+from hookrun.terminal import words
 
 Schema = dict[str, Any]
 
@@ -156,7 +157,8 @@ def main() -> int:
     file = parser.parse_args().file
     text = json.dumps(experiment_schema(), indent=2) + "\n"
     if file is None:
-        sys.stdout.write(text)
+        with words():
+            sys.stdout.write(text)
     else:
         file.write_text(text, encoding="utf-8")
     return 0

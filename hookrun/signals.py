@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from hookrun.terminal import discard_unread
+
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
 )
@@ -66,6 +68,7 @@ class _State:
     shielded:  the number of `shielded` blocks that are running
     waiting:   whether a signal is still to be raised
     raised:    what was raised where a signal arrived; None: nothing yet
+    ignores:   whether the next signal is ignored
     closing:   whether the handlers are being removed
     """
 
@@ -77,6 +80,7 @@ class _State:
     shielded: int = 0
     waiting: bool = False
     raised: Interrupted | None = None
+    ignores: bool = False
     closing: bool = False
 
 
@@ -170,6 +174,14 @@ def shielded() -> Iterator[None]:
     _raise_waiting(state)
 
 
+def ignore_next() -> None:
+    """Ignore the next signal; the one after it ends the run as usual.
+
+    When one rank has failed, torchrun sends SIGTERM to the others, and rank 0 still has to write status and page.
+    """
+    _state.ignores = True
+
+
 def pending() -> Interrupted | None:
     """The first signal received, as an exception for the caller to raise; None if there was none."""
     return None if _state.first is None else Interrupted(_state.first)
@@ -223,10 +235,14 @@ def _handle(signum: int, _frame: FrameType | None) -> None:
             os.kill(os.getpid(), signum)
         return
     now = time.monotonic()
-    if state.closing or (state.count and now - state.last < SAME):
+    if state.closing or (state.last and now - state.last < SAME):
+        return
+    state.last = now
+    if state.ignores:
+        state.ignores = False
         return
     state.count += 1
-    state.last = now
+    discard_unread()
     if state.first is None:
         state.first = signum
     listens = state.listening > 0 and state.count == 1

@@ -7,17 +7,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, first_lines, printable
+from hookrun.terminal import words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each changed file. Returns 0 if there are none, 1 if there are some, 2 without such a run."""
     parser = argparse.ArgumentParser(prog="python -m hookrun.verify", description=__doc__)
     parser.add_argument("run", type=Path, nargs="+", help="a run directory")
-    code = 0
-    for path in parser.parse_args(argv).run:
-        code = max(code, _verify(path))
-    return code
+    with words():
+        return max(map(_verify, parser.parse_args(argv).run))
 
 
 def _verify(path: Path) -> int:
@@ -26,22 +25,18 @@ def _verify(path: Path) -> int:
     try:
         found = verify(path.expanduser())
     except HookrunError as error:
-        print(_printable(str(error)), file=sys.stderr)
+        print(error, file=sys.stderr)
         return 2
-    for line in found.notes:
-        print(f"note: {_printable(line)}")
-    for line in found.bad:
-        print(f"BAD: {_printable(line)}")
-    verdict = f"{len(found.bad)} bad" if found.bad else "all well"
+    # a name with a line break could forge a line
+    for line in first_lines(f"note: {printable(note)}" for note in found.notes):
+        print(line)
+    for line in first_lines(f"BAD: {printable(fault)}" for fault in found.bad):
+        print(line)
+    verdict = f"{len(found.bad):,} bad" if found.bad else "all well"
     if found.status == "running":
         verdict += " so far: the run has not ended"
-    print(_printable(f"{path}: {found.shards} shards, {found.bytes:,} bytes, {verdict}"))
+    print(printable(f"{path}: {found.shards} shards, {found.bytes:,} bytes, {verdict}"))
     return 1 if found.bad else 0
-
-
-def _printable(text: str) -> str:
-    """The text with control characters escaped, since names in a run may contain any."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,27 @@
 # shellcheck shell=bash
 # The environment of the other scripts, .venv in the checkout. To be sourced: `ensure_env ""` or `ensure_env dev`
-# makes it or brings it up to date, and returns with "$venv/bin/python" ready to run.
+# makes it or brings it up to date, and returns with "$venv/bin/python" ready to run. After `use_versions` the
+# environment is another one, beside .venv, in which the versions of some packages are fixed.
 
 root=$(cd -P -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." > /dev/null && pwd)
 venv=$root/.venv
 stamp=$venv/.hookrun # what is installed: written last; until then it says "unfinished"
+
+fixed="" # lines for a constraints file, which pip and uv both read
+
+# use_versions oldest: the lower bound of every direct dependency, also of the extras; use_versions 2.12: that torch
+use_versions() {
+    venv=$root/.venv-$1
+    if [[ $1 == oldest ]]; then
+        fixed=$(grep -oE '"[A-Za-z0-9._-]+>=[0-9.]+' "$root/pyproject.toml" | sed 's/"//; s/>=/==/' | sort -u)
+    elif [[ $1 =~ ^[0-9]+(\.[0-9]+)*$ ]]; then
+        venv=$root/.venv-torch-$1
+        fixed="torch==$1.*"
+    else
+        die "--torch $1: expected a version of torch, such as 2.12"
+    fi
+    stamp=$venv/.hookrun
+}
 
 say() { printf 'hookrun: %s\n' "$*" >&2; }
 die() { say "$@"; exit 1; }
@@ -28,6 +45,10 @@ choose_python() {
 install() {
     local what=(--editable ".${1:+[$1]}")
     [[ -t 2 ]] || what+=(--quiet)
+    if [[ -n $fixed ]]; then
+        printf '%s\n' "$fixed" > "$venv/constraints.txt"
+        what+=(--constraint "$venv/constraints.txt")
+    fi
     if command -v uv > /dev/null; then
         uv pip install --python "$venv/bin/python" "${what[@]}" >&2 && return
         say "uv could not install; trying pip" # it reads none of pip's settings
@@ -46,12 +67,12 @@ make_env() {
         die "$venv is a link to an environment that belongs to $owner and is left alone." \
             "Remove the link to get an environment here, or use it: $venv/bin/python -m hookrun"
     if [[ -e $stamp && $(head -n 1 "$stamp") == "$(made_for)" ]]; then
-        say "updating .venv"
+        say "updating ${venv##*/}"
         before=$(< "$stamp")
         echo unfinished > "$stamp"
     else
         choose_python
-        say "making .venv and installing PyTorch into it: once, some minutes and GB"
+        say "making ${venv##*/} and installing PyTorch into it: once, some minutes and GB"
         mkdir -p "$venv"
         echo unfinished > "$stamp"
         find "$venv/" -mindepth 1 ! -name .hookrun -delete
@@ -69,7 +90,7 @@ ensure_env() {
     (
         trap 'exit 130' INT # pip answers an interrupt with an ordinary failure; nothing may follow it
         cd -- "$root" || exit
-        flock 9 2> /dev/null || say "cannot lock .venv here: start one at a time"
+        flock 9 2> /dev/null || say "cannot lock ${venv##*/} here: start one at a time"
         is_ready "$1" || make_env "$1" # another start may have made it
-    ) < /dev/null 9>> "$root/.venv.lock"
+    ) < /dev/null 9>> "$venv.lock"
 }

@@ -94,7 +94,7 @@ def no_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     from hookrun.sweeps import jobs, sweep
 
     for module in (jobs, sweep):
-        monkeypatch.setattr(module, "make_page", lambda folder: None)
+        monkeypatch.setattr(module, "make_page", lambda folder, says=True: None)
 
 
 @pytest.fixture(scope="session")

@@ -68,3 +68,10 @@ def test_a_key_or_its_alias_is_found_and_a_missing_one_is_an_error_with_similar_
     with pytest.raises(KeyError, match="one module per name"):
         found[0]
     assert found.get("conv2") is None
+
+
+def test_an_error_shows_twenty_problems_and_no_line_without_end() -> None:
+    error = SpecError([Problem(f"hooks.h{number}", "x" * 8_000) for number in range(2_000)])
+    lines = str(error).splitlines()
+    assert len(lines) == 22 and lines[0] == "2,000 configuration errors" and lines[-1] == "  and 1,980 more"
+    assert max(map(len, lines)) < 1_100 and len(error.errors) == 2_000

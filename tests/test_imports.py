@@ -21,8 +21,10 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 # The stages of the pipeline: each may import the ones above it, and itself. Names on one line are siblings that may
 # not import each other, except in the last line, the surface.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("signals",),
     ("errors", "version", "hook_types", "discovery"),
+    ("terminal",),
+    ("signals",),
+    ("private_names",),
     ("values",),
     ("config", "trust"),
     ("actions",),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 import hookrun
+from hookrun.store.lock import LockedError, sole_writer
 from hookrun.store.run_dir import cut_off
 from hookrun.store.verify import verify
 
@@ -165,6 +168,12 @@ def test_a_directory_has_one_run(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize("path", ["a\0b", "x" * 300, "~nobody-of-this-name/x", 7, b"x"])
+def test_what_cannot_be_a_path_is_an_error_in_words(path: Any) -> None:
+    with pytest.raises(hookrun.HookrunError, match=r"run_dir: .* cannot be a directory"):
+        hookrun.record(network(), SPEC, path).__enter__()
+
+
 def test_a_refused_recording_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(hookrun.CompileError):
         hookrun.record(network(), {"a": {**SPEC["features"], "select": "9"}}, run_dir=tmp_path / "mine")
@@ -193,3 +202,61 @@ def test_hooks_that_did_nothing_are_a_warning(tmp_path: Path) -> None:
     with pytest.raises(hookrun.HookrunError, match="strict"), strict:
         model(torch.ones(1, 4))
     assert hookrun.open_run(tmp_path / "strict").status["status"] == "failed"
+
+
+@pytest.mark.parametrize("error", [None, ValueError("of the child"), SystemExit(3)], ids=repr)
+def test_a_forked_child_that_leaves_the_block_writes_nothing(tmp_path: Path, error: Any) -> None:
+    model = network()
+    with hookrun.record(model, SPEC, run_dir=tmp_path / "run") as hooks:
+        train(model, hooks)
+        assert len(hooks.captures["features"]["0"]) == 15, "the thread that writes has started"
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                model(torch.ones(2, 4))
+                hooks.log(loss=9.0)
+                hooks.captures, hooks.records  # noqa: B018
+                hooks.__exit__(None if error is None else type(error), error, None)
+                del hooks
+                gc.collect()
+                code = len(model[0]._forward_hooks)
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with pytest.raises(LockedError), sole_writer(tmp_path / "run"):
+            pass
+        train(model, steps=1)
+    run = hookrun.open_run(tmp_path / "run")
+    assert verify(tmp_path / "run").bad == [] and run.status["status"] == "done"
+    assert len(run.captures["features"]["0"]) == 20 and len(run.metrics) == 3
+
+
+def test_hooks_that_are_dropped_without_being_left_are_removed(tmp_path: Path) -> None:
+    for install in (hookrun.hooked, lambda *given: hookrun.record(*given, tmp_path / "run")):
+        model = network()
+        before = copy.deepcopy([module._forward_hooks for module in model.modules()])
+        hooks = install(model, SPEC).__enter__()
+        model(torch.ones(2, 4))
+        with pytest.warns(ResourceWarning, match="dropped without being left"):
+            del hooks
+        assert [module._forward_hooks for module in model.modules()] == before
+        assert not any(module._forward_pre_hooks for module in model.modules())
+    run = hookrun.open_run(tmp_path / "run")
+    assert run.status["status"] == "failed" and "dropped" in run.status["reason"]
+    assert len(run.captures["features"]["0"]) == 2
+
+
+def test_a_directory_without_a_possible_name_is_a_hookrun_error() -> None:
+    with pytest.raises(hookrun.HookrunError, match="null byte"):
+        hookrun.record(network(), SPEC, "a\0b")
+
+
+def test_a_class_name_of_any_length_is_stored_shortened(tmp_path: Path) -> None:
+    model = nn.Sequential(type("A" * 8_000 + "Z", (nn.Linear,), {})(4, 4))
+    with hookrun.record(
+        model, {"c": {"select": "0", "hook": "forward", "action": "capture"}}, tmp_path / "run"
+    ):
+        model(torch.ones(2, 4))
+    (hook,) = hookrun.open_run(tmp_path / "run").plan["hooks"]
+    assert len(hook["targets"][0]["class"]) == 201 and hook["targets"][0]["class"].endswith("Z")

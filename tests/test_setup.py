@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ["scripts/hookrun", "scripts/test", "scripts/_env.sh", ".ci/run"]
-TOOLS = ["bash", "cat", "dirname", "env", "find", "flock", "head", "ln", "ls", "mkdir", "readlink", "sh"]
+TOOLS = "bash cat dirname env find flock grep head ln ls mkdir readlink sed sh sort tail timeout"
 
 # A fake Python: creates environments that contain itself, logs what it was asked to run and where, fails at the
 # modules named in $FAILING, kills its caller at the one named in $KILLED. Other questions go to a real Python.
@@ -95,7 +97,7 @@ def bare(tmp_path: Path) -> Machine:
     machine = Machine(tmp_path)
     for folder in ("bin", "work", "check out"):
         (tmp_path / folder).mkdir()
-    for tool in TOOLS:
+    for tool in TOOLS.split():
         if found := shutil.which(tool):
             (tmp_path / "bin" / tool).symlink_to(found)
     for script in (*SCRIPTS, "pyproject.toml"):
@@ -297,3 +299,39 @@ def test_ci_runs_the_same_with_its_input_closed_and_measures_coverage(machine: M
     machine.script(".ci/run", COVERAGE="")
     plain = "pytest -n 2 -q tests/semantics tests/actions tests/runtime"  # with HOOKRUN_FAST=0
     assert machine.asked()[-2:] == ["pytest -n 2", plain]
+    for free, last in (("14G", plain), ("15G", f"pytest -n 2 {OF_HOOKS}")):
+        machine.put("df", f"#!/bin/sh\necho Avail\necho ' {free}'\n")
+        done = machine.script(".ci/run", COVERAGE="", OLDEST="1")
+        assert done.returncode == 0 and machine.asked()[-1] == last
+        assert ("not tested: that takes 15 GB of disk, and 14G are free" in done.stdout) == (last is plain)
+
+
+OF_HOOKS = "tests/semantics tests/runtime tests/actions tests/plan"
+
+
+def test_other_versions_are_tested_in_environments_of_their_own(machine: Machine) -> None:
+    """With a torch that is named, and with the lower bound of every direct dependency."""
+    machine.install("dev")
+    for arguments, name, pytests in (
+        (("--torch", "2.12", "tests/spec", "-x"), "torch-2.12", "tests/spec -x"),
+        (("--oldest",), "oldest", OF_HOOKS),
+        (("--oldest", "tests/spec"), "oldest", "tests/spec"),
+    ):
+        venv = machine.checkout / f".venv-{name}"
+        install = "pip install --disable-pip-version-check --editable .[dev] --quiet"
+        install += f" --constraint {venv}/constraints.txt"
+        expected = [f"pytest -n 2 {pytests}"] if venv.exists() else [install, f"pytest -n 2 {pytests}"]
+        assert machine.script("scripts/test", *arguments).returncode == 0
+        assert machine.asked() == expected
+    assert machine.is_ready("dev")
+    assert (machine.checkout / ".venv-torch-2.12/constraints.txt").read_text() == "torch==2.12.*\n"
+    refused = machine.script("scripts/test", "--torch")
+    assert refused.returncode == 1 and "such as 2.12" in refused.stderr
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    lists = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
+    texts = {text for each in lists for text in each}
+    bounds = {text.partition(">=")[0]: re.findall(r">=([0-9.]+)", text) for text in texts}
+    assert [name for name, lowest in bounds.items() if len(lowest) != 1] == [], "each has one lower bound"
+    fixed = (machine.checkout / ".venv-oldest/constraints.txt").read_text().splitlines()
+    assert fixed == sorted(f"{name}=={lowest}" for name, (lowest,) in bounds.items())

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from hookrun.signals import (
     Interrupted,
     code_of,
     handled,
+    ignore_next,
     interruption_kept,
     listening,
     pending,
@@ -83,6 +84,19 @@ def test_a_loop_notes_the_first_signal_and_the_second_is_raised(pause, capfd) ->
         raised(INT)  # the exit code is that of the first
         done.append("another step")
     assert done == ["step"]
+
+
+def test_only_the_next_signal_is_ignored_where_the_run_has_failed(pause: Callable[[float], None]) -> None:
+    done = []
+    with pytest.raises(Interrupted, match="SIGINT"), handled():
+        ignore_next()
+        raised(TERM)
+        pause(0.01)
+        raised(TERM)  # torchrun may send it twice
+        done.append("page")
+        pause(0.5)
+        raised(INT)
+    assert done == ["page"]
 
 
 def test_an_error_in_the_cleanup_of_other_code_does_not_replace_the_signal() -> None:
@@ -235,3 +249,18 @@ def test_a_worker_continues_until_its_parent_ends_it(method: str, tmp_path: Path
         text=True,
     )
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_output_that_nobody_reads_does_not_keep_a_signalled_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookrun.terminal.UNREAD", 0)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(write, bytes(2**16))
+    os.set_blocking(write, True)
+    ended = pytest.raises(Interrupted, match="SIGTERM")
+    with open(write, "w") as unread, redirect_stdout(unread), ended, handled(), listening():
+        raised(TERM)
+        print("a line that the pipe has no room for", flush=True)
+    os.close(read)

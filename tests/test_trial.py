@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -62,6 +64,10 @@ def test_the_plan_shows_the_output_shape_of_each_module_and_the_bytes_of_a_captu
         ({"select": "4", "hook": "forward_pre", "action": "capture", "target": "[1]"}, "is not in the tuple"),
         ({"select": "4", "hook": "grad", "action": "scale", "factor": 2, "index": "7"}, "out of bounds"),
         ({"select": "4", "hook": "output_grad", "action": "add_bias", "value": [1, 2]}, "does not broadcast"),
+        (
+            {"select": "4", "hook": "output_grad", "action": "stats", "target": "[1]"},
+            "target [1]: '[1]' is not in",
+        ),
         ({"select": "4", "hook": "optimizer_step_post", "action": "add_bias", "value": [1, 2]}, "broadcast"),
     ],
 )
@@ -99,6 +105,89 @@ def test_the_model_is_not_changed() -> None:
     assert model.training
     assert torch.equal(torch.get_rng_state(), generator)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class Stateful(nn.Module):
+    """Draws from every global generator, and fills lists of its own and of its caller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.drawn = list[float]()
+
+    def forward(self, x: Tensor, cache: dict[str, list[Tensor]]) -> Tensor:
+        self.drawn += [random.random(), np.random.rand(), len(torch.rand(1))]
+        cache["seen"].append(x)
+        assert len(cache["seen"]) == 1, "each call has its own arguments"
+        return self.fc(x) * self.drawn[0]
+
+
+def test_neither_generators_nor_lists_of_the_caller_are_changed() -> None:
+    def states() -> list[Any]:
+        return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+
+    model, cache, before = Stateful(), {"seen": list[Tensor]()}, states()
+    plan = compile_one(model, ((torch.zeros(1, 2),), {"cache": cache}), select="fc", action="capture")
+    assert plan.unchecked is None
+    assert cache == {"seen": []} and model.drawn == []
+    assert states() == before
+
+
+@pytest.mark.parametrize("shared", ["module", "child", "parameter", "buffer"])
+def test_a_copy_that_shares_a_part_with_the_model_is_not_run(shared: str) -> None:
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+            self.norm = nn.BatchNorm1d(2)
+
+        def __deepcopy__(self, memo: Any) -> nn.Module:
+            if shared == "module":
+                return self
+            new = Shares()
+            if shared == "child":
+                new.fc = self.fc
+            elif shared == "parameter":
+                new.fc.weight = self.fc.weight
+            else:
+                new.norm.running_mean = self.norm.running_mean
+            return new
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.fc(x))
+
+    model = nn.Sequential(Shares())
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    spec = {
+        "g": {"select": "0.fc", "hook": "output_grad", "action": "scale", "factor": 2},
+        "f": {"select": "0.norm", "hook": "apply", "action": "freeze"},
+    }
+    plan = hookrun.compile(spec, model, example=((torch.zeros(3, 2),), {}), training=False)
+    assert "a deep copy of the model shares 0" in str(plan.unchecked)
+    assert model[0].training and all(parameter.requires_grad for parameter in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_gradient_hooks_are_checked_in_inference_mode_too() -> None:
+    with torch.inference_mode():
+        plan = compile_one(
+            net(), ((torch.zeros(2, 1, 8, 8),), {}), select="4", hook="output_grad", action="stats"
+        )
+    assert plan.unchecked is None
+
+
+def test_a_generator_among_the_arguments_is_neither_copied_nor_moved() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor, generator: torch.Generator) -> Tensor:
+            return super().forward(x + torch.rand(x.shape, generator=generator))
+
+    generator = torch.Generator()
+    before = generator.get_state()
+    example = ((torch.zeros(1, 2), generator), {})
+    assert compile_one(Noisy(2, 2), example, select="", action="stats").unchecked is None
+    assert torch.equal(generator.get_state(), before)
 
 
 def test_nothing_is_printed_and_no_check_fails_while_checking(capsys, caplog) -> None:

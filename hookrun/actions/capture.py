@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, Field
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import ByteLimit, Count, KeptSamples, OneOf
-from hookrun.errors import HookrunError
 from hookrun.values.tensors import as_real, holds_data
 
 if TYPE_CHECKING:
@@ -44,8 +43,8 @@ class Capture(Action):
     dtype:  dtype in which floating-point tensors are stored, for complex ones that of both parts; by default their own
     device: device on which they are kept in memory; by default their own
     reduce: store less of each tensor. `{mean: [2, 3]}` and `{norm: [1]}` reduce these dimensions, by default all except
-            the first; `{topk: 5}` stores the largest elements of the last dimension in descending order, `values`,
-            and where they are, `indices`;
+            the first; `{topk: 5}` stores the 5 largest elements of the last dimension, `values` in descending
+            order, and where they are, `indices`;
             `{project: 64}` projects each row's elements to 64 numbers by a fixed random matrix (Gaussian, scaled to
             keep lengths on average: Johnson and Lindenstrauss), the same for every row, call and run of the hook
     keep:   store some samples only, the same at all modules and in every epoch. `{every: 10}` is every tenth sample of
@@ -53,9 +52,10 @@ class Capture(Action):
     max_bytes: limit of what the hook stores, over all its modules. Of the batch that would exceed it the first rows
             that fit are stored; later batches are not stored, with one warning. Several ranks divide it equally
 
-    A part of a tensor is stored in memory of its own, not as a view. Inside `torch.vmap` the mapped dimension comes
-    first in what is stored. While a model is traced (`torch.export`) nothing is stored. A value that contains an object
-    of an unknown type is refused; use `target` to name the part to capture.
+    A None is an entry None in memory and has no row on disk; under `tokens` it has no entry. On disk a quantized tensor
+    is dequantized. A part of a tensor is stored in memory of its own, not as a view. Inside `torch.vmap` the mapped
+    dimension comes first in what is stored. While a model is traced (`torch.export`) nothing is stored. A value that
+    contains an object of an unknown type is refused; use `target` to name the part to capture.
     """
 
     action_name = "capture"
@@ -121,7 +121,7 @@ class Capture(Action):
                 if not dims:
                     return over(x, dim=tuple(range(1, x.dim()))) if x.dim() > 1 else x
                 if beyond := [dim for dim in dims if not -x.dim() <= dim < x.dim()]:
-                    raise HookrunError(f"reduce: {self.reduce}: {list(x.shape)} has no dimension {beyond[0]}")
+                    raise ValueError(f"reduce: the shape {list(x.shape)} has no dimension {beyond[0]}")
                 return over(x, dim=dims)
 
             if width is not None:
@@ -153,8 +153,12 @@ class Largest(NamedTuple):
 
 
 def _largest(count: int, x: Tensor) -> Any:
-    """x [..., n] -> its `count` largest elements."""
-    return Largest(*x.topk(min(count, x.shape[-1]))) if x.dim() else x
+    """x [..., n] -> its `count` largest elements. ValueError if n < count."""
+    if x.dim() and x.shape[-1] < count:
+        raise ValueError(
+            f"reduce: topk: the last dimension of shape {list(x.shape)} has fewer than {count} elements"
+        )
+    return Largest(*x.topk(count)) if x.dim() else x
 
 
 def _projection(width: int, seed: int) -> Callable[[Tensor], Tensor]:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import Number, Policy, check_order
 from hookrun.errors import listed
-from hookrun.values.tensors import nearest_finite
+from hookrun.values.tensors import elements, nearest_finite
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -52,8 +52,8 @@ class Check(Action):
         message, policy, report = self.requirement(), self.policy, site.check_result
 
         def check(x: Tensor) -> None:
+            x = elements(x.detach())
             if x.numel():
-                x = x.detach()
                 least, largest = (x.abs() if x.is_complex() else x).aminmax()
                 dtype = least.dtype
                 report((least >= low[dtype]) & (largest <= high[dtype]), message, policy, least, largest)

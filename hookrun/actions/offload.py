@@ -56,6 +56,11 @@ def _to_disk(x: Tensor) -> Packed | None:
     return Packed(None, _OnDisk(x.detach())) if holds_data(x) else None
 
 
+def _remove(path: str, owner: int) -> None:
+    if os.getpid() == owner:  # not when a forked child frees its copy
+        Path(path).unlink(missing_ok=True)
+
+
 class _OnDisk:
     """A tensor in a file that is deleted with this object; calling the object reads the tensor."""
 
@@ -69,7 +74,7 @@ class _OnDisk:
         try:
             descriptor, self.path = tempfile.mkstemp(prefix="hookrun-saved-", suffix=".safetensors")
             os.close(descriptor)
-            weakref.finalize(self, Path(self.path).unlink, missing_ok=True)
+            weakref.finalize(self, _remove, self.path, os.getpid())
             save_file({"tensor": real.cpu().contiguous()}, self.path)
         except OSError as error:
             raise OSError(error.errno, error.strerror, error.filename or self.path) from error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.stats import measuring
-from hookrun.values.tensors import holds_data
+from hookrun.values.tensors import elements, holds_data, shape_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,16 +50,16 @@ class Print(Action):
 
 
 def _shape(x: Tensor) -> dict[str, Any]:
-    return {"shape": list(x.shape)}
+    return {"shape": shape_of(x)}
 
 
 def _value(x: Tensor) -> dict[str, Any]:
     if not holds_data(x):
         return {"value": None, **_shape(x)}
-    x, total = x.detach(), x.numel()
+    x, total = x.detach().dequantize() if x.is_quantized else x.detach(), x.numel()
     if total <= LIMIT:
-        return {"value": _rounded(x.tolist())}
-    return {"value": _rounded(x.flatten()[:LIMIT].tolist()), "truncated": total, **_shape(x)}
+        return {"value": _rounded([part.tolist() for part in x.unbind()] if x.is_nested else x.tolist())}
+    return {"value": _rounded(elements(x).flatten()[:LIMIT].tolist()), "truncated": total, **_shape(x)}
 
 
 def _rounded(value: Any) -> Any:

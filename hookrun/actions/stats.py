@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import OneOrMore
-from hookrun.values.tensors import require_whole
+from hookrun.values.tensors import elements, require_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,6 +145,7 @@ def measuring(of: Sequence[str]) -> Measure:
     exact = {torch.float32, torch.float64}
 
     def measure(x: Tensor, readable: bool = False) -> dict[str, Any]:
+        x = elements(x)
         n = x.numel()
         if not n:
             return dict(empty)
@@ -153,7 +154,7 @@ def measuring(of: Sequence[str]) -> Measure:
             require_whole(x)
             x = x.detach()
             if x.dtype not in exact:
-                x = x.abs() if x.is_complex() else x.float()
+                x = x.dequantize() if x.is_quantized else x.abs() if x.is_complex() else x.float()
             if readable and x.device.type == "cpu":
                 known |= on_cpu(x.reshape(-1), wanted)
             for name, step in steps:

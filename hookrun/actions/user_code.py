@@ -101,19 +101,32 @@ def on_tensor(hook: str, code: Code, call: Callable[[Tensor], Any]) -> Callable[
 
     def on_tensor(x: Tensor) -> Any:
         is_real = holds_data(x)
-        version = 0 if x.is_inference() else x._version
+        seen = _versioned(x) if is_real and x.is_inference() else x
+        version = 0 if seen.is_inference() else seen._version
         states = [drawn(), *_on_device(x)] if is_real else []
-        new = called(hook, code, x, call)
+        new = called(hook, code, seen, call)
         if is_real and not all(map(torch.equal, states, [drawn(), *_on_device(x)])):
             raise ValueError(
                 f"'{code.name}' draws from torch's global generator, which changes the rest of the run: take a "
                 "parameter `context`, and draw with generator=context.generator(value)"
             )
-        if not x.is_inference() and x._version != version:
+        if not seen.is_inference() and seen._version != version:
             raise ValueError(f"'{code.name}' changes its value in place: return a new tensor")
-        return new
+        return x if new is seen else new
 
     return on_tensor
+
+
+def _versioned(x: Tensor) -> Tensor:
+    """An alias of an inference tensor that has a version, which tells whether it was written in place."""
+    import torch
+
+    if type(x) is not torch.Tensor or x.layout is not torch.strided or x.is_nested:
+        return x
+    x = x.resolve_conj().resolve_neg()
+    with torch.inference_mode(mode=False):
+        alias = torch.empty(0, dtype=x.dtype, device=x.device)
+        return alias.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
 def _on_device(x: Tensor) -> list[Tensor]:

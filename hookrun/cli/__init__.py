@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from hookrun.ranks.alone import size_of_world
+from hookrun.errors import Refusal
+from hookrun.ranks.alone import is_main
 from hookrun.signals import code_of, handled
+from hookrun.sweeps.exit_codes import REFUSED, exit_code, report
 from hookrun.sweeps.waiting import waiting, waiting_for
+from hookrun.terminal import words
+
+_AFTER_MAIN = 5.0
+"""Seconds that other ranks wait after a refusal: when one ends, torchrun ends rank 0, which has to report it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,17 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     and an application's own Hydra are restored afterwards.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        with waiting(arguments):
-            waiting_for("reading the configuration")
-            code = _main(arguments)
-    except (
-        BrokenPipeError
-    ):  # a reader of stdout such as `| head` is gone: what is still buffered is discarded
-        if sys.stdout is sys.__stdout__ and sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    if argv is None and size_of_world() > 1:
+    with waiting(arguments), words():
+        waiting_for("reading the configuration")
+        code = _main(arguments)
+    if argv is None and "WORLD_SIZE" in os.environ:
+        if code == REFUSED and not is_main():
+            signal.signal(signal.SIGTERM, lambda *_: _leave(code))
+            time.sleep(_AFTER_MAIN)
         _leave(code)
     return code
 
@@ -50,17 +54,11 @@ def _main(arguments: list[str]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        raise
     except SystemExit as stop:  # argparse: 0 after --version, 2 for a wrong flag
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt as interruption:
         return code_of(interruption)
     except Exception as error:
-        from hookrun.errors import Refusal
-        from hookrun.ranks.alone import is_main
-        from hookrun.sweeps.exit_codes import exit_code, report
-
         if is_main() or not isinstance(error, Refusal):  # rank 0 reports a wrong configuration
             report(error)
         return exit_code(error)
@@ -69,7 +67,7 @@ def _main(arguments: list[str]) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """End a process of several with this exit code, without freeing what is left in memory.
+    """End a rank's process with this exit code, without freeing what is left in memory.
 
     One of gloo's threads may still have to free the tensor of a finished collective, for which it needs Python's lock.
     Python ends such a thread in the middle when it ends itself, which aborts the process (pytorch issue 190489).

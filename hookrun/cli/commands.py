@@ -26,7 +26,7 @@ from hookrun.compose.flags import existing_folder, read_flags
 from hookrun.compose.hydra import App, Composition, argument_parser, conf_dir, opened, parse_override
 from hookrun.compose.overrides import Resume, take, take_resume, take_trust
 from hookrun.discovery import names_in
-from hookrun.errors import Problem, SpecError, spec_error
+from hookrun.errors import Problem, SpecError, spec_error, whole_characters
 from hookrun.sweeps.exit_codes import DONE, REFUSED
 from hookrun.sweeps.waiting import waiting_for
 from hookrun.trust import of_environment, read_once
@@ -43,6 +43,9 @@ def execute(arguments: Sequence[str]) -> int:
 
     Raises SpecError, CompileError, and SystemExit for a wrong flag.
     """
+    for text in arguments:
+        if whole_characters(text) != text:
+            raise spec_error(text, "is not UTF-8, in which configurations are written", "name it otherwise")
     with read_once(), loggers_restored():
         args = read_flags(arguments)
         _refuse_flags(args)
@@ -91,8 +94,15 @@ def execute(arguments: Sequence[str]) -> int:
                 waiting_for("checking the jobs of the sweep")
                 anyway = resume is not None and resume.anyway
                 with sweep_lines(cfg):
-                    go_on = stored is not None
-                    return sweep(app, cfg, trust, go_on=go_on, anyway=anyway, fail_fast=bool(fail_fast))
+                    return sweep(
+                        app,
+                        cfg,
+                        trust,
+                        go_on=stored is not None,
+                        anyway=anyway,
+                        fail_fast=bool(fail_fast),
+                        verbose=args.verbose,
+                    )
 
 
 def _one_run() -> SpecError:

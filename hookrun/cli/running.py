@@ -18,7 +18,8 @@ from hookrun.compose.compose import claimed, parsed_run, plain_run, planned, ref
 from hookrun.compose.errors import explained, origins_told
 from hookrun.compose.hydra import Composition, conf_dir, opened
 from hookrun.compose.overrides import LATEST, RESUME, Resume
-from hookrun.errors import HookrunError, SpecError, nearest, spec_error
+from hookrun.config.interpolations import literal
+from hookrun.errors import HookrunError, SpecError, first_lines, nearest, spec_error
 from hookrun.ranks.alone import ALONE, Ranks, is_main, started
 from hookrun.spec import Experiment
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, STATUS, differences
@@ -34,7 +35,6 @@ from hookrun.tasks import Ready, refuse_ranks, task_of
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
 _FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
 """Keys that may differ when a run is resumed."""
-_MOST_SHOWN = 20
 
 
 def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
@@ -42,6 +42,8 @@ def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
     folder = run_folder(resume.name)
     if _is_done(folder):
         if is_main():
+            if asked.overrides:
+                print(f"not used: {' '.join(asked.overrides)}; start a new run for it")
             remove_left_states(folder)
             make_missing_page(folder)
         return DONE
@@ -73,12 +75,12 @@ def run_once(
         print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")
     if shows and not is_main():  # rank 0 shows it
         return DONE
-    with nullcontext(ALONE) if shows else ranks_of(experiment) as ranks:
-        try:
+    try:
+        with nullcontext(ALONE) if shows else ranks_of(experiment) as ranks:
             needs = NeededRuns(folders or asked, trust, resumes=resume is not None)
             return _checked_and_run(asked, cfg, trust, resume, experiment, ranks, needs)
-        except RefusedByMain as refused:
-            return refused.exit_code
+    except RefusedByMain as refused:
+        return refused.exit_code
 
 
 def _checked_and_run(
@@ -212,8 +214,7 @@ def composed_again(
                 if not any(key == free or key.startswith(f"{free}.") for free in _FREE)
             ]
             if lines:
-                more = [f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
-                what = "\n".join(f"\n    {line}" for line in [*lines[:_MOST_SHOWN], *more])
+                what = "\n".join(f"\n    {line}" for line in first_lines(lines))
                 raise spec_error(
                     RESUME,
                     f"{folder} is of another configuration:{what}",
@@ -227,7 +228,7 @@ def _composed(asked: Composition, folder: Path, *, stores: bool = False) -> Dict
     with explained(asked):
         cfg = asked.app.compose_config(asked.config_name, asked.overrides, RunMode.RUN)
     with read_write(cfg.hydra), open_dict(cfg.hydra):
-        cfg.hydra.run.dir = str(folder).replace("${", "\\${")
+        cfg.hydra.run.dir = literal(str(folder))
         cfg.hydra.mode = RunMode.RUN
         if not stores:
             cfg.hydra.output_subdir = None  # what is stored stays as it is

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hookrun.compose.errors import experiment_file, explained, lost_keys, origins_told
 from hookrun.compose.flags import existing_folder
 from hookrun.compose.hydra import Composition, conf_dir, opened
-from hookrun.config.interpolations import resolved
-from hookrun.errors import SpecError, spec_error
+from hookrun.config.interpolations import literal, resolved
+from hookrun.errors import SpecError, spec_error, whole_characters
 from hookrun.spec import Experiment
 from hookrun.store.files import StoreError
 from hookrun.store.format import STATUS
@@ -56,7 +56,7 @@ def plain_run(cfg: DictConfig, *directory: str) -> dict[str, Any]:
         HydraConfig.instance().cfg = cast(Any, cfg)  # unlike `HydraConfig.set_config`, without a copy
         parts = (str(OmegaConf.select(cfg, key)) for key in directory or ("hydra.run.dir",))
         with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
-            cfg.hydra.runtime.output_dir = os.path.abspath(os.path.join(*parts))
+            cfg.hydra.runtime.output_dir = literal(os.path.abspath(os.path.join(*parts)))
         for key in (
             "output_subdir",
             "job.name",
@@ -95,8 +95,16 @@ def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]
     where: the key that chose the directory, for errors
     go_on: whether the directory holds a run that is resumed
 
-    Raises SpecError where another process is writing there; that process is not affected.
+    Raises SpecError where another process is writing there, which is not affected, and for a directory whose path Hydra
+    would resolve again and take for another one.
     """
+    wrong = "`${`, an interpolation in a configuration," if "${" in str(run_dir) else ""
+    if any(whole_characters(path) != path for path in (str(run_dir), os.getcwd())):
+        wrong = "characters that are not UTF-8"
+    if wrong:
+        raise spec_error(
+            where, f"{run_dir} has {wrong} in its name", "start in another folder, or give another directory"
+        )
     with ExitStack() as stack:
         try:
             stack.enter_context(sole_writer(run_dir))

@@ -32,7 +32,8 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from hookrun.compose.hydra import Composition, options, parse_override
+from hookrun.compose.hydra import Composition, parse_override
+from hookrun.compose.loader import options
 from hookrun.compose.overrides import INTERPOLATION, quoted, several_values, split_at_spaces, unreadable
 from hookrun.config import ROOT_KEYS
 from hookrun.config.interpolations import guarded

@@ -33,7 +33,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobRuntime, configure_log
 from hydra.plugins.launcher import Launcher
@@ -115,7 +115,10 @@ class App(Hydra):
         overrides, number = self.swept(cfg), 1
         for override in overrides:
             if override.is_sweep_override() and override.is_discrete_sweep():
-                number *= max(1, sum(1 for _ in islice(override.sweep_iterator(), MAX_JOBS + 1)))
+                value = override.value()
+                # Of a range that is shuffled, the sweep's iterator would first make a list.
+                values = value.range() if isinstance(value, RangeSweep) else override.sweep_iterator()
+                number *= max(1, sum(1 for _ in islice(values, MAX_JOBS + 1)))
             if number > MAX_JOBS:
                 raise spec_error(
                     override.key_or_group,
@@ -143,11 +146,11 @@ class App(Hydra):
 
     def options(self, group: str) -> list[str]:
         """The names in a config group, including those of its subgroups."""
-        return options(self.config_loader, group)
+        return self.config_loader.get_group_options(group)
 
     def get_shell_to_plugin_map(self, config_loader: ConfigLoader) -> Any:  # type: ignore[override]  # static there
         """The completion plugin of each shell, which completes whole groups."""
-        return super().get_shell_to_plugin_map(cast(ConfigLoader, _WholeGroups(self)))
+        return super().get_shell_to_plugin_map(cast(ConfigLoader, _WholeGroups(self.config_loader)))
 
     def folders(self) -> list[Path]:
         """The config folders on disk, in the order in which they are searched."""
@@ -172,37 +175,24 @@ class Composition:
             return loader._parse_overrides_and_create_caching_repo(self.config_name, search)[1]
 
 
-def options(source: ConfigLoader | IConfigRepository, group: str) -> list[str]:
-    """The names in a config group, including those of its subgroups."""
-    names = list(source.get_group_options(group, ObjectType.CONFIG))
-    for folder in source.get_group_options(group, ObjectType.GROUP):
-        names += [f"{folder}/{name}" for name in options(source, f"{group}/{folder}")]
-    return names
-
-
 class _WholeGroups:
     """A config loader for completion, in which a group that holds both files and folders counts as one group.
 
     Hydra's completion would stop at such a group.
     """
 
-    def __init__(self, app: App) -> None:
-        self._app = app
-        self._loader = app.config_loader
+    def __init__(self, loader: ConfigLoader) -> None:
+        self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def get_group_options(self, group_name: str, results_filter: ObjectType, **options: Any) -> list[str]:
-        """The configs of a group, including those of its subgroups; or the subgroups of a group without configs."""
-        files = self._loader.get_group_options(group_name, ObjectType.CONFIG, **options)
-        if results_filter == ObjectType.CONFIG:
-            return self._app.options(group_name) if files else []
-        return (
-            []
-            if files and group_name
-            else self._loader.get_group_options(group_name, results_filter, **options)
+        """The configs of a group; or the subgroups of a group without configs."""
+        is_whole = results_filter is ObjectType.GROUP and bool(
+            group_name and self._loader.get_group_options(group_name, ObjectType.CONFIG, **options)
         )
+        return [] if is_whole else self._loader.get_group_options(group_name, results_filter, **options)
 
 
 def numbered(cfg: DictConfig, number: int) -> DictConfig:
@@ -243,6 +233,8 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.prog = "hookrun"
     parser.allow_abbrev = False  # `--experiment` would be short for `--experimental-rerun`
     parser.exit_on_error = False
+    said = "a sweep prints everything of each job, not one line"
+    parser.add_argument("--verbose", "-v", action="store_true", help=said)
     for action in parser._actions:
         if "--version" in action.option_strings:
             vars(action)["version"] = f"hookrun {__version__}, Hydra {hydra.__version__}"

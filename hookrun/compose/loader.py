@@ -152,6 +152,20 @@ def _source(repo: IConfigRepository, config_path: str) -> ConfigSource | None:
     return next((source for source in repo.get_sources() if source.is_config(config_path)), None)
 
 
+_DEEPEST = 2
+"""The most folders between a config group and the configs that count as its own."""
+
+
+def options(repo: IConfigRepository, group: str) -> list[str]:
+    """The names in a config group, including those of its subgroups."""
+    names = list(repo.get_group_options(group, ObjectType.CONFIG))
+    if group.count("/") > _DEEPEST:  # a folder may hold a link to itself
+        return names
+    for folder in repo.get_group_options(group, ObjectType.GROUP):
+        names += [f"{folder}/{name}" for name in options(repo, f"{group}/{folder}")]
+    return names
+
+
 class Loader(ConfigLoaderImpl):
     """Hydra's loader, for the process of hookrun and those of its launchers.
 
@@ -162,6 +176,20 @@ class Loader(ConfigLoaderImpl):
         super().__init__(config_search_path)
         self._output = output
         self._typed_groups = frozenset[str]()  # the groups of Hydra from which the command line chooses
+
+    def get_group_options(
+        self,
+        group_name: str,
+        results_filter: ObjectType | None = ObjectType.CONFIG,
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+    ) -> list[str]:
+        """The names in a config group: of configs with those of its subgroups, so that ``glob(lm/*)`` finds them."""
+        _, repo = self._parse_overrides_and_create_caching_repo(config_name, overrides or [])
+        is_of_configs = results_filter is ObjectType.CONFIG
+        return (
+            options(repo, group_name) if is_of_configs else repo.get_group_options(group_name, results_filter)
+        )
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """The configuration of a job of a sweep."""

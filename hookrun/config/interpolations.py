@@ -7,6 +7,7 @@ here, while OmegaConf resolves them. How many a file may have is limited before 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +16,10 @@ from typing import Any
 
 from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
+
+from hookrun.private_names import require
+
+require("omegaconf")
 
 RESOLVERS = frozenset(
     {
@@ -69,6 +74,11 @@ class _Budget:
 _budget: ContextVar[_Budget | None] = ContextVar("budget", default=None)
 _resolve, _find = Container.resolve_parse_tree, Container._resolve_node_interpolation
 _evaluate = Container._evaluate_custom_resolver
+
+
+def literal(text: str) -> str:
+    """The text, such as a path, as a value of a configuration that resolves to it."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 
 @contextmanager

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 from PIL import Image
 from pydantic import Field
-from torchvision import datasets
 from torchvision.datasets.folder import IMG_EXTENSIONS, is_image_file
 from torchvision.transforms.v2.functional import pil_to_tensor
 
@@ -20,14 +19,19 @@ from hookrun.data.source import Source, require_root, stratified_indices
 from hookrun.errors import HookrunError, listed, printable, spec_error
 
 _SHOWN = 6  # folders in an error, before "and 3 more"
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What an image file may hold, whatever its name says. For EPS Pillow would start Ghostscript, which runs programs."""
 
 
 class _ClassFolders(Source):
     """Float [3, H, W] images in 0..1; a label is the index of a folder's name among the sorted names.
 
+    max_pixels: width times height of the largest image that is decoded; larger ones are an error
+
     hint: how to get the data
     """
 
+    max_pixels: int = Field(default=64_000_000, ge=1)
     hint: ClassVar[str] = "put the images at DIR/train/CLASS/... and DIR/val/CLASS/... and set data.root=DIR"
 
     def layout(self, root: Path | None, split: Split) -> tuple[Path, tuple[str, ...], Sequence[Split]]:
@@ -82,6 +86,10 @@ class _ClassFolders(Source):
             sizes={split: None if split in splits else 0 for split in SPLITS},
         )
 
+    def labelled(self, folder: Path, classes: Sequence[str]) -> list[tuple[str, int]]:
+        """Path and label of every image, in the order of torchvision's ImageFolder."""
+        return [(path, label) for label, name in enumerate(classes) for path in _images_below(folder / name)]
+
 
 class ImageFolder(_ClassFolders):
     """root/train/CLASS and root/val/CLASS; or root/CLASS, of which a fixed fraction is for validation.
@@ -115,11 +123,11 @@ class ImageFolder(_ClassFolders):
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         self.inspect(root, split)
         folder, classes, _ = self.layout(root, split)
-        images = datasets.ImageFolder(folder).samples
+        images = self.labelled(folder, classes)
         if folder == root:
             train, val = stratified_indices([label for _, label in images], self.val_fraction)
             images = [images[number] for number in (train if split == "train" else val)]
-        return _Images(images, root or folder, classes)
+        return _Images(images, root or folder, classes, self.max_pixels)
 
 
 class ImageNet(_ClassFolders):
@@ -148,16 +156,19 @@ class ImageNet(_ClassFolders):
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         self.inspect(root, split)
         folder, classes, _ = self.layout(root, split)
-        return _Images(datasets.ImageFolder(folder).samples, root or folder, classes)
+        return _Images(self.labelled(folder, classes), root or folder, classes, self.max_pixels)
 
 
 class _Images(Samples):
     """Image files with their labels, decoded when they are read."""
 
-    def __init__(self, images: Sequence[tuple[str, int]], root: Path, classes: Sequence[str]) -> None:
+    def __init__(
+        self, images: Sequence[tuple[str, int]], root: Path, classes: Sequence[str], max_pixels: int
+    ) -> None:
         self._images = images
         self._root = root
         self.classes = classes
+        self._max_pixels = max_pixels
 
     def __len__(self) -> int:
         return len(self._images)
@@ -165,32 +176,67 @@ class _Images(Samples):
     def __getitem__(self, index: int) -> Sample:
         path, label = self._images[index]
         try:
-            with Image.open(path) as image:
-                pixels = pil_to_tensor(image.convert("RGB"))
-        except OSError as error:  # an unknown format or a truncated file; PIL's message does not name it
+            pixels = self._decoded(path)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise HookrunError(
+                f"{printable(path)} is larger than data.args.max_pixels, {self._max_pixels:,}: {error}\n"
+                "    make it smaller, or raise data.args.max_pixels"
+            ) from error
+        except Exception as error:  # of a damaged file; Pillow's message does not name it
             raise HookrunError(
                 f"{printable(path)} cannot be read as an image: {printable(str(error))}"
             ) from error
         return unit_float(pixels), torch.tensor(label)
+
+    def _decoded(self, path: str) -> torch.Tensor:
+        """The pixels [3, H, W] uint8. Raises what Pillow does, and DecompressionBombError beyond max_pixels."""
+        if not os.path.isfile(path):
+            raise OSError("it is not a file")  # opening a pipe would wait for its writer
+        if Image.MAX_IMAGE_PIXELS is not None and self._max_pixels > Image.MAX_IMAGE_PIXELS:
+            Image.MAX_IMAGE_PIXELS = self._max_pixels  # Pillow's own limit, which is for the whole process
+        with Image.open(path, formats=_FORMATS) as image:
+            if image.width * image.height > self._max_pixels:
+                raise Image.DecompressionBombError(f"it has {image.width:,} x {image.height:,} pixels")
+            pixels: torch.Tensor = pil_to_tensor(image.convert("RGB"))
+            return pixels
 
     def file(self, index: int) -> str:
         """The path below the data's root."""
         return os.path.relpath(self._images[index][0], self._root)
 
 
-def _folders_in(folder: Path) -> list[str]:
+def _folders_in(folder: Path | str) -> list[str]:
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir())
+        return sorted(
+            each.name
+            for each in entries
+            if (os.path.isdir(each.path) if each.is_symlink() else each.is_dir())
+        )
 
 
 def _has_image(folder: Path) -> bool:
-    """Whether ImageFolder would find an image in the folder or below it."""
-    if _holds_image(folder):  # without reading the whole folder
-        return True
-    walk = os.walk(folder, followlinks=True)
-    return any(is_image_file(name) for _, _, names in walk for name in names)
+    return _holds_image(folder) or next(_images_below(folder), None) is not None
+
+
+def _images_below(folder: Path) -> Iterator[str]:
+    """The image files of a class folder and those below it, by folder and name.
+
+    A folder to which links lead again counts once, and the folder of all classes never.
+    """
+    known = {os.path.realpath(folder.parent)}
+    names, pending = dict[str, list[str]](), [str(folder)]
+    while pending:
+        here = pending.pop()
+        if (real := os.path.realpath(here)) in known:
+            continue
+        known.add(real)
+        below = _folders_in(here)
+        names[here] = [each for each in sorted(os.listdir(here)) if is_image_file(each) and each not in below]
+        pending += [os.path.join(here, each) for each in reversed(below)]
+    return (os.path.join(here, name) for here in sorted(names) for name in names[here])
 
 
 def _holds_image(folder: Path) -> bool:
+    """Whether an image is in the folder itself: known without reading all of it."""
     with os.scandir(folder) as entries:
-        return any(is_image_file(entry.name) and entry.is_file() for entry in entries)
+        return any(is_image_file(entry.name) and os.path.isfile(entry.path) for entry in entries)

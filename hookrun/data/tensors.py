@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
@@ -170,10 +171,10 @@ class _FileSamples(Samples):
 
 def _inspect_file(path: Path, where: str, args: Tensors) -> _File:
     """The header of one file. Raises SpecError for tensors that are missing, unusable or of different lengths."""
-    header = read_header(path, where)
     wanted = {name: "data.args.input" for name in args.inputs}
     if args.target:
         wanted[args.target] = "data.args.target"
+    header = read_header(path, where, wanted)
     problems: list[Problem] = []
     tensors: dict[str, TensorInfo] = {}
     for name, key in wanted.items():
@@ -220,9 +221,13 @@ _NUMPY_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES.v
 
 Header = dict[str, TensorInfo | None]
 
+_MOST_TENSORS = 10_000
+_MOST_HEADER = 2**16
+"""Bytes of an array's header in an npz file; NumPy would read as many as the file says."""
 
-def read_header(path: Path, where: str) -> Header:
-    """Every tensor in the file, with its full shape; None for one of a type that is not supported.
+
+def read_header(path: Path, where: str, wanted: Collection[str] | None = None) -> Header:
+    """Every tensor in the file with its full shape, or those in `wanted`; None for one of an unsupported type.
 
     Raises SpecError, at the key `where`, for a missing, unknown or broken file.
     """
@@ -239,7 +244,7 @@ def read_header(path: Path, where: str) -> Header:
             "correct the path; a relative one starts at data.root, or where none is set at the working directory",
         )
     with _report_damage(path, where):
-        return _npz_header(path) if path.suffix == ".npz" else _safetensors_header(path)
+        return (_npz_header if path.suffix == ".npz" else _safetensors_header)(path, wanted)
 
 
 def read_tensors(path: Path, where: str, names: Iterable[str]) -> dict[str, Tensor]:
@@ -284,27 +289,37 @@ def _report_damage(path: Path, where: str) -> Iterator[None]:
         ) from error
 
 
-def _safetensors_header(path: Path) -> Header:
-    header: Header = {}
+def _unread(names: Collection[str]) -> Header:
+    if len(names) > _MOST_TENSORS:
+        raise ValueError(f"it holds {len(names):,} tensors, and at most {_MOST_TENSORS:,} are read")
+    return dict.fromkeys(names)
+
+
+def _safetensors_header(path: Path, wanted: Collection[str] | None) -> Header:
     with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 (an open safetensors file is not a mapping)
-            view = file.get_slice(name)
-            dtype = _DTYPES.get(view.get_dtype())
-            header[name] = TensorInfo(tuple(view.get_shape()), dtype) if dtype else None
+        header = _unread(file.keys())
+        for name in header:
+            if wanted is None or name in wanted:
+                view = file.get_slice(name)
+                dtype = _DTYPES.get(view.get_dtype())
+                header[name] = TensorInfo(tuple(view.get_shape()), dtype) if dtype else None
     return header
 
 
-def _npz_header(path: Path) -> Header:
+def _npz_header(path: Path, wanted: Collection[str] | None) -> Header:
     # Version 3.0 differs from 2.0 only in field names, and an array with fields cannot become a tensor.
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    header: Header = {}
     with zipfile.ZipFile(path) as archive:
-        for member in archive.namelist():
-            with archive.open(member) as file:
+        members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+        header = _unread(members)
+        for name, member in members.items():
+            if wanted is None or name in wanted:
+                with archive.open(member) as packed:
+                    file = BytesIO(packed.read(_MOST_HEADER))
                 version = np.lib.format.read_magic(file)
                 if version not in readers:
                     raise ValueError(f"the array format {version} is not supported")
                 shape, _, dtype = readers[version](file)
-            known = _NUMPY_DTYPES.get(dtype.name)
-            header[member.removesuffix(".npy")] = TensorInfo(shape, known) if known else None
+                known = _NUMPY_DTYPES.get(dtype.name)
+                header[name] = TensorInfo(shape, known) if known else None
     return header

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hookrun.errors import nearest, reason, spec_error
+from hookrun.errors import HookrunError, nearest, reason, spec_error
 
 BYTES = "bytes"
 WHERE = "data.args.tokenizer"
@@ -107,20 +111,85 @@ class Words(Tokenizer):
 class FromFolder(Tokenizer):
     """The tokenizer that transformers reads from a folder; no code of the folder runs."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, growth: float) -> None:
         self._tokenizer = tokenizer
+        self._growth = growth
         self.vocab_size = max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
         pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
         self.separator = end if isinstance(end, int) else None
         self.pad_id = pad if isinstance(pad, int) else self.separator or 0
 
     def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
-        encoding = self._tokenizer(text, add_special_tokens=special, return_offsets_mapping=offsets)
+        size = len(text.encode())
+        if size * self._growth > MOST_BYTES:
+            times = f"the tokenizer may make its {size:,} bytes {self._growth:,.0f} times as many"
+            raise ValueError(f"{times}, more than {MOST_BYTES:,}: break it into lines")
+        with _panics_raised():
+            encoding = self._tokenizer(text, add_special_tokens=special, return_offsets_mapping=offsets)
         return Encoded(encoding["input_ids"], encoding["offset_mapping"] if offsets else ())
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+        with _panics_raised():
+            text: str = self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
         return text
+
+
+@contextmanager
+def _panics_raised() -> Iterator[None]:
+    """Turns a panic of the library in Rust, such as of a regular expression that backtracks, into a HookrunError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # a BaseException, whose class cannot be imported
+            raise
+        raise HookrunError(f"the tokenizer failed: {reason(error)}") from error
+
+
+MOST_BYTES = 2**27
+"""Bytes that a text may have at worst after the tokenizer has normalized it; each of them takes 17 bytes of memory."""
+MOST_GROWTH = 2**13
+_GROWTH = {
+    "NFC": 3,
+    "NFD": 3,
+    "NFKC": 11,
+    "NFKD": 11,
+    "Lowercase": 1.5,
+    "BertNormalizer": 6,
+    "ByteLevel": 2,
+    "Metaspace": 3,
+}
+"""Type in tokenizer.json -> how many times as many bytes it makes of a text at most; of the others at most as many."""
+
+
+def growth_of(file: Path) -> float:
+    """How many times as many bytes the tokenizer makes of a text at most. Raises ValueError beyond MOST_GROWTH."""
+    if not file.is_file():
+        return 1
+    content = json.loads(file.read_text(encoding="utf-8"))
+    growth = _growth([content.get("normalizer"), content.get("pre_tokenizer")])
+    added = sum(
+        len(each["content"].encode()) for each in content.get("added_tokens") or ()
+    )  # normalized as well
+    if max(growth, _growth(content.get("decoder"))) > MOST_GROWTH or added * growth > MOST_BYTES:
+        raise ValueError(f"{file.name} may make a text more than {MOST_GROWTH:,} times as long")
+    return growth
+
+
+def _growth(part: Any) -> float:
+    match part:
+        case list():
+            return math.prod(map(_growth, part))
+        case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)} if pattern:
+            return max(1.0, len(content.encode()) / len(pattern.encode()))
+        case {"type": "Replace", "content": str(added)} | {"type": "Prepend", "prepend": str(added)}:
+            return 1 + len(added.encode())  # an expression may match before each character
+        case {"type": "Precompiled", "precompiled_charsmap": str(packed)}:
+            charsmap = base64.b64decode(packed)
+            texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]
+            return max(1, *map(len, texts.split(b"\0")))
+        case dict():
+            return _GROWTH.get(part.get("type", ""), 1) * _growth(list(part.values()))
+    return 1
 
 
 _BYTES = Bytes()
@@ -152,10 +221,14 @@ def _from_folder(folder: Path, stamp: tuple[tuple[str, int], ...]) -> Tokenizer:
             "pip install 'hookrun[transformers]'",
         ) from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        growth = growth_of(folder / "tokenizer.json")
+        with _panics_raised():
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         fast = bool(tokenizer.is_fast)
         tokenizer.model_max_length = 10**12  # the data has a `length` of its own
-        made = FromFolder(tokenizer)
+        made = FromFolder(tokenizer, growth)
     except Exception as error:  # a damaged or unknown tokenizer may raise anything
         raise spec_error(
             WHERE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from itertools import chain
@@ -18,12 +18,13 @@ from torch import Tensor, distributed, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.fields import Meaning
-from hookrun.errors import HookrunError, listed
+from hookrun.errors import HookrunError, listed, reason
 from hookrun.prove.trial import Plan, compile_plan
 from hookrun.report import try_report
 from hookrun.runtime import Installation
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
+from hookrun.runtime.install import changing
 from hookrun.spec import Spec, parse_spec
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, HOOKS, LOCK, MODEL, PLAN, RECORDED
@@ -54,7 +55,8 @@ class Recording(Installation):
     in which the model is called with them, which in one pass over unshuffled data is their index.
 
     When the block is left, the status is `done`, or `stopped` if a check with policy `stop` failed, or `failed` or
-    `interrupted` if an exception ended the block.
+    `interrupted` if an exception ended the block. A child that was forked inside the block writes nothing: what its
+    hooks see is not recorded, and when it leaves the block, only its own hooks are removed.
 
     trains: the model is trained; if false, hooks that need a backward pass or training mode are not reported as
             inactive
@@ -81,7 +83,7 @@ class Recording(Installation):
         self._trains = trains
         self._run_dir = RunDir(path)
         self._rows = RunSink(self._run_dir, print)
-        self._calls = CallWatcher(self._count_rows)
+        self._calls = CallWatcher(partial(_count_rows, ref(self)))
         self._counts = self._is_open = False
         self._lock = ExitStack()
         super().__init__(
@@ -97,6 +99,7 @@ class Recording(Installation):
 
     def __enter__(self) -> Recording:
         """Create the directory and install the hooks. StoreError if it is not empty or another run writes to it."""
+        self._owner = os.getpid()
         self._lock.enter_context(sole_writer(self.path))
         if names := sorted({entry.name for entry in self.path.iterdir()} - {LOCK}):
             self._lock.close()
@@ -113,7 +116,8 @@ class Recording(Installation):
             run_dir.write(MODEL, model_facts(self._model))
             super().__enter__()
             self._counts = True
-            self._calls.watch(self._model)
+            with changing:
+                self._calls.watch(self._model)
         except BaseException as error:
             self._calls.clear()
             self._finish(error)
@@ -125,6 +129,9 @@ class Recording(Installation):
     ) -> None:
         """Remove the hooks and write the remaining data, the status and the report."""
         self._calls.clear()
+        if os.getpid() != self._owner:
+            self._remove()
+            return
         try:
             super().__exit__(kind, error, trace)
         except BaseException as idle:  # under `strict`: hooks that did nothing
@@ -201,14 +208,6 @@ class Recording(Installation):
     def numbered(self, count: int) -> None:
         self._rows.numbered = count
 
-    def _count_rows(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Number the rows of a call; passes that continue a generation have the rows of its prompts."""
-        sequences = self._wiring.sequences
-        if not self._counts or (sequences is not None and sequences.continues(module, args, kwargs)):
-            return
-        if (size := batch_size((args, kwargs))) is not None:
-            self._rows.number(size)
-
     def begin_forward(self) -> None:
         """A forward begins: calls of each module are counted from 0 again. Calling the model does this by itself."""
         self.clock.forward.number += 1
@@ -266,6 +265,21 @@ class Recording(Installation):
             try_report(self.path)
 
 
+def _count_rows(recording: ReferenceType[Recording], module: nn.Module, args: Any, kwargs: Any) -> None:
+    """Number the rows of a call; passes that continue a generation have the rows of its prompts.
+
+    The model must not keep the recording alive.
+    """
+    hooks = recording()
+    if hooks is None or not hooks._counts:
+        return
+    sequences = hooks._wiring.sequences
+    if sequences is not None and sequences.continues(module, args, kwargs):
+        return
+    if (size := batch_size((args, kwargs))) is not None:
+        hooks._rows.number(size)
+
+
 class CallWatcher(RegisteredHook):
     """Calls a function with module, arguments and keyword arguments whenever a model is called."""
 
@@ -296,9 +310,20 @@ def batch_size(batch: Any) -> int | None:
 
 
 def run_folder(path: str | os.PathLike[str] | None) -> Path:
-    """The directory of a new run: `path`, or by default one named by the time, as on the command line."""
+    """The directory of a new run: `path`, or by default one named by the time, as on the command line.
+
+    HookrunError for what the system cannot have as a path.
+    """
     if path is not None:
-        return Path(path).expanduser().absolute()
+        try:
+            folder = Path(path).expanduser().absolute()
+            with suppress(FileNotFoundError, NotADirectoryError):
+                os.lstat(folder)
+        except (OSError, RuntimeError, TypeError, ValueError) as error:
+            raise HookrunError(
+                f"run_dir: {path!r:.200} cannot be a directory: {reason(error):.300}"
+            ) from error
+        return folder
     return outputs_folder() / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
 
 

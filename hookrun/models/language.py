@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +16,7 @@ from pydantic import Field, model_validator
 from hookrun.config.validation import Args, parse
 from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest, spec_error
 from hookrun.models.arguments import DataDefaults, too_large
+from hookrun.models.weights import SCALES, differing, kind_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,8 +54,17 @@ _OF_EVERY_CONFIG = ("num_labels", "model_type", "decoder_start_token_id")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _MOST = 2**31
 _MOST_LAYERS = 1024
-_COUNTS = re.compile("layer|depth|block|stage|expert|group|level")
+_MOST_CLASSES = 2**20
+_COUNTS = re.compile(
+    "^(?!.*(size|dim|token|length|channel|vocab)).*(layer|depth|block|stage|expert|group|level)"
+)
 """Keys of numbers of modules, such as layers, which are limited."""
+_STORED_KINDS = {
+    **dict.fromkeys(("F64", "F32", "F16", "BF16"), "floating point"),
+    **dict.fromkeys(("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"), "integer"),
+    "C64": "complex",
+}
+"""dtype in a safetensors file -> kind of number, as `kind_of` names it; the others are scaled."""
 _SHOWN = 6
 _CONNECT_TIMEOUT = 10.0
 
@@ -209,22 +221,34 @@ def _forbidden(key: object) -> bool:
     return any(word in str(key) for word in _REFUSED)
 
 
-def _dangerous(given: Mapping[str, Any], where: str, depth: int = 0) -> list[Problem]:
+def _dangerous(given: Mapping[str, Any], where: str) -> list[Problem]:
     """Problems of keys that choose code and of numbers that are too large, also in nested sections."""
-    problems = list[Problem]()
-    for key, value in given.items():
-        at = f"{where}.{key}"
+    problems = list(_large(given, where))
+    for key, _, at in _entries(given, where):
         if _forbidden(key):
-            hint = "model.args.attention chooses the attention" if "attn" in str(key) else "leave it out"
+            hint = "model.args.attention chooses the attention" if "attn" in key else "leave it out"
             problems.append(Problem(at, "a file may not choose what code a model runs", hint))
-        elif isinstance(value, Mapping) and depth < 4:
-            problems += _dangerous(value, at, depth + 1)
-        most = _MOST_LAYERS if _COUNTS.search(str(key)) else _MOST
+    return problems
+
+
+def _large(given: Mapping[str, Any], where: str) -> Iterator[Problem]:
+    """The problem of each number that is too large, also in nested sections and lists."""
+    for key, value, at in _entries(given, where):
+        most = _MOST_LAYERS if _COUNTS.search(key) else _MOST_CLASSES if key == "num_labels" else _MOST
         numbers = value if isinstance(value, list) else [value]
         large = [number for number in numbers if type(number) is int and abs(number) > most]
         if large:
-            problems.append(Problem(at, f"found {str(large[0])[:80]}, expected at most {most}"))
-    return problems
+            yield Problem(at, f"found {str(large[0])[:80]}, expected at most {most}")
+        elif len(numbers) > _MOST_LAYERS and _COUNTS.search(key):
+            yield Problem(at, f"found {len(numbers)} values, expected at most {_MOST_LAYERS}")
+
+
+def _entries(given: Mapping[str, Any], where: str, depth: int = 0) -> Iterator[tuple[str, Any, str]]:
+    """Key, value and key path of each entry, also in nested sections."""
+    for key, value in given.items():
+        yield str(key), value, f"{where}.{key}"
+        if isinstance(value, Mapping) and depth < 4 and not _forbidden(key):
+            yield from _entries(value, f"{where}.{key}", depth + 1)
 
 
 def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
@@ -248,7 +272,7 @@ def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
 def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Module:
     """The model in a folder or on the hub, from safetensors alone; none of its code runs."""
     import torch
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     path = args.path or ""
     folder = Path(path).expanduser().absolute()
@@ -262,9 +286,15 @@ def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mod
     place = str(folder) if local else path
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not _hub_answers()}
     try:
+        given, _ = PreTrainedConfig.get_config_dict(place, **options)
+        if problems := list(_large(given, PATH)):
+            raise SpecError(problems)
         config = AutoConfig.from_pretrained(place, **options)
         auto = _auto_class(args, config, PATH)
         dtype = getattr(torch, args.dtype) if args.dtype else "auto"
+        plain = config.dtype if dtype == "auto" else dtype
+        if why := too_large(partial(auto.from_config, config, dtype=plain, trust_remote_code=False)):
+            raise spec_error(PATH, f"{place}: {why}", "take a smaller model, or a machine with more memory")
         model, report = auto.from_pretrained(
             place,
             config=config,
@@ -279,6 +309,9 @@ def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mod
     except Exception as error:  # no network, no such model, a damaged file, a model with code of its own
         raise _failure(args, error, _unread(place, local, _message(error))) from error
     _check_loaded(model, report, place)
+    changes = list(_changed(model, report, config, place))
+    if problems := differing(place, "of another kind", changes, len(model.state_dict()), SCALES):
+        raise SpecError([replace(each, where=PATH) for each in problems])
     made: nn.Module = model
     return made
 
@@ -326,6 +359,51 @@ def _check_loaded(model: nn.Module, report: Mapping[str, Any], place: str) -> No
     if len(missing) == total:
         raise spec_error(PATH, what, "give the folder of such a model, or another model.args.class")
     warnings.warn(f"{PATH}: {what}; they are random", HookrunWarning, stacklevel=2)
+
+
+def _changed(model: Any, report: Mapping[str, Any], config: Any, place: str) -> Iterator[str]:
+    """Each tensor that transformers has converted to another kind of number: ``'a.b' is I8 in the file and …``.
+
+    A quantized model is left out as far as its tensors have scales beside them, which transformers has applied.
+    """
+    own = dict([*model.named_parameters(), *model.named_buffers()])
+    of_parameters = {kind_of(each.dtype) for each in model.parameters()}
+    ignored = re.compile("|".join(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ["$^"]))
+    prefix = f"{model.base_model_prefix}."
+    stored = {
+        name: code
+        for name, code in _stored_dtypes(config, place)
+        if name not in report["unexpected_keys"] and not ignored.search(name)
+    }
+    is_quantized = hasattr(config, "quantization_config")
+    scaled = {
+        name.rpartition(".")[0] for name in stored if is_quantized and "scale" in name.rpartition(".")[2]
+    }
+    for name, code in sorted(stored.items()):
+        names = (name, prefix + name, name.removeprefix(prefix))
+        there = next((own[each] for each in names if each in own), None)
+        # A tensor under another name becomes a part of some parameter.
+        kinds = of_parameters if there is None else {kind_of(there.dtype)}
+        if _STORED_KINDS.get(code, "scaled") not in kinds and name.rpartition(".")[0] not in scaled:
+            yield f"'{name}' is {code} in the file and {' or '.join(sorted(kinds))} in the model"
+
+
+def _stored_dtypes(config: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Name and dtype of each tensor in the safetensors files from which transformers loads the model."""
+    from safetensors import safe_open
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+    from transformers.utils.hub import cached_file
+
+    find = partial(cached_file, place, local_files_only=True, _raise_exceptions_for_missing_entries=False)
+    named = getattr(config, "transformers_weights", None)
+    path = find(named) if named else find(SAFE_WEIGHTS_NAME) or find(SAFE_WEIGHTS_INDEX_NAME)
+    paths = [path]
+    if path is not None and path.endswith(".json"):
+        shards = json.loads(Path(path).read_text(encoding="utf-8"))["weight_map"].values()
+        paths = [find(name) for name in sorted(set(shards))]
+    for path in filter(None, paths):
+        with safe_open(path, framework="pt") as file:
+            yield from ((name, file.get_slice(name).get_dtype()) for name in file.keys())  # noqa: SIM118
 
 
 def _hub_answers() -> bool:

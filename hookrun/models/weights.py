@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import Problem, SpecError, listed, nearest, reason, spec_error
+from hookrun.errors import MOST_COMPARED, Problem, SpecError, listed, nearest, reason, spec_error
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from hookrun.spec.experiment import Model
@@ -86,7 +87,7 @@ def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
     those.
 
     Raises SpecError if the file is missing or damaged, contains Python objects instead of tensors, does not have all
-    tensors of the model, or has them in another shape; the model is then unchanged.
+    tensors of the model, or has them in another shape or of another kind; the model is then unchanged.
     """
     if config.own_weights is None or not is_path(config.own_weights):
         return {}
@@ -113,6 +114,9 @@ def applied_hooks(config: Model) -> frozenset[str]:
         names = json.loads(applied)
     except ValueError:
         return frozenset()  # another program's key of that name
+    except RecursionError as error:
+        what = f"{_absolute(config.own_weights)} has metadata that is nested too deeply"
+        raise spec_error(_WHERE, what, "save the state dict again, without metadata") from error
     return (
         frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
     )
@@ -147,12 +151,23 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
         raise spec_error(
             _WHERE, f"{path} holds {type(state).__qualname__}, not a state dict", "save model.state_dict()"
         )
-    if others := [str(name) for name, value in state.items() if not isinstance(value, torch.Tensor)]:
+    if others := [
+        str(name)
+        for name, value in state.items()
+        if not (isinstance(name, str) and isinstance(value, torch.Tensor))
+    ]:
         count = _count(others, len(state), "entry", "entries")
         raise spec_error(
             _WHERE,
             f"{path} holds {count} that are not tensors: {listed(others, _SHOWN)}",
             "save model.state_dict()",
+        )
+    if special := [name for name, value in state.items() if not _is_plain(value)]:
+        raise spec_error(
+            _WHERE,
+            f"{path} holds {_count(special, len(state), 'tensor', 'tensors')} that are quantized, sparse, nested or "
+            f"without values (meta): {listed(special, _SHOWN)}",
+            "save a state dict of plain tensors: dequantize(), to_dense(), and those of a model with values",
         )
     strip = bool(state) and all(name.startswith(_PREFIX) for name in state)
     return {name.removeprefix(_PREFIX) if strip else name: tensor for name, tensor in state.items()}
@@ -165,7 +180,9 @@ def _missing(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path)
     if not lacking:
         return []
     unused = [name for name in state if name not in own]
-    shown = [f"'{name}'{_close(name, unused)}" for name in lacking[:_SHOWN]] + lacking[_SHOWN:]
+    shown = [f"'{name}'{_close(name, unused[:MOST_COMPARED])}" for name in lacking[:_SHOWN]] + lacking[
+        _SHOWN:
+    ]
     what = (
         f"{path} lacks {_count(lacking, len(own), 'tensor', 'tensors')} of the model: {listed(shown, _SHOWN)}"
     )
@@ -176,20 +193,65 @@ def _missing(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path)
 
 
 def _mismatched(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path) -> list[Problem]:
-    """Problems of tensors whose shape differs; a lazy module's tensor takes the shape in the file."""
+    """Problems of tensors of another shape or kind; a lazy module's tensor takes the shape in the file."""
     from torch.nn.parameter import is_lazy
 
-    wrong = [
-        f"'{name}' is {list(state[name].shape)} in the file and {list(tensor.shape)} in the model"
-        for name, tensor in own.items()
-        if name in state and not is_lazy(tensor) and state[name].shape != tensor.shape
+    pairs = [(name, state[name], tensor) for name, tensor in own.items() if name in state]
+    shapes = [
+        f"'{name}' is {list(stored.shape)} in the file and {list(there.shape)} in the model"
+        for name, stored, there in pairs
+        if not is_lazy(there) and stored.shape != there.shape
     ]
-    if not wrong:
+    kinds = [f"'{name}' is {change}" for name, *pair in pairs if (change := change_of(*pair))]
+    hint = "take the file of this model, or give model.args the sizes of the file's"
+    return [
+        *differing(path, "in another shape", shapes, len(own), hint),
+        *differing(path, "of another kind", kinds, len(own), SCALES),
+    ]
+
+
+SCALES = "a quantized file needs its scales: save the weights as floating point"
+"""The hint for weights that are another kind of number than the model's."""
+
+
+def differing(path: Path | str, how: str, names: Sequence[str], total: int, hint: str) -> list[Problem]:
+    """The problem of the tensors of the file that differ from the model's, which has `total`, if there are any."""
+    if not names:
         return []
-    what = (
-        f"{path} has {_count(wrong, len(own), 'tensor', 'tensors')} in another shape: {listed(wrong, _SHOWN)}"
-    )
-    return [Problem(_WHERE, what, "take the file of this model, or give model.args the sizes of the file's")]
+    what = f"{path} has {_count(names, total, 'tensor', 'tensors')} {how}: {listed(names, _SHOWN)}"
+    return [Problem(_WHERE, what, hint)]
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """The kind of number: values of one kind can be converted to another dtype of that kind, rounded.
+
+    8-bit floating point is a kind of its own, because such weights have scales beside them.
+    """
+    if dtype.is_floating_point:
+        return "floating point" if dtype.itemsize > 1 else "scaled"
+    return "complex" if dtype.is_complex else "integer"
+
+
+def change_of(stored: Tensor, there: Tensor) -> str:
+    """How the values in a file would change in the model's tensor, ``int8 in the file and …``; empty if they fit.
+
+    float16, bfloat16, float32 and float64 fit one another; integers and booleans if the model's dtype holds each value.
+    """
+    import torch
+
+    fits = kind_of(stored.dtype) == kind_of(there.dtype)
+    if fits and kind_of(stored.dtype) == "integer" and stored.dtype != there.dtype:
+        fits = torch.equal(stored.to(there.dtype).double(), stored.double())
+    if fits:
+        return ""
+    return f"{stored.dtype} in the file and {there.dtype} in the model".replace("torch.", "")
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    import torch
+
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    return is_dense and not tensor.is_meta and not tensor.is_quantized
 
 
 def _close(name: str, options: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hookrun.errors import listed
+from hookrun.errors import listed, shortened
 from hookrun.models.attention_points import POINTS, lacks_points
 from hookrun.plan.plan import Match
+from hookrun.private_names import require
 from hookrun.spec.hook import HookSpec
 from hookrun.spec.selector import Names, Node, Selector, Tree
 
@@ -43,12 +44,34 @@ def unhookable(module: nn.Module) -> Unhookable | None:
         return Unhookable(compiled, first)
     # takes half a second to import, and is imported if anything is compiled
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
-        return Unhookable(compiled, first, itself=False)
+    if dynamo is not None:
+        require("torch, compiler")
+        if isinstance(module, dynamo.OptimizedModule):
+            return Unhookable(compiled, first, itself=False)
     if isinstance(module, nn.DataParallel):
         hint = "use DistributedDataParallel, or hook the inner module"
         return Unhookable("DataParallel's threads race on hooks", hint)
     return None
+
+
+def children_first(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules in the order of `Module.apply`, a shared one once for each parent.
+
+    A model may define methods `apply` and `children` of its own, which mean something else.
+    """
+    for child in module._modules.values():
+        if child is not None:
+            yield from children_first(child)
+    yield module
+
+
+MOST_OF_A_CLASS = 200
+"""How many characters of the name of a class are shown and stored."""
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of its class; of a longer one than `MOST_OF_A_CLASS` the beginning and the end."""
+    return shortened(type(module).__name__, MOST_OF_A_CLASS)
 
 
 class ModelNames:
@@ -74,7 +97,7 @@ class ModelNames:
         types = {cls: _type_names(cls) for cls in set(map(type, self.modules.values()))}
         nodes, numbered = dict[str, Node](), dict[str, list[str]]()
         for path, module in self.modules.items():
-            size = sum(map(_numel, module.parameters()))
+            size = sum(map(_numel, nn.Module.parameters(module)))  # a module may redefine it
             nodes[path] = Node(path, types[type(module)], not module._modules, size)
             children = [name for name in module._modules.keys() if name.isdecimal()]  # noqa: SIM118 (a scripted one)
             if children:
@@ -124,9 +147,9 @@ class ModelNames:
         if not on_parameters:
             module = self.modules[path]
             return Match(
-                path, tuple(self._names[id(module)]), type(module).__name__, self.tree.nodes[path].parameters
+                path, tuple(self._names[id(module)]), class_name(module), self.tree.nodes[path].parameters
             )
-        owner = type(self.modules[path.rpartition(".")[0]]).__name__
+        owner = class_name(self.modules[path.rpartition(".")[0]])
         parameter = self.parameters.get(path)
         if parameter is None:
             return Match(path, (path,), owner, 0)
@@ -166,7 +189,7 @@ class ModelNames:
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
         """A hint with the names closest to a selector that matches nothing."""
-        classes = {type(module).__name__ for module in self.model.modules()}
+        classes = set(map(class_name, self.model.modules()))
         parameters = tuple(self.parameters) if on_parameters else ()
         near = selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))
         points = set(re.findall(r"\w+", str(selector).rpartition(".")[2])).intersection(POINTS)

@@ -17,7 +17,7 @@ from hookrun.actions.values import InlineFunction, OutsideValue
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
 from hookrun.hook_types import BACKWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
-from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
+from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, unhookable
 from hookrun.plan.plan import HeadCount, Match, PlannedHook, ResolvedPlan
 from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
 from hookrun.run_values import Source, read_value
@@ -51,7 +51,7 @@ def resolve(
     for hook in sorted(hooks, key=_resolved_first):
         planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, runs)
     fitting = tuple(planned[hook.name] for hook in hooks if not problems[hook.name])
-    plan = ResolvedPlan(type(model).__name__, fitting, spec.seed, runs=used_runs(spec, runs))
+    plan = ResolvedPlan(class_name(model), fitting, spec.seed, runs=used_runs(spec, runs))
     return plan, [problem for hook in hooks for problem in problems[hook.name]]
 
 

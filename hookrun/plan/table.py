@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from hookrun.actions.fields import Meaning
-from hookrun.errors import listed
+from hookrun.errors import listed, printable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.run_values import Source, form
 from hookrun.spec.hook import HookSpec
@@ -65,7 +65,8 @@ def text(plan: ResolvedPlan) -> str:
     file = io.StringIO()
     console = Console(file=file, width=_ANY, no_color=True, highlight=False, emoji=False, markup=False)
     show(plan, console, SHOWN)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
+    shown = printable(file.getvalue(), kept="\n")
+    return "\n".join(line.rstrip() for line in shown.split("\n")).strip("\n")
 
 
 def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: Column | None = None) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,10 +39,19 @@ from hookrun.plan.table import text
 from hookrun.run_values.runs import RunReferences, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.optimizers import without_compiler
+from hookrun.runtime.rng import generators_kept
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.snapshot import held
 from hookrun.spec import Spec
-from hookrun.values.containers import children, describe, differentiable, rebuild, reshaped, tensors
+from hookrun.values.containers import (
+    children,
+    describe,
+    differentiable,
+    members,
+    rebuild,
+    reshaped,
+    tensors,
+)
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -129,25 +139,19 @@ def prove(
     training = model.training if training is None else training
     positional, keywords = example
     call = tuple(positional), dict(keywords)
-    with _quiet(), torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+    with _quiet(), generators_kept(), torch.inference_mode(mode=False), torch.enable_grad():
         if _may_use_data(plan) and is_small(model, call):
             with suppress(Exception):  # the run with fake tensors, which follows, reports what is wrong
-                copied, (args, kwargs) = copy.deepcopy(model).train(training), rebuild(call, _detached)
-                copied(*args, **kwargs)
+                copied, (args, kwargs) = _run_copy(model, call, training)
                 proven = _run_hooked(plan, copied, args, kwargs, backward)
                 if proven.unchecked is None:
                     return proven
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         try:
-            with FakeCopyMode(mode):
-                copied = copy.deepcopy(model).train(training)
-            with mode:
-                args, kwargs = rebuild(
-                    call, lambda leaf: mode.from_tensor(leaf) if torch.is_tensor(leaf) else leaf
-                )
-                copied(*args, **kwargs)
+            copied, (args, kwargs) = _run_copy(model, call, training, mode)
         except Exception as error:  # if the model fails without hooks, they cannot be checked
-            return replace(plan, unchecked=reason(error) + at_module(error))
+            why = str(error) if isinstance(error, HookrunError) else reason(error) + at_module(error)
+            return replace(plan, unchecked=why)
         with mode:
             return _run_hooked(plan, copied, args, kwargs, backward)
 
@@ -176,7 +180,8 @@ def is_small(model: nn.Module, call: Any) -> bool:
 
     call: the arguments
     """
-    held, given = [*model.parameters(), *model.buffers()], list(tensors(call))
+    held = [*nn.Module.parameters(model), *nn.Module.buffers(model)]  # a model may redefine them
+    given = list(tensors(call))
     return (
         sum(tensor.numel() for tensor in held) <= _SMALL_MODEL
         and sum(tensor.numel() for tensor in given) <= _SMALL_EXAMPLE
@@ -200,8 +205,35 @@ def _is_known(module: nn.Module) -> bool:
     )
 
 
-def _detached(leaf: Any) -> Any:
-    return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+def _run_copy(
+    model: nn.Module, call: Any, training: bool, mode: FakeTensorMode | None = None
+) -> tuple[nn.Module, Any]:
+    """A copy of the model, which one call has shown to run without hooks, and a copy of the arguments for another call.
+
+    mode: makes them fake
+    """
+    call = rebuild(call, _as_leaf)
+    # a generator cannot be copied in this mode, and fake tensors draw nothing from it
+    same = {id(leaf): leaf for leaf in members(call) if isinstance(leaf, torch.Generator)}
+    with nullcontext() if mode is None else FakeCopyMode(mode):
+        copied = copy.deepcopy(model)
+        (args, kwargs), unused = copy.deepcopy(call, dict(same)), copy.deepcopy(call, dict(same))
+    own = {id(part): name for name, part in _parts(model)}
+    for _, part in _parts(copied):
+        if (name := own.get(id(part))) is not None:
+            raise HookrunError(f"a deep copy of the model shares {name or 'its root'} with the model")
+    copied.train(training)
+    with nullcontext() if mode is None else mode:
+        copied(*args, **kwargs)
+    return copied, unused
+
+
+def _as_leaf(leaf: Any) -> Any:
+    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+
+
+def _parts(model: nn.Module) -> Iterator[tuple[str, object]]:
+    yield from chain(model.named_modules(), model.named_parameters(), model.named_buffers())
 
 
 def _run_hooked(

@@ -14,13 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from hookrun.errors import HookrunError
+from hookrun.private_names import require
 from hookrun.ranks.alone import Ranks, Started
+from hookrun.signals import ignore_next
 
-_FAILED = "hookrun/failed"
-_PRESENT = "hookrun/present/{}"
+_JOINED = "hookrun/joined"
+_FAILED = "failed"
+_PRESENT = "present/{}"
 _ROLL_CALL = 3.0
 """Seconds in which the other ranks must answer after a rank has lost contact."""
 _LET_GO = 1.0
@@ -115,6 +119,7 @@ class RankGroup(Ranks):
             yield
         except BaseException as error:
             self.failed = True
+            ignore_next()
             if isinstance(error, RankFailed):
                 raise
             is_lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
@@ -192,23 +197,29 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]
     """
     if distributed.is_initialized():
         raise HookrunError("compute.strategy: this process has a process group already: start it by torchrun")
+    require("torch, ranks")
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     if device == "cuda":
-        count = torch.cuda.device_count()
-        if started.local >= count:
-            what = f"rank {started.rank} is process {started.local} of its machine, which has {count} CUDA devices"
+        devices = torch.cuda.device_count()
+        if started.local >= devices:
+            what = f"rank {started.rank} is process {started.local} of its machine, which has {devices} CUDA devices"
             raise HookrunError(f"compute.device: {what}: start at most one process for each device")
         torch.cuda.set_device(started.local)
+    size, limit = started.size, timedelta(seconds=timeout)
     try:
+        shared, *_ = next(rendezvous("env://", started.rank, size, timeout=limit))
+        # torchrun's store still has the addresses and the failures of earlier groups of the same processes
+        number = (shared.add(_JOINED, 1) - 1) // size
+        store = PrefixStore(f"hookrun/{number}", shared)
         distributed.init_process_group(
-            backend, rank=started.rank, world_size=started.size, timeout=timedelta(seconds=timeout)
+            backend, store=store, rank=started.rank, world_size=size, timeout=limit
         )
     except (RuntimeError, ValueError) as error:
-        what = f"rank {started.rank} of {started.size} did not connect to the other ranks within {timeout:g} seconds"
+        what = f"rank {started.rank} of {size} did not connect to the other ranks within {timeout:g} seconds"
         raise HookrunError(
             f"compute.timeout: {what}: {_first_line(error)}: check that every process was started"
         ) from error
-    group = RankGroup(started.rank, started.size, distributed.distributed_c10d._get_default_store())
+    group = RankGroup(started.rank, size, store)
     try:
         yield group
     finally:

@@ -12,10 +12,10 @@ from markupsafe import Markup
 from torch import Tensor
 from torch.nn import functional
 
-from hookrun.errors import counted
+from hookrun.errors import counted, printable
 from hookrun.report.draw.charts import Figure, Table
 from hookrun.report.draw.pictures import Array, encoded, worded
-from hookrun.report.draw.text import number, one_line
+from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts, TokenSequence
 from hookrun.report.sampling import CapturedRows, rows_of_samples
 from hookrun.store.captures.read import StoredCapture
@@ -194,10 +194,10 @@ def head_picture(
     beside = Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>')
     under = Markup('<text transform="translate({:.1f} {:.1f}) rotate(-90)" text-anchor="end">{}</text>')
     names = [
-        beside.format(left - 4, 2 + size * (place + 0.5) + 3.4, one_line(rows[place]))
+        beside.format(left - 4, 2 + size * (place + 0.5) + 3.4, printable(rows[place]))
         for place in range(0, len(rows), every)
     ] + [
-        under.format(left + size * (place + 0.5) + 3.4, high + 6, one_line(columns[place]))
+        under.format(left + size * (place + 0.5) + 3.4, high + 6, printable(columns[place]))
         for place in range(0, len(columns), every)
     ]
     svg = Markup(
@@ -208,7 +208,7 @@ def head_picture(
     ).format(
         w=math.ceil(left + wide + 8),
         h=math.ceil(high + below + 6),
-        says=one_line(f"{title}: {says}"),
+        says=printable(f"{title}: {says}"),
         x=left,
         pw=wide,
         ph=high,

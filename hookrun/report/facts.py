@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, shortened
 from hookrun.hook_types import HOOK_TYPES
-from hookrun.report.draw.text import shortened, token_name
+from hookrun.report.draw.text import token_name
 from hookrun.report.lines import SampledLines, is_kept, sampled
 from hookrun.report.sampling import stored_captures
 from hookrun.store.captures.read import StoredCapture

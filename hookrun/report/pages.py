@@ -6,32 +6,38 @@ import base64
 import csv
 import hashlib
 import io
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hookrun.errors import counted, listed
+from hookrun.errors import counted, listed, printable
 from hookrun.report.captures import place
 from hookrun.report.draw import text
 from hookrun.report.facts import read_facts
 from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, ReportSection
 from hookrun.report.sections.metrics import latest
-from hookrun.report.sweep_facts import CONFIG, SweepFacts, read_sweep, read_yaml
+from hookrun.report.sweep_facts import SweepFacts, read_sweep, read_yaml
 from hookrun.store.captures.tensor_file import dtype_name
 from hookrun.store.files import replacing
-from hookrun.store.format import REPORT
+from hookrun.store.format import CONFIG, REPORT
 from hookrun.version import __version__
 
 F = TypeVar("F")
 
 CSV = "sweep.csv"
+SETTINGS_CSV = "sweep_settings.csv"
 MOST_KEYS = 4
 """Swept keys of the title."""
+
+_FORMULA = re.compile(r"[=@\t\r]|[-+](?!([\d.]+(e[-+]?\d+)?|inf|nan)\Z)")
+"""The beginning of a formula: a number with a sign is none."""
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _SECTIONS = Path(__file__).with_name("sections")
@@ -52,11 +58,12 @@ def write_run_report(folder: Path) -> Path:
 
 
 def write_sweep_report(folder: Path) -> Path:
-    """Write report.html and sweep.csv of the runs below `folder`. StoreError if there are none."""
+    """Write report.html, sweep.csv and sweep_settings.csv of the runs below `folder`. StoreError if there are none."""
     facts = read_sweep(folder)
-    with replacing(folder / CSV) as file:
-        file.write(_csv(facts).encode())
-    values = {"title": _sweep_title(facts), "csv": CSV}
+    for name, table in ((CSV, _csv(facts)), (SETTINGS_CSV, _settings_csv(facts))):
+        with replacing(folder / name) as file:
+            file.write(table.encode())
+    values = {"title": _sweep_title(facts), "csv": [CSV, SETTINGS_CSV]}
     return write_page(folder, "sweep.html", OF_A_SWEEP, facts, values)
 
 
@@ -73,18 +80,37 @@ def _sweep_title(facts: SweepFacts) -> str:
 
 
 def _csv(facts: SweepFacts) -> str:
-    """One line for each job, with unrounded numbers; if there are baselines, with the difference to its baseline."""
-    file = io.StringIO()
-    compared = [f"{facts.measure} - baseline"] if facts.measure else []
-    heads = ["job", "status", "reason", "exit_code", "started", "seconds"]
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*heads, *facts.keys, *facts.metrics, "objective", *compared])
+    """One line for each job, with unrounded numbers; if there are baselines, with the differences to its baseline."""
+    compared = [f"{name} - baseline" for name in facts.metrics] if facts.baselines else []
+    heads = ["job", "status", "reason", "exit_code", "started", "seconds", "baseline"]
+    rows: list[list[Any]] = [[*heads, *facts.keys, *facts.metrics, "objective", *compared]]
     for job in facts.jobs:
-        own = [job.name, job.status, job.reason, job.exit_code, job.started, job.seconds]
-        swept = [job.overrides.get(key) for key in facts.keys]
+        is_baseline = str(job in facts.baselines).lower()
+        own = [job.name, job.status, job.reason, job.exit_code, job.started, job.seconds, is_baseline]
+        swept = [facts.given(job, key) for key in facts.keys]
         measured = [job.metrics.get(name) for name in facts.metrics]
-        difference = [facts.difference(job)] if compared else []
-        writer.writerow([*own, *swept, *measured, job.value, *difference])
+        differences = [facts.difference(job, name) for name in facts.metrics] if compared else []
+        rows.append([*own, *swept, *measured, job.value, *differences])
+    return _table(rows)
+
+
+def _settings_csv(facts: SweepFacts) -> str:
+    """One line for each setting: mean and standard deviation of each metric over its jobs, such as the seeds."""
+    keys = [key for key in facts.varied if key not in facts.averaged]
+    heads = [f"{name} {what}" for name in facts.metrics for what in ("mean", "std")]
+    rows: list[list[Any]] = [[*keys, "n", *heads]]
+    for setting in facts.settings:
+        spreads = [setting.of(name) or (None, None) for name in facts.metrics]
+        count = sum(bool(job.metrics) for job in setting.jobs)
+        rows.append([*map(setting.values.get, keys), count, *chain.from_iterable(spreads)])
+    return _table(rows)
+
+
+def _table(rows: Sequence[Sequence[Any]]) -> str:
+    """The text of a CSV file; a text that a spreadsheet would take for a formula begins with an apostrophe."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows([f"'{cell}" if _FORMULA.match(str(cell)) else cell for cell in row] for row in rows)
     return file.getvalue()
 
 
@@ -133,7 +159,7 @@ def _environment() -> Environment:
         finalize=_shown,
     )
     environment.filters |= {
-        "name": text.one_line,
+        "name": printable,
         "module": text.module_name,
         "number": text.number,
         "moment": text.moment,
@@ -146,4 +172,6 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    return text.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return (
+        printable(value, kept="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
+    )

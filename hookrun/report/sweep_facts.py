@@ -1,23 +1,30 @@
-"""The data of a sweep's directory for its report: its jobs, finished or not, the varied keys and the results."""
+"""The data of a sweep's directory for its report: its jobs, finished or not, the varied keys and the results.
+
+Jobs that differ only in the keys of `objective.over`, such as the seed, are repetitions of one setting. The best
+setting is the one with the best mean.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from hookrun.errors import counted
 from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import is_kept, sampled
-from hookrun.spec.objective import Goal
+from hookrun.spec.objective import AVERAGED, DIAGNOSTIC, Goal
 from hookrun.store import stored_config
 from hookrun.store.files import StoreError
-from hookrun.store.format import ENV, METRICS, MULTIRUN, REPORT, STATUS, SWEEP
+from hookrun.store.format import CONFIG, ENV, HYDRA, METRICS, MULTIRUN, REPORT, STATUS, SWEEP
 from hookrun.store.inside import is_there
 from hookrun.store.records import (
     EnvRecord,
@@ -32,9 +39,7 @@ from hookrun.store.records import (
 from hookrun.store.run_dir import cut_off
 from hookrun.store.scores import is_batch, measures, result_of
 
-HYDRA = ".hydra"
 OVERRIDES = f"{HYDRA}/overrides.yaml"
-CONFIG = f"{HYDRA}/config.yaml"
 TAGS = "tags"
 MOST_TAGS = 100
 _ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl
@@ -55,6 +60,7 @@ class JobFacts:
     metrics:   ``split/name`` -> the latest value, of a whole pass if there is one
     of_batch:  the metrics that are of the last logged batch because there is no mean
     result:    the value of the job's objective; None if it has none
+    objective: the section `objective` of its configuration
     """
 
     name: str
@@ -67,6 +73,7 @@ class JobFacts:
     metrics: dict[str, float]
     of_batch: frozenset[str]
     result: ObjectiveRecord | None
+    objective: Mapping[str, Any]
     argv: list[Any]
     has_report: bool
 
@@ -122,6 +129,7 @@ def _job(folder: Path, path: Path) -> JobFacts:
         metrics=values,
         of_batch=frozenset(values.keys() - means.keys()),
         result=result_of(status, lines) if status.get("status") == "done" else None,
+        objective=_objective_of(config),
         argv=list(_record(path / ENV, EnvRecord).get("argv", [])),
         has_report=(path / REPORT).is_file(),
     )
@@ -141,6 +149,14 @@ def tags_of(config: Any) -> list[str]:
     return [tag[:100] for tag in tags[:MOST_TAGS] if isinstance(tag, str)] if isinstance(tags, list) else []
 
 
+def _objective_of(config: Any) -> dict[str, Any]:
+    """The section `objective` of a stored configuration, in its long form."""
+    section = config.get("objective") if isinstance(config, dict) else None
+    if isinstance(section, str):
+        return {"metric": section}
+    return section if isinstance(section, dict) else {}
+
+
 def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split("/")]
 
@@ -154,6 +170,34 @@ def read_yaml(path: Path, root: Path) -> Any:
         return stored_config.read_yaml(path, root)
     except StoreError:
         return None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Jobs of a sweep that differ only in the keys of `objective.over`.
+
+    values: varied key -> its value, as it was given; the keys of `objective.over` are left out
+    """
+
+    values: Mapping[str, str]
+    jobs: Sequence[JobFacts]
+
+    @property
+    def result(self) -> tuple[float, float | None] | None:
+        """Mean and standard deviation of the objective over the jobs that have a value; None if none has."""
+        return spread(job.value for job in self.jobs)
+
+    def of(self, metric: str) -> tuple[float, float | None] | None:
+        """Mean and standard deviation of a metric's latest values; None without a finite value."""
+        return spread(job.metrics.get(metric) for job in self.jobs)
+
+
+def spread(values: Iterable[float | None]) -> tuple[float, float | None] | None:
+    """Mean and standard deviation (of a sample: n - 1) of the finite values. Of one value the latter is None."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
+        return None
+    return statistics.fmean(finite), statistics.stdev(finite) if len(finite) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -193,21 +237,66 @@ class SweepFacts:
         return self.goals[0] if len(self.goals) == 1 else None
 
     @cached_property
-    def ranked(self) -> list[JobFacts]:
-        """The rows of the table: baselines, the others from best to worst, then those without a value by number."""
-        if self.goal is None:
-            return [*self.baselines, *self.compared]
-        sign = -1 if self.goal.direction == "maximize" else 1
-        return [
-            *self.baselines,
-            *sorted(self.compared, key=lambda job: (job.value is None, sign * (job.value or 0.0))),
-        ]
+    def averaged(self) -> tuple[str, ...]:
+        """The keys of `objective.over`, as the first job has them."""
+        over = next((job.objective["over"] for job in self.jobs if "over" in job.objective), AVERAGED)
+        return tuple(map(str, over)) if isinstance(over, list | tuple) else (str(over),)
 
     @cached_property
-    def best(self) -> JobFacts | None:
-        """The best job that is not a baseline, the first of equal ones; None if there is none or no common goal."""
-        first = next((job for job in self.ranked if job not in self.baselines), None)
-        return first if self.goal is not None and first is not None and first.value is not None else None
+    def settings(self) -> list[Setting]:
+        """The settings of the jobs that are not baselines, from best to worst, then those without a value.
+
+        Without a common goal, in the order of the jobs; of a diagnostic metric, by the size of the effect.
+        """
+        keys = [key for key in self.varied if key not in self.averaged]
+        groups = dict[tuple[str | None, ...], list[JobFacts]]()
+        for job in self.compared:
+            groups.setdefault(tuple(job.overrides.get(key) for key in keys), []).append(job)
+        settings = [
+            Setting({key: value for key, value in zip(keys, values, strict=True) if value is not None}, jobs)
+            for values, jobs in groups.items()
+        ]
+        return settings if self.goal is None else sorted(settings, key=self._rank)
+
+    def _rank(self, setting: Setting) -> tuple[bool, float]:
+        assert self.goal is not None
+        if self.is_diagnostic:
+            effect = self.effect(setting)
+            return effect is None, 0.0 if effect is None else -abs(effect)
+        sign = -1 if self.goal.direction == "maximize" else 1
+        return setting.result is None, 0.0 if setting.result is None else sign * setting.result[0]
+
+    @cached_property
+    def ranked(self) -> list[JobFacts]:
+        """The rows of the table: baselines, then the jobs of each setting."""
+        return [*self.baselines, *(job for setting in self.settings for job in setting.jobs)]
+
+    @cached_property
+    def best(self) -> Setting | None:
+        """The best setting, or the one with the largest effect; None if there is none or no common goal."""
+        first = next(iter(self.settings), None)
+        return first if self.goal is not None and first is not None and first.result is not None else None
+
+    @property
+    def is_diagnostic(self) -> bool:
+        """Whether the goal is a diagnostic metric that no job has as its own objective."""
+        is_asked = any(job.objective.get("metric") or job.objective.get("direction") for job in self.jobs)
+        return self.goal is not None and not is_asked and self.goal.metric.rpartition("/")[2] in DIAGNOSTIC
+
+    def without_hooks(self, setting: Setting) -> float | None:
+        """The mean objective of the baselines of the setting's jobs; None if it is not known."""
+        baselines = {
+            each.name: each.value for job in setting.jobs if (each := self.baseline_of(job)) is not None
+        }
+        found = spread(baselines.values())
+        return None if found is None else found[0]
+
+    def effect(self, setting: Setting) -> float | None:
+        """The setting's mean objective minus that without hooks, which is 0 for a divergence from them."""
+        without = self.without_hooks(setting)
+        if without is None and self.goal is not None and self.goal.metric.endswith("kl"):
+            without = 0.0
+        return None if without is None or setting.result is None else setting.result[0] - without
 
     @cached_property
     def measure(self) -> str:
@@ -224,18 +313,16 @@ class SweepFacts:
         baselines = alike if len(alike) == 1 else self.baselines
         return baselines[0] if len(baselines) == 1 else None
 
-    def difference(self, job: JobFacts) -> float | None:
-        """The job's value minus its baseline's, of the objective or of `measure`; None if it is not known.
-
-        None for a baseline too.
-        """
+    def difference(self, job: JobFacts, metric: str) -> float | None:
+        """The job's metric minus its baseline's; None for a baseline, and if it is not known."""
         baseline = None if job in self.baselines else self.baseline_of(job)
-        if baseline is None:
-            return None
-        ours, its = (
-            each.metrics.get(self.measure) if self.goal is None else each.value for each in (job, baseline)
-        )
+        ours, its = (None if each is None else each.metrics.get(metric) for each in (job, baseline))
         return None if ours is None or its is None else ours - its
+
+    def given(self, job: JobFacts, key: str) -> str | None:
+        """The job's value of a key; None for a key of the hooks that a baseline does not have."""
+        is_off = job in self.baselines and key.startswith("hooks.")
+        return None if is_off else job.overrides.get(key)
 
     @cached_property
     def total(self) -> int:
@@ -243,14 +330,14 @@ class SweepFacts:
         return max(len(self.jobs), self.started_with)
 
     @property
-    def over(self) -> int:
+    def finished(self) -> int:
         """How many jobs have ended, with any status."""
         return sum(job.status not in ("running", "not started") for job in self.jobs)
 
     @property
     def unfinished(self) -> int:
         """How many jobs are running or not started."""
-        return self.total - self.over
+        return self.total - self.finished
 
     @property
     def has_notice(self) -> bool:
@@ -287,6 +374,43 @@ class SweepFacts:
     def failed(self) -> list[JobFacts]:
         """The jobs that did not end well, for whatever reason."""
         return [job for job in self.jobs if job.status in _NOT_WELL]
+
+
+def conclusion(facts: SweepFacts) -> str:
+    """What the sweep found: its best setting, or the largest effect of a diagnostic metric; "" if that is not known."""
+    best, goal = facts.best, facts.goal
+    if best is None or best.result is None or goal is None:
+        return ""
+    without = facts.without_hooks(best)
+    name = goal.metric.rpartition("/")[2]
+    if facts.is_diagnostic:
+        effect = facts.effect(best)
+        where = (
+            ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in best.values.items())
+            or best.jobs[0].name
+        )
+        if effect is not None:
+            beyond = "" if without is None else f" over {without:.3g} without hooks"
+            return f"largest effect: {where} ({effect:+.3g}{beyond}) on {name}"
+        return f"{name}: baseline=true adds the run without hooks, with which the jobs are compared"
+    settings = " ".join(f"{key}={value}" for key, value in best.values.items())
+    mean, deviation = best.result
+    what = f"{goal.metric} {amount(name, mean)}"
+    if len(best.jobs) == 1:
+        chosen = f"job {best.jobs[0].name} ({settings})" if settings else f"job {best.jobs[0].name}"
+    else:
+        repetition = "seed" if facts.averaged == AVERAGED else "job"
+        spreads = "" if deviation is None else f" ± {amount(name, deviation).removesuffix(' %')}"
+        what += f"{spreads} ({counted(len(best.jobs), repetition)})"
+        chosen = settings
+    beside = "" if without is None else f" (without hooks: {amount(name, without)})"
+    head = f"best: {chosen}, " if len(facts.settings) > 1 or len(best.jobs) == 1 else ""
+    return f"{head}{what}{beside}; to {goal}"
+
+
+def amount(name: str, value: float) -> str:
+    """A value of the metric `name` as text; an accuracy in percent."""
+    return f"{value * 100:.1f} %" if name.endswith("accuracy") else f"{value:.4g}"
 
 
 def read_sweep(folder: Path) -> SweepFacts:

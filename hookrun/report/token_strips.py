@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from markupsafe import Markup
 
+from hookrun.errors import printable
 from hookrun.report.draw.charts import Figure, Table
 from hookrun.report.draw.pictures import shaded, worded
-from hookrun.report.draw.text import number, one_line, token_name
+from hookrun.report.draw.text import number, token_name
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import rows_of_samples
 from hookrun.store.captures.read import StoredCapture
@@ -127,7 +128,7 @@ def strips(
     strip = Markup('<div class="strip"><b>{}</b><p>{}</p></div>')
     body = Markup("").join(
         strip.format(
-            one_line(name),
+            printable(name),
             Markup("").join(_token(token, None if token.value is None else next(rest)) for token in sample),
         )
         for name, sample in samples.items()
@@ -142,11 +143,11 @@ def strips(
 
 
 def _token(token: Token, colour: Sequence[int] | None) -> Markup:
-    title = " · ".join(map(one_line, (f"{token.position}", *token.more, number(token.value))))
+    title = " · ".join(map(printable, (f"{token.position}", *token.more, number(token.value))))
     if colour is None:
-        return Markup('<span title="{}">{}</span>').format(title, one_line(token.text))
+        return Markup('<span title="{}">{}</span>').format(title, printable(token.text))
     red, green, blue = colour
     shade = "on-light" if 0.299 * red + 0.587 * green + 0.114 * blue > _LIGHT else "on-dark"
     return Markup('<span class="{}" style="background:rgb({} {} {})" title="{}">{}</span>').format(
-        shade, red, green, blue, title, one_line(token.text)
+        shade, red, green, blue, title, printable(token.text)
     )

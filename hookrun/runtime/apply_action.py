@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookrun.actions.base import Action, Packed
-from hookrun.errors import HookError
+from hookrun.errors import HookError, HookrunWarning
 from hookrun.runtime.checkpointing import PASSED_ON
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.copies import OF_GRADIENT, KeptInMemory
@@ -20,6 +21,14 @@ from hookrun.runtime.snapshot import copied
 from hookrun.values import containers
 from hookrun.values.containers import readable
 from hookrun.values.index import Key
+from hookrun.values.tensors import elements, has_no_shape
+
+_MODE_OF_BATCHES = torch._C._dispatch_key_parse("VmapMode")
+
+NOT_NESTED = (
+    "torch cannot compute this on a nested tensor: hook a module that returns a padded one, or switch nested tensors "
+    "off, as nn.TransformerEncoder(…, enable_nested_tensor=False) does"
+)
 
 Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""
@@ -73,7 +82,7 @@ def _require_same_form(old: Tensor, new: Any) -> None:
 
 def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     together = site.spec.action.scope == "together"
-    clock, takes = site.clock, _taken_by(site.spec.action)
+    clock, takes, of_gradient = site.clock, _taken_by(site.spec.action), site.hook_type.phase == "backward"
     checked = False  # shape and dtype of the first result
 
     def edit(value: Any) -> Any:
@@ -99,6 +108,8 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
                 if new is None:
                     return leaf
                 if not checked:
+                    if of_gradient and has_no_shape(leaf):
+                        raise RuntimeError("torch takes no other gradient for it")
                     _require_same_form(leaf, new)
                     checked = not together
                 if clock.counting:
@@ -113,14 +124,14 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
         except PASSED_ON:
             raise
         except Exception as error:
-            raise _named(site, error) from error
+            raise _named(site, error, value) from error
 
     return edit
 
 
 def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     takes, current = _taken_by(site.spec.action), site.current
-    whole = site.spec.action.scope == "value"
+    whole, of_gradient = site.spec.action.scope == "value", site.hook_type.phase == "backward"
     unwrap = path is None and site.hook_type.in_tuple
     plain = path is None and not whole and not unwrap
 
@@ -137,6 +148,11 @@ def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     def observe(value: Any) -> Any:
         site.fired += 1
         try:
+            if of_gradient and are_batched():
+                site.idle += 1
+                what = "gradients are batched (is_grads_batched, vectorize=True): it observes none of them"
+                warnings.warn(f"{site.where}: {what}", HookrunWarning, stacklevel=2)
+                return value
             if plain and isinstance(value, Tensor) and value.is_floating_point():  # the common case
                 current.at = ""
                 result = function(value)
@@ -158,7 +174,7 @@ def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
             # a traced value has nothing to observe, and tracing forbids some operations
             if site.traced(value):
                 return value
-            raise _named(site, error) from error
+            raise _named(site, error, value) from error
 
     return observe
 
@@ -171,12 +187,19 @@ def _member(site: HookSite, value: Any, path: tuple[Key, ...]) -> Any:
     return member
 
 
-def _named(site: HookSite, error: Exception) -> HookError:
+def _named(site: HookSite, error: Exception, value: Any) -> HookError:
+    if isinstance(error, RuntimeError) and any(tensor.is_nested for tensor in containers.tensors(value)):
+        return HookError(f"{site.where}: {NOT_NESTED}")
     target = f"target {site.spec.keys.target}: " if isinstance(error, containers.TargetError) else ""
     index = (
         f"index {site.spec.keys.index}: " if isinstance(error, IndexError) and site.spec.keys.index else ""
     )
     return HookError(f"{site.where}: {target}{index}{error}")
+
+
+def are_batched() -> bool:
+    """Whether the gradients of this backward pass stand for several each, which torch cannot copy, detach or read."""
+    return torch._C._dispatch_tls_is_dispatch_key_included(_MODE_OF_BATCHES)
 
 
 def acts_on(leaf: Any) -> bool:
@@ -191,12 +214,13 @@ def _taken_by(action: Action) -> Callable[[Any], bool]:
 
 def count(site: HookSite, old: Tensor, new: Tensor | Packed) -> None:
     """Add to the site's counts of changed elements, without waiting for the device."""
-    if isinstance(new, Tensor):  # a `Packed` saved tensor is not comparable
+    if isinstance(new, Tensor) and not are_batched():  # a `Packed` saved tensor is not comparable
         old, after = old.detach(), new.detach()
         if site.part is not None:
             if site.part.nothing_of(old):
                 return
             old, after = site.part.of(old), site.part.of(after)
+        old, after = elements(old), elements(after)
         changed = (after != old) & ~(after.isnan() & old.isnan())
         if (total := readable(changed)) is None:  # the model is being traced
             return
@@ -260,7 +284,7 @@ def _observer_of_tokens(site: HookSite, function: Op, of: Callable[[Tensor], Ten
             return taken
 
         taken = copied(value, rows)
-        if len(chosen) != 1:
+        if len(chosen) != 1 and value is not None:
             what = "tensors of several sequences" if chosen else "no tensor"
             raise ValueError(f"tokens: the value holds {what}: name one with `target`")
         if any(map(len, chosen.values())):

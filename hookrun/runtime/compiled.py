@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hookrun.errors import CompileError, Problem
+from hookrun.private_names import require
 from hookrun.runtime.apply_action import acts_on, function_of
 from hookrun.runtime.site import HookSite
 from hookrun.values import containers
@@ -65,8 +66,8 @@ def in_graph_of(site: HookSite, *, targeted: bool) -> InGraph:
         member = value if path is None else containers.get(value, path)
         if together:
             olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
-            news = dict(zip(map(id, olds), function(olds), strict=True)) if olds else {}
-            changed = _rebuilt(member, lambda leaf: chosen(leaf, news.get(id(leaf))))
+            news = iter(function(olds) if olds else ())
+            changed = _rebuilt(member, lambda leaf: chosen(leaf, next(news)) if acts_on(leaf) else leaf)
         else:
             changed = _rebuilt(member, lambda leaf: chosen(leaf, function(leaf)) if acts_on(leaf) else leaf)
         return changed if path is None else containers.put(value, path, changed)
@@ -94,6 +95,7 @@ def refusal(problems: Sequence[Problem]) -> InGraph:
     """For a site that cannot be part of a graph: it raises CompileError with the problems of the whole plan."""
 
     def refuse() -> NoReturn:
+        require("torch, compiler")
         # loaded already, since torch._dynamo is the caller
         from torch._dynamo.exc import TorchRuntimeError
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +33,17 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
 
+changing = threading.RLock()
+"""Held while hooks are installed or removed: threads do so one after another, and a process forks in between."""
+os.register_at_fork(
+    before=changing.acquire, after_in_parent=changing.release, after_in_child=changing.release
+)
+
+
 class Installation:
     """The hooks of a plan on a model, installed on entry and removed on exit, however the block ends.
+
+    If it was entered and is dropped without being left, the hooks are removed too, with a ResourceWarning.
 
     sites:    one entry for each hook and module or parameter
     captures: hook name -> module path -> live list, one entry for each firing
@@ -48,6 +62,7 @@ class Installation:
     """
 
     _stacklevel = 2  # frames from where a warning is raised to the `with` statement
+    _is_inside = False
     sites: list[HookSite]
 
     def __init__(
@@ -79,25 +94,35 @@ class Installation:
             raise HookrunError(
                 "these hooks were installed already: call plan.install(model) for a new installation"
             )
-        try:
-            self._wiring.install()
-            if self._standalone:
-                self._wiring.closing.callback(follow(after=self.clock.stepped))
-                self._first_call = self._model.register_forward_pre_hook(Listener(self._note_call).note)
-                self._wiring.closing.callback(self._first_call.remove)
-        except BaseException:
-            self._wiring.remove()
-            raise
+        with changing:
+            try:
+                self._wiring.install()
+                if self._standalone:
+                    self._wiring.closing.callback(follow(after=self.clock.stepped))
+                    listener = Listener(partial(_note_call, ref(self)))
+                    self._first_call = self._model.register_forward_pre_hook(listener.note)
+                    self._wiring.closing.callback(self._first_call.remove)
+            except BaseException:
+                self._wiring.remove()
+                raise
+        self._is_inside = True
         return self
 
-    def _note_call(self, module: nn.Module, args: Any) -> None:
-        self._model_ran = True
-        self._first_call.remove()  # later calls cost nothing
+    def _remove(self) -> None:
+        with changing:
+            self._wiring.remove()
+        self._is_inside = False
+
+    def __del__(self) -> None:
+        if self._is_inside and not sys.is_finalizing():
+            error = HookrunError("the hooks were dropped without being left: use a `with` block")
+            self.__exit__(HookrunError, error, None)
+            warnings.warn(str(error), ResourceWarning, source=self, stacklevel=2)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._wiring.remove()
+        self._remove()
         if not self._standalone or kind is not None:
             return
         later = (site for site in self.sites if site.hook_type.phase != "installation")
@@ -191,14 +216,14 @@ class Installation:
 
         Plain ``torch.compile(model)`` can silently reuse a graph without these hooks if another model of the same
         class was compiled before, because torch's guards do not look at hooks. This method therefore discards all
-        compiled graphs (`torch._dynamo.reset`) and compiles graphs for this installation alone. Direct calls of the
+        compiled graphs (`torch.compiler.reset`) and compiles graphs for this installation alone. Direct calls of the
         model, without the returned function, use torch's ordinary hook dispatch from then on.
 
         Raises CompileError that lists every hook that cannot be part of a compiled graph.
         """
         if problems := uncompilable(self.plan):
             raise CompileError(problems)
-        torch._dynamo.reset()
+        torch.compiler.reset()
         model = self._model
         call_through_torch(model.modules())
 
@@ -343,6 +368,13 @@ class Installation:
             module = self._model.get_submodule(owner)
             if was_added(module, name):
                 remove_parameter(module, name)
+
+
+def _note_call(installation: ReferenceType[Installation], module: nn.Module, args: Any) -> None:
+    """The first call of the model. The model must not keep the installation alive."""
+    if (hooks := installation()) is not None:
+        hooks._model_ran = True
+        hooks._first_call.remove()  # later calls cost nothing
 
 
 # ---- how often each hook fired, and which hooks did nothing ------------------------------------------------------

@@ -15,12 +15,12 @@ from hookrun.actions.base import ABOUT, RECORD_KEYS, Keeper, TokenRows
 from hookrun.actions.check import verdict
 from hookrun.actions.fields import Meaning
 from hookrun.actions.stats import Measured
-from hookrun.errors import HookError, reason
+from hookrun.errors import HookError, printable, reason
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.fast.copies import KeptInMemory, held_bytes
 from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting, computes
 from hookrun.runtime.site import HookSite, LastPassed, Sink
-from hookrun.runtime.snapshot import append_copy, copied, held, in_reach, snapshot
+from hookrun.runtime.snapshot import TRACED, append_copy, copied, held, in_reach, snapshot
 from hookrun.values.containers import readable
 
 
@@ -72,7 +72,7 @@ class RecordSink(Sink):
         budget = self._budgets.setdefault(site.hook_name, Budget(limit))
 
         def limited(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            if budget.spent or (value := in_reach(value)) is None:
+            if budget.spent or (value := in_reach(value)) is TRACED:
                 return
             size, left = self.size(value), budget.limit - budget.used
             if size <= left:
@@ -206,7 +206,7 @@ class Memory(RecordSink):
         entries = of_hook[site.path] = CapturedRows(find_decoder=partial(decoder_of, site.tokenizer))
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            if (value := in_reach(value)) is not None and tokens is not None:
+            if (value := in_reach(value)) is not TRACED and tokens is not None:
                 with torch._C._DisableFuncTorch():
                     entries.append(snapshot(value))
                     entries.note(tokens)
@@ -258,7 +258,7 @@ def line(record: dict[str, Any]) -> str:
     """A record as one line of text: ``shapes  layer4  shape=[10, 512, 1, 1]``."""
     at = f" {record['path']}" if record["path"] else ""
     data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in ABOUT)
-    return f"{record['hook']}  {record['module'] or '(root)'}{at}  {data}"
+    return printable(f"{record['hook']}  {record['module'] or '(root)'}{at}  {data}", kept="\n\t")
 
 
 def _short(value: Any) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import get_ident
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch._prims_common import suggest_memory_format
@@ -14,6 +17,18 @@ from hookrun.actions.fields import Keep
 from hookrun.errors import HookError
 from hookrun.runtime.clock import Calls, Clock, RowsOfRank
 from hookrun.values.tensors import holds_data
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Restore the states of the generators of torch (CPU), NumPy and Python afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def derived_seed(*parts: object) -> int:
@@ -81,10 +96,17 @@ def drawn(like: Tensor, fill: Fill, generator: Generator, rows: RowsOfRank | Non
           this rank's rows are returned, so that a sample's numbers do not depend on the number of ranks. None: `like`
           has the whole batch
 
-    Raises ValueError if the number of rows of `like` is another one.
+    Raises ValueError if the number of rows of `like` is another one, or torch is too old to trace the draw.
     """
     if rows is None:
-        return fill(torch.empty_like(like), generator)
+        try:
+            return fill(torch.empty_like(like), generator)
+        except NotImplementedError as error:
+            if "torch._C.Generator" not in str(error):
+                raise
+            raise ValueError(
+                "torch.export and make_fx trace random numbers of a generator from torch 2.13 on"
+            ) from error
     if not like.dim() or len(like) != len(rows.mine):
         shape = list(like.shape)
         raise ValueError(f"this rank has {len(rows.mine)} rows of the batch, the tensor has shape {shape}")

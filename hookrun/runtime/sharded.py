@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hookrun.errors import HookError, Problem
 from hookrun.plan.plan import ResolvedPlan
+from hookrun.private_names import require
 
 if TYPE_CHECKING:
     from hookrun.runtime.hooks.base import BoundHook
@@ -91,9 +92,10 @@ def edited(value: Tensor, firings: Sequence[BoundHook]) -> Tensor:
 
 def sharded_modules(model: nn.Module) -> Iterator[Any]:
     """The modules that fully_shard was called on; none if torch.distributed.fsdp was never imported."""
-    there = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(there, "FSDPModule", None)
-    return (module for module in model.modules() if kind is not None and isinstance(module, kind))
+    if (fsdp := sys.modules.get("torch.distributed.fsdp")) is None:
+        return iter(())
+    require("torch, fully_shard")
+    return (module for module in model.modules() if isinstance(module, fsdp.FSDPModule))
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
@@ -105,10 +107,8 @@ def reduces(model: nn.Module) -> bool:
     """Whether a backward pass would sum gradients over the ranks now: False after set_requires_gradient_sync(False)."""
     for module in sharded_modules(model):
         state = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.11 there was one group or none
-        for group in groups or [getattr(state, "_fsdp_param_group", None)]:
-            if group is not None and not group.reduce_grads:
-                return False
+        if not all(group.reduce_grads for group in state._fsdp_param_groups):
+            return False
     return True
 
 

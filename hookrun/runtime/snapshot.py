@@ -107,8 +107,12 @@ def _walk(
     return join(value, {key: _walk(member, leaf, join, (*keys, key), whole) for key, member in members})
 
 
+TRACED = object()
+"""What `in_reach` gives for a value with a tensor that has no data because it is being traced."""
+
+
 def in_reach(value: Any) -> Any:
-    """The value with its tensors unwrapped from `torch.func`; None if a tensor has no data because it is being traced.
+    """The value with its tensors unwrapped from `torch.func`; TRACED if a tensor has no data.
 
     A meta tensor is left as it is. Raises Uncopyable.
     """
@@ -116,7 +120,7 @@ def in_reach(value: Any) -> Any:
     for tensor in held(value):
         plain = tensor if tensor.is_meta else readable(tensor)
         if plain is None:
-            return None
+            return TRACED
         if plain is not tensor:
             others[id(tensor)] = plain
     return copied(value, lambda tensor: others.get(id(tensor), tensor)) if others else value
@@ -125,8 +129,8 @@ def in_reach(value: Any) -> Any:
 def append_copy(values: list[Any], value: Any) -> None:
     """Append a copy of the value to the list, unless a tensor of it has no data. Raises Uncopyable."""
     if type(value) is Tensor and functorch_level() is None and holds_data(value):
-        values.append(value.detach().clone() if value.requires_grad else value.clone())
-    elif (value := in_reach(value)) is not None:
+        values.append(value.detach().clone())
+    elif (value := in_reach(value)) is not TRACED:
         with torch._C._DisableFuncTorch():
             values.append(snapshot(value))
 

@@ -1,4 +1,4 @@
-"""Registers a plan's hooks on a model, through `Module.apply`, and removes them again."""
+"""Registers a plan's hooks on a model, module by module as `Module.apply`, and removes them again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.actions.user_code import may_draw
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
-from hookrun.plan.model_tree import unhookable
+from hookrun.plan.model_tree import children_first, class_name, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, uncompilable
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
@@ -116,8 +116,8 @@ class Wiring:
             # the hooked module, or the one that owns the hooked parameter
             owner = match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
             module = modules.get(owner)
-            if module is None or type(module).__name__ != match.type:
-                present = "nothing" if module is None else f"a {type(module).__name__}"
+            if module is None or class_name(module) != match.type:
+                present = "nothing" if module is None else f"a {class_name(module)}"
                 text = (
                     f"the plan is for a {match.type} at {owner or '(root)'}, this model has {present} there"
                 )
@@ -173,11 +173,12 @@ class Wiring:
         for hook in self.plan.hooks:
             if hook.spec.hook_type.phase == "installation":
                 paths = {id(modules[match.path]): match.path for match in hook.matches}
-                visit = partial(self._apply, hook, paths, hook.spec.identity in self._restored)
-                self._model.apply(visit)
+                restored = hook.spec.identity in self._restored
+                for module in children_first(self._model):
+                    self._apply(hook, paths, restored, module)
 
     def _apply(self, hook: PlannedHook, paths: dict[int, str], restored: bool, module: nn.Module) -> None:
-        path = paths.pop(id(module), None)  # `Module.apply` visits a shared module once for each parent
+        path = paths.pop(id(module), None)  # a shared module is visited once for each parent
         if path is not None:
             AtInstallation.run(module, self._site(hook, path, module), restored=restored)
 
@@ -185,8 +186,8 @@ class Wiring:
         by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
         for hook, match in self._planned(ModuleHook):
             by_module[id(modules[match.path])].append((hook, match))
-        if by_module:
-            self._model.apply(partial(self._install_on, by_module))
+        for module in children_first(self._model):
+            self._install_on(by_module, module)
 
     def _install_on(self, by_module: dict[int, list[tuple[PlannedHook, Match]]], module: nn.Module) -> None:
         """Install the hooks of one module, one callable per type; those of greater depth run closer to the forward."""

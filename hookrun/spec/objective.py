@@ -13,6 +13,11 @@ from hookrun.config.validation import Section
 Direction = Literal["maximize", "minimize"]
 OfRun = Literal["best", "last"]
 
+
+def _single(raw: Any) -> Any:
+    return (raw,) if isinstance(raw, str) else raw
+
+
 _NATURAL: dict[str, Direction] = {
     "accuracy": "maximize",
     "train_accuracy": "maximize",
@@ -30,18 +35,28 @@ _NATURAL: dict[str, Direction] = {
 }
 
 
+DIAGNOSTIC = frozenset({"kl", "logit_difference"})
+"""Metrics that say how much a hook changes: unless it is the objective, none of their values is a better result."""
+
+AVERAGED = ("seed",)
+"""The default of `objective.over`."""
+
+
 class Objective(Section):
     """What a sweep optimizes; the short form `objective: val/loss` names the metric alone.
 
-    metric:    ``split/name`` of metrics.jsonl; None: the accuracy if there is one, else the loss, of the val split if
-               there is one
+    metric:    ``split/name`` of metrics.jsonl; None: the first of `task.metrics`, without those the accuracy if there
+               is one, else the loss; of the val split if there is one
     direction: None: maximize an accuracy, minimize a loss, and so on
     of:        best or last: the value of a run's best epoch, or of its last
+    over:      the keys of a sweep whose values are repetitions of one setting; the best setting has the best mean over
+               them
     """
 
     metric: str | None = Field(default=None, max_length=1_000)
     direction: Direction | None = None
     of: OfRun = "best"
+    over: Annotated[tuple[str, ...], BeforeValidator(_single), Field(max_length=100)] = AVERAGED
 
     @model_validator(mode="before")
     @classmethod

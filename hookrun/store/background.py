@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -17,6 +18,8 @@ MOST_COPIED = 2**26
 
 class Background:
     """Calls functions one after the other in a thread, which starts with the first one; at most one of them waits.
+
+    A forked child has no such thread: there, nothing is called and nothing is waited for.
 
     Ctrl-C may interrupt the thread that hands over and waits at any step; waiting may be repeated. After the first
     error nothing more is called; it is raised once, by the next method that is called.
@@ -34,6 +37,7 @@ class Background:
         failed: Callable[[BaseException], object] | None = None,
     ) -> None:
         self._name = name
+        self._owner = os.getpid()
         self._at_once = at_once
         self._failed = failed
         self._error: BaseException | None = None
@@ -43,6 +47,8 @@ class Background:
 
     def put(self, call: Callable[[], object]) -> None:
         """Hand over a function; waits while another one waits."""
+        if os.getpid() != self._owner:
+            return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, self._name)
         while len(self._handed) > 1:  # one is in work, one waits
@@ -72,13 +78,13 @@ class Background:
 
     def wait(self) -> None:
         """Wait until every call is done."""
-        if self._pool is not None:
+        if self._pool is not None and os.getpid() == self._owner:
             self._pool.submit(bool).result()  # a call that does nothing, after all others
         self.raise_error()
 
     def close(self) -> None:
         """Wait until every call is done and the thread has ended; another call starts another thread."""
-        if self._pool is not None:
+        if self._pool is not None and os.getpid() == self._owner:
             self._pool.shutdown()
             self._pool = None
             self._handed.clear()

@@ -116,17 +116,19 @@ class Lines:
 
     Before `extend` returns, the lines have reached the operating system, and with `durable` the disk. Lines that
     cannot be written whole are removed again. If the file was removed or replaced meanwhile, a StoreError is raised.
+    A forked child adds nothing.
     """
 
     def __init__(self, path: Path, *, durable: bool = False) -> None:
         self.path = path
         self.count = 0
+        self._owner = os.getpid()
         self._durable = durable
         self._file: int | None = None
 
     def extend(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Add a line for each record, or none of them: StoreError if the file system refuses."""
-        if not records:
+        if not records or os.getpid() != self._owner:
             return
         lines = memoryview("".join(f"{encode(record)}\n" for record in records).encode("ascii"))
         self.require_there()

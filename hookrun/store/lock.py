@@ -1,7 +1,7 @@
 """A run directory has one writer at a time, which holds a lock that the operating system releases when it ends.
 
 The lock is on the file `.lock`. It is released with its process, also one that is killed. A lock file that is left over
-has no effect and never has to be removed.
+has no effect and never has to be removed. A forked child that leaves a block releases nothing: its parent is in it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def sole_writer(folder: Path, within: Path | None = None) -> Iterator[None]:
     Raises LockedError if another process holds the lock, StoreError if the folder or the lock cannot be created. A
     folder that was created here is removed again if the block leaves it empty.
     """
-    made = not folder.exists()
+    made, owner = not folder.exists(), os.getpid()
     make_folder(folder)
     try:
         for parent in folder.parents:
@@ -52,10 +52,11 @@ def sole_writer(folder: Path, within: Path | None = None) -> Iterator[None]:
             try:
                 yield
             finally:
-                with suppress(OSError):  # the directory was removed, or the disk became read-only
-                    (folder / LOCK).unlink()
+                if os.getpid() == owner:
+                    with suppress(OSError):  # the directory was removed, or the disk became read-only
+                        (folder / LOCK).unlink()
     finally:
-        if made:
+        if made and os.getpid() == owner:
             with suppress(OSError):  # it is not empty, or another process has taken it
                 folder.rmdir()
 
@@ -100,6 +101,7 @@ def _held(folder: Path, seconds: float = _SECONDS) -> Iterator[None]:
 
     path = folder / LOCK
     lock = FileLock(path, seconds, poll_interval=0.01, fallback_to_soft=False, on_acquired=_sign)
+    owner = os.getpid()
     try:
         lock.acquire()
     except Timeout:
@@ -110,7 +112,8 @@ def _held(folder: Path, seconds: float = _SECONDS) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release()
+        if os.getpid() == owner:
+            lock.release()
 
 
 def _sign(descriptor: int) -> None:

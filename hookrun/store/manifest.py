@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookrun.errors import listed
+from hookrun.errors import MOST_LISTED, listed
 from hookrun.store.captures.shard import index_names
 from hookrun.store.files import StoreError, os_errors, os_reason, read_lines, write_json
 from hookrun.store.format import CAPTURES, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 BLOCK = 1 << 20
 
 
-def write_manifest(folder: Path) -> str:
+def write_manifest(folder: Path, written: Set[str] = frozenset()) -> str:
     """Write manifest.json, atomically, and return its SHA-256.
 
     Hashes of shards are taken from their index, where they were stored at writing. Entries that are not regular files
-    (such as links) are left out. StoreError if a file cannot be read, the manifest cannot be written, or a shard is
-    missing.
+    (such as links) are left out. StoreError if a file cannot be read, the manifest cannot be written, or a shard or one
+    of the files `written` is missing.
     """
     known = {
         (f"{name}/{record['shard']}", record["bytes"]): record["sha256"]
@@ -48,8 +48,8 @@ def write_manifest(folder: Path) -> str:
         if not sha256:
             size, sha256 = hashed(folder / path, folder)
         files[path] = {"bytes": size, "sha256": sha256}
-    if gone := sorted({path for path, _ in known} - files.keys()):
-        raise StoreError(f"{folder} has lost captures that were written to it: {listed(gone, 4)}")
+    if gone := sorted({path for path, _ in known}.union(written) - files.keys()):
+        raise StoreError(f"{folder} has lost files that were written to it: {listed(gone, MOST_LISTED)}")
     content = {"files": dict(sorted(files.items()))}
     write_json(folder / MANIFEST, content, flushes_folder=False)  # writing the status afterwards flushes it
     return hashed(folder / MANIFEST)[1]

@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookrun.errors import whole_characters
 from hookrun.ranks.alone import ALONE, Ranks, own_rank
 from hookrun.store.files import (
     Lines,
@@ -36,7 +37,9 @@ from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
     EXIT_CODES,
+    HYDRA,
     INDEX,
+    JOB,
     METRICS,
     OUTPUT,
     PICTURES,
@@ -47,6 +50,7 @@ from hookrun.store.format import (
     decode,
     encode,
 )
+from hookrun.store.inside import listed_inside
 from hookrun.store.manifest import manifest_faults, read_manifest, write_manifest
 from hookrun.store.records import STREAMS, Status, checked, read_record, typed_record
 from hookrun.store.states.position import PositionRecord, cut_back
@@ -106,6 +110,7 @@ class RunDir:
         self._place: os.stat_result | None = None
         self._started = ""
         self._manifest = ""
+        self._written = set[str]()
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
@@ -193,6 +198,9 @@ class RunDir:
             self.ended = status != "running"
             return
         self._require_same_place()
+        if status == "running":
+            before = {JOB, *(name for name, _ in listed_inside(self.path, HYDRA))}
+            self._written |= {name for name in before if (self.path / name).exists()}
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._started = self._started or now
         now = max(now, self._started)  # the clock may have been set back in the meantime
@@ -223,18 +231,26 @@ class RunDir:
         """Write a JSON file of the run, such as plan.json."""
         if self.ranks.is_main:
             self._require_same_place()
+            self.wrote(self.path / name)
             write_json(
                 self.path / name, value, flushes_folder=False
             )  # writing the status afterwards flushes it
 
+    def wrote(self, path: Path) -> None:
+        """The file must be there when the run ends."""
+        self._written.add(path.relative_to(self.path).as_posix())
+
     def write_manifest(self) -> None:
         """Write manifest.json: sizes and hashes of all files at the end of the run, before the final status.
 
-        Only the status and the report may be written afterwards. StoreError if that fails.
+        Only the status and the report may be written afterwards. StoreError if that fails, or if a file is missing that
+        this process has written, or Hydra before it.
         """
         if self.ranks.is_main:
             self._require_same_place()
-            self._manifest = write_manifest(self.path)
+            lines = {name for name, lines in self._lines.items() if lines.count}
+            indexes = {f"{name}/{INDEX}" for name, writer in self._writers.items() if writer.shards}
+            self._manifest = write_manifest(self.path, self._written | lines | indexes)
 
     def append(self, stream: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Append a line for each record to a file of `STREAMS`, all of them or none.
@@ -270,6 +286,7 @@ class RunDir:
             return
         with replacing(self.path / PICTURES, flushes_folder=False) as file:
             file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
+        self.wrote(self.path / PICTURES)
 
     @property
     def captures(self) -> CaptureWriter:
@@ -387,7 +404,7 @@ def environment(argv: Sequence[str] | None = None, device: str | None = None) ->
         "device": str(chosen),
         "device_name": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.processor(),
         "threads": torch.get_num_threads(),
-        "argv": list(sys.argv if argv is None else argv),
+        "argv": list(map(whole_characters, sys.argv if argv is None else argv)),
     }
 
 

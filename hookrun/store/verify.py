@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from hookrun.store.captures.shard import Shard, index_names, read_index
 from hookrun.store.files import StoreError, os_errors, read_json, read_lines
 from hookrun.store.format import (
     CAPTURES,
+    CHECKPOINTS,
     ENV,
+    EXIT_CODES,
     HOOKS,
     INDEX,
     MANIFEST,
@@ -20,6 +23,7 @@ from hookrun.store.format import (
     PICTURES,
     PLAN,
     PREDICTIONS,
+    STATES,
     STATUS,
     UNFINISHED,
 )
@@ -28,6 +32,7 @@ from hookrun.store.manifest import manifest_faults, read_manifest, require_uncha
 from hookrun.store.reader import open_run
 from hookrun.store.records import STREAMS, Status, read_record
 from hookrun.store.run_dir import cut_off
+from hookrun.store.states.files import FILES, read_state, state_names
 
 
 @dataclass(frozen=True)
@@ -69,15 +74,16 @@ class _Findings:
 def verify(path: Path) -> Verified:
     """Read every file of a run and compare it with the manifest and the indexes. StoreError if there is no run.
 
-    A run that has ended has a manifest, which shows files that were changed, removed or added since. For any other run,
-    also one of an earlier version without a manifest, shards are checked against the indexes, and each line of JSON
-    must parse.
+    A finished run has a manifest, which shows files that were changed, removed or added since. For any other run shards
+    are checked against the indexes, and each line of JSON must parse.
     """
     folder = open_run(path).path
     findings = _Findings(folder)
     status = dict[str, Any]()
     with findings.judging(STATUS):
         status = read_record(folder / STATUS, Status)
+        if wrong := _contradiction(status):
+            raise StoreError(f"{folder / STATUS} contradicts itself: {wrong}")
     shards = dict[str, Shard]()
     for name in (CAPTURES, PREDICTIONS):
         with findings.judging(f"{name}/{INDEX}") as notes:
@@ -91,6 +97,7 @@ def verify(path: Path) -> Verified:
             recorded = {name: shard.sha256 for name, shard in shards.items()}
             # a changed file outranks faults found inside it
             findings.faults |= dict(sorted(manifest_faults(folder, manifest, recorded)))
+            _judge_states(findings)
     elif note := _ending(status):
         findings.notes.append(("", note))
     if manifest is None:
@@ -106,7 +113,23 @@ def verify(path: Path) -> Verified:
     return Verified(len(shards), size, bad, notes, str(status.get("status", "")))
 
 
-_EARLIER = "it is of an earlier hookrun and has no manifest: a file that was removed or added is not noticed"
+def _contradiction(status: Mapping[str, Any]) -> str:
+    """Which values of a status do not agree; empty if all do."""
+    state, code, ended = status["status"], status.get("exit_code"), status.get("ended")
+    if state not in EXIT_CODES:
+        return f"the status is {state!r}, expected one of {', '.join(EXIT_CODES)}"
+    if state == "running":
+        return "" if (code, ended) == (None, None) else "the run is running and has ended"
+    is_whole = state in ("done", "stopped")
+    if code != EXIT_CODES[state] if is_whole else code in (None, 0):
+        return f"the status is {state!r} and the exit code {code}"
+    if is_whole and not status.get("manifest"):
+        return f"the status is {state!r}, and it names no manifest"
+    try:
+        started, ended = (datetime.fromisoformat(str(status.get(key))) for key in ("started", "ended"))
+        return "" if started <= ended else f"the run started at {started} and ended at {ended}"
+    except (TypeError, ValueError) as error:
+        return f"when it started and ended: {error}"
 
 
 def _ending(status: Mapping[str, Any]) -> str:
@@ -116,13 +139,26 @@ def _ending(status: Mapping[str, Any]) -> str:
         return (
             f"it {'failed' if state == 'failed' else 'was interrupted'}, so it has no manifest: " + _BY_ITSELF
         )
-    if state == "running":
-        reason = cut_off(status)
-        return f"{reason}; it has no manifest: {_BY_ITSELF}" if reason else ""
-    return _EARLIER if state else ""
+    reason = cut_off(status)
+    return f"{reason}; it has no manifest: {_BY_ITSELF}" if reason else ""
 
 
 _BY_ITSELF = "each file is judged by itself"
+
+
+def _judge_states(findings: _Findings) -> None:
+    """Check the resumable states of a finished run, which the manifest leaves out, and that nothing else lies there."""
+    folder = findings.folder
+    with findings.judging(CHECKPOINTS):
+        with os_errors(f"cannot list {folder / CHECKPOINTS}"):
+            below = {path for path, _ in listed_inside(folder, CHECKPOINTS) if path.startswith(STATES)}
+        names = state_names(folder)
+        known = {f"{CHECKPOINTS}/{name}/{file}" for name in names for file in FILES}
+        for path in sorted(below - known):
+            findings.faults[path] = f"{folder / path} belongs to no state: it was added after the run"
+        for name in names:
+            with findings.judging(f"{CHECKPOINTS}/{name}"):
+                read_state(folder, name)
 
 
 def _judge_by_indexes(findings: _Findings, shards: Mapping[str, Shard]) -> None:

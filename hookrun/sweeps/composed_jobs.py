@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hookrun.compose.compose import plain, users_part
 from hookrun.compose.errors import explained
 from hookrun.compose.hydra import App, Composition, numbered
+from hookrun.config.interpolations import literal
 from hookrun.errors import SpecError
 
 HOOKED = "hooked"
@@ -63,15 +64,14 @@ class ComposedJob:
             cfg = numbered(copy.deepcopy(self.cfg), number)
         if name is not None:
             with read_write(cfg.hydra), open_dict(cfg.hydra):
-                cfg.hydra.sweep.subdir = name.replace("${", "\\${")
+                cfg.hydra.sweep.subdir = literal(name)
                 cfg.hydra.overrides.hydra.append(subdir_override(name))
         return cfg
 
 
 def subdir_override(name: str) -> str:
     """The override that sets the directory of a job, relative to the sweep's."""
-    escaped = name.replace("${", "\\${")
-    return f"{SUBDIR}={QuotedString(escaped, Quote.single).with_quotes()}"
+    return f"{SUBDIR}={QuotedString(literal(name), Quote.single).with_quotes()}"
 
 
 def command_of(app: App, cfg: DictConfig, overrides: Sequence[str]) -> Composition:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hookrun.errors import spec_error
-from hookrun.report.sweep_facts import HYDRA, job_folders
+from hookrun.report.sweep_facts import job_folders
 from hookrun.store.files import StoreError
-from hookrun.store.format import JOB, MULTIRUN, STATUS
+from hookrun.store.format import HYDRA, JOB, MULTIRUN, STATUS
 from hookrun.store.lock import LockedError, refuse_held
 from hookrun.store.records import JobRecord, Status, read_record
 from hookrun.sweeps.stored_sweep import KEY

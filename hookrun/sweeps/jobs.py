@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.compose.compose import plain
-from hookrun.config.interpolations import unguarded
+from hookrun.config.interpolations import literal, unguarded
 from hookrun.errors import HookrunError, SpecError, spec_error
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.signals import handled, interruption_kept, pending, shielded
@@ -31,6 +32,7 @@ from hookrun.store.lock import LockedError, sole_writer
 from hookrun.sweeps.composed_jobs import hash_of, without_directory
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
 from hookrun.sweeps.job_directories import refuse_links
+from hookrun.terminal import words
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
@@ -88,6 +90,48 @@ class SingleRun:
             )
 
 
+@dataclass
+class JobLines:
+    """The lines that a sweep prints, one for each job: ``[12/56] vars.layer=0  loss 1.25  0.1 s  (40 s left)``.
+
+    swept: the swept keys
+    total: the number of jobs; None where the sweeper chooses them while it runs
+    told:  what the jobs of this process have printed, see `hookrun.tasks.run.progress.one_of_many`
+    """
+
+    swept: frozenset[str]
+    total: int | None = None
+    told: set[str] = field(default_factory=set)
+    _ended: int = 0
+    _seconds: float = 0.0
+
+    def end(self, run_dir: Path, seconds: float) -> None:
+        """Print the line of a job that took this time."""
+        from hookrun.tasks.run.progress import numbers
+
+        hydra = HydraConfig.get()
+        number, typed = int(hydra.job.num) + 1, [str(text) for text in hydra.overrides.task]
+        settings = [
+            text
+            for text in typed
+            if text.partition("=")[0].lstrip("+") in self.swept or text == "hooked=false"
+        ]
+        status = json.loads(_status(run_dir) or b"{}")
+        result, ended = status.get("objective") or {}, str(status.get("status", "not started"))
+        parts = [f"[{number}{'' if self.total is None else f'/{self.total}'}] {' '.join(settings)}".rstrip()]
+        if ended != "done":
+            parts.append(ended)
+        elif result.get("value") is not None:
+            parts.append(numbers({result["metric"].rpartition("/")[2]: result["value"]}))
+        parts.append(f"{seconds:.1f} s")
+        self._ended += 1
+        self._seconds += seconds
+        if self.total is not None and self._ended == number < self.total:  # the jobs run one after the other
+            left = self._seconds / number * (self.total - number)
+            parts.append(f"({left:.0f} s left)" if left < 120 else f"({left / 60:.0f} min left)")
+        print("  ".join(parts), flush=True)
+
+
 @dataclass(frozen=True)
 class SweepJob:
     """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
@@ -101,6 +145,7 @@ class SweepJob:
     begun:      the directories of these jobs, relative to the sweep's: runs there are resumed
     anyway:     whether they are resumed even if their state is of another model, data or version
     stop:       a file that a failed job creates and that keeps other jobs from starting; None: the others run
+    lines:      prints a line for the job; None: the job prints all that a single run prints
     """
 
     trust: frozenset[str]
@@ -111,20 +156,23 @@ class SweepJob:
     begun: frozenset[str] = frozenset()
     anyway: bool = False
     stop: Path | None = None
+    lines: JobLines | None = None
 
     def __call__(self, cfg: DictConfig) -> int | float:
         """The exit code, or the objective."""
-        with handled():  # needed in the processes of other launchers too
+        with words(), handled():  # needed in the processes of other launchers too
             if (signal := pending()) is not None:  # a signal that arrived where it could not be raised
                 raise signal
             if self.stop is not None and self.stop.exists():
                 return NOT_STARTED
-            run_dir, sweep_dir = _run_dir(), _sweep_dir()
+            run_dir, sweep_dir, start = _run_dir(), _sweep_dir(), time.monotonic()
             try:
-                with read_once(self.trust):
+                with read_once(self.trust), self._screen():
                     code = self._alone(cfg, run_dir, sweep_dir)
             finally:
                 free_job_memory()
+            if self.lines is not None:
+                self.lines.end(run_dir, time.monotonic() - start)
             if code != DONE and self.stop is not None:
                 self.stop.touch()  # before the page, which takes time: no other process must start a job meanwhile
             renew_page(sweep_dir)
@@ -135,6 +183,12 @@ class SweepJob:
         from hookrun import tasks
 
         return tasks.objective(run_dir)
+
+    def _screen(self) -> AbstractContextManager[None]:
+        """A block in which a run prints what a job of a sweep prints."""
+        from hookrun.tasks.run.progress import one_of_many
+
+        return nullcontext() if self.lines is None else one_of_many(self.lines.told)
 
     def _alone(self, cfg: DictConfig, run_dir: Path, sweep_dir: Path) -> int:
         """Run the job with its directory locked; returns its exit code.
@@ -147,7 +201,8 @@ class SweepJob:
                 refuse_links(sweep_dir, name)  # before anything is written, in this process too
             with sole_writer(run_dir, within=sweep_dir):
                 is_begun = name in self.begun and (run_dir / STATUS).exists()
-                return _attempt(run_dir, lambda: self._run(cfg, run_dir, is_begun))
+                says_page = self.lines is None
+                return _attempt(run_dir, lambda: self._run(cfg, run_dir, is_begun), says_page=says_page)
         except (LockedError, SpecError) as error:
             report(error)
             return REFUSED
@@ -164,6 +219,8 @@ class SweepJob:
                 )
             identity = hash_of(without_directory(cfg, HydraConfig.get()))
             write_json(run_dir / JOB, {"config": identity}, flushes_folder=False)  # the status flushes it
+        from hookrun.tasks.run.endings import in_this_process
+
         try:
             with interruption_kept():
                 experiment = (
@@ -171,7 +228,8 @@ class SweepJob:
                 )
                 if self.goal is not None:
                     require_goal(experiment, self.goal)
-                prepared = tasks.prepare(experiment, trust=self.trust)
+                with in_this_process():
+                    prepared = tasks.prepare(experiment, trust=self.trust)
                 keep_found_runs(run_dir, cfg, prepared)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             from hookrun.store.run_dir import RunDir
@@ -217,7 +275,7 @@ def keep_found_runs(run_dir: Path, cfg: DictConfig, prepared: Ready) -> None:
     config = copy.deepcopy(cfg)
     with read_write(config), open_dict(config):
         for where, path in places.items():
-            OmegaConf.update(config, where, path, force_add=True)
+            OmegaConf.update(config, where, literal(path), force_add=True)
     with replacing(stored) as file:
         file.write(OmegaConf.to_yaml(config).encode())
 
@@ -240,7 +298,7 @@ def _sweep_dir() -> Path:
     return Path(os.path.normpath(os.path.join(hydra.runtime.cwd, hydra.sweep.dir)))
 
 
-def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
+def _attempt(run_dir: Path, run: Callable[[], int], *, says_page: bool = True) -> int:
     """The exit code of `run`; a failure is reported but not raised, so that the sweep continues."""
     before = _status(run_dir)
     try:
@@ -256,7 +314,7 @@ def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
         return exit_code(error)
     finally:
         if _status(run_dir) != before:  # otherwise no run was started there
-            make_page(run_dir)
+            make_page(run_dir, says=says_page)
 
 
 def _status(run_dir: Path) -> bytes | None:
@@ -280,11 +338,11 @@ def _tell_how_to_go_on(run_dir: Path) -> None:
         print(f"to go on: hookrun {typed}={shlex.quote(place)}", file=sys.stderr, flush=True)
 
 
-def make_page(folder: Path) -> None:
+def make_page(folder: Path, *, says: bool = True) -> None:
     """Write the report of a run or of a sweep and print its path; if that fails, the run is not affected."""
     from hookrun.report import try_report
 
-    if (page := try_report(folder)) is not None:
+    if (page := try_report(folder)) is not None and says:
         print(f"report: {page}", flush=True)
 
 

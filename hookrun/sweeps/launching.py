@@ -28,7 +28,7 @@ from hookrun.spec.objective import Goal
 from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, composed_job, subdir_of, subdir_override
 from hookrun.sweeps.exit_codes import DONE, exit_code
 from hookrun.sweeps.job_directories import JobDirectories, refuse_links
-from hookrun.sweeps.jobs import NOT_STARTED, JobFailed, make_missing_page
+from hookrun.sweeps.jobs import NOT_STARTED, JobFailed, SweepJob, make_missing_page
 
 log = logging.getLogger(BasicLauncher.__module__)
 """The logger of Hydra's launcher, so that the log lines look the same."""
@@ -249,7 +249,8 @@ def launch_serially(launcher: BasicLauncher, starts: Iterable[Start]) -> list[Jo
     log.info(f"Launching {len(starts)} jobs locally")
     results = list[JobReturn]()
     for start in starts:
-        log.info(f"\t#{start.number} : {' '.join(filter_overrides(start.job.overrides))}")
+        if cast(SweepJob, task).lines is None:  # else the job prints its line when it has ended
+            log.info(f"\t#{start.number} : {' '.join(filter_overrides(start.job.overrides))}")
         cfg = start.job.configuration(start.number, start.name)
         job = run_job(task, cfg, "hydra.sweep.dir", SUBDIR, context)
         job.cfg, job.hydra_cfg = None, _only_directory(_run_dir(job))

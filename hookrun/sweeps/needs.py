@@ -24,7 +24,9 @@ from hookrun import tasks
 from hookrun.compose import hydra_section
 from hookrun.compose.compose import plain_run
 from hookrun.compose.errors import explained
-from hookrun.compose.hydra import Composition, conf_dir, opened, options, parse_override
+from hookrun.compose.hydra import Composition, conf_dir, opened, parse_override
+from hookrun.compose.loader import options
+from hookrun.config.interpolations import literal
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest, spec_error
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import PREVIOUS, Need, runs_of
@@ -292,7 +294,7 @@ def _named(where: str, need: Need) -> Iterator[None]:
 def _place(cfg: DictConfig, run_dir: Path) -> None:
     """Make `cfg` a single run in that directory."""
     with read_write(cfg.hydra), open_dict(cfg.hydra):
-        cfg.hydra.run.dir = str(run_dir).replace("${", "\\${")
+        cfg.hydra.run.dir = literal(str(run_dir))
         cfg.hydra.mode = RunMode.RUN
 
 

@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 
 from hookrun.compose import hydra_section
 from hookrun.compose.hydra import parse_override
+from hookrun.config.interpolations import literal
 from hookrun.errors import Problem, SpecError, spec_error
 from hookrun.store import stored_config
 from hookrun.store.files import StoreError
@@ -64,7 +65,7 @@ class StoredSweep:
             raise spec_error(
                 "hydra.sweep.dir", f"is the directory {self.folder} that {KEY} names", "leave it out"
             )
-        folder = QuotedString(str(self.folder).replace("${", "\\${"), Quote.single).with_quotes()
+        folder = QuotedString(literal(str(self.folder)), Quote.single).with_quotes()
         overrides = [*typed, f"hydra.sweep.dir={folder}"]
         if self.is_typed:
             return name or "config", overrides

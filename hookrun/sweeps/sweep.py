@@ -46,7 +46,7 @@ from hookrun.store.records import SweepRecord, read_record
 from hookrun.sweeps.composed_jobs import ComposedJob, command_of, jobs_of
 from hookrun.sweeps.exit_codes import DONE, FAILED, most_serious
 from hookrun.sweeps.job_directories import JobDirectories
-from hookrun.sweeps.jobs import JobFailed, SweepJob, free_job_memory, make_page
+from hookrun.sweeps.jobs import JobFailed, JobLines, SweepJob, free_job_memory, make_page
 from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
 from hookrun.sweeps.needs import NeededRuns, with_found_runs
 from hookrun.sweeps.stored_sweep import KEY
@@ -89,12 +89,14 @@ def sweep(
     go_on: bool = False,
     anyway: bool = False,
     fail_fast: bool = False,
+    verbose: bool = False,
 ) -> int:
     """Run the jobs of `cfg`; returns the most serious of their exit codes.
 
     go_on:     whether the sweep is resumed; jobs that are over are not run again
     anyway:    whether jobs are resumed even if their states are of another model, data or version
     fail_fast: whether no job starts after one has failed
+    verbose:   whether jobs print all that a single run prints, and not one line each
 
     Raises SpecError, before anything is written, if a job does not compose or validate. A sweeper that chooses
     its jobs while it runs cannot list them: only their common configuration is checked then.
@@ -109,7 +111,11 @@ def sweep(
         OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         named = app.jobs(cfg)
     needs = NeededRuns(command, trust)
-    sweep_job = SweepJob(trust, go_on=go_on, anyway=anyway, stop=sweep_dir / STOP if fail_fast else None)
+    swept = frozenset(each.get_key_element() for each in app.swept(cfg) if each.is_sweep_override())
+    lines = None if verbose else JobLines(swept)
+    sweep_job = SweepJob(
+        trust, go_on=go_on, anyway=anyway, stop=sweep_dir / STOP if fail_fast else None, lines=lines
+    )
     if named is None:
         return _optimize(app, cfg, sweep_dir, sweep_job, needs)
     if not named:
@@ -136,7 +142,9 @@ def sweep(
     del experiments
     with claimed(sweep_dir, KEY if go_on else "hydra.sweep.dir"):
         needs.make()
-        return _launch(app, cfg, sweep_dir, replace(sweep_job, needs=needs.made, previous=previous), jobs)
+        lines = None if lines is None else replace(lines, total=len(jobs))
+        job = replace(sweep_job, needs=needs.made, previous=previous, lines=lines)
+        return _launch(app, cfg, sweep_dir, job, jobs)
 
 
 def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
@@ -262,6 +270,7 @@ def _validated(
     """
     experiments, refused = dict[int, Experiment](), dict[int, SpecError]()
     run_dirs, shown = dict[Path, int](), set[int]()
+    sweep_dir = Path(os.path.abspath(str(cfg.hydra.sweep.dir)))
     for number, composed in enumerate(jobs):
         before = None if known is None else known.take(composed.config)
         is_finished = before is not None and before.exit_code is not None
@@ -280,7 +289,7 @@ def _validated(
                 run_dir = Path(job.hydra.runtime.output_dir)
                 if known is None:
                     refuse_used(run_dir, "hydra.sweep.dir")
-                _refuse_directory(run_dir, job, number, run_dirs.setdefault(run_dir, number))
+                _refuse_directory(run_dir, job, sweep_dir, number, run_dirs.setdefault(run_dir, number))
         except SpecError as error:
             refused[number] = error
             if len(refused) >= MOST_REFUSED:
@@ -376,11 +385,18 @@ def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) ->
         return plain_run(app.job_config(cfg, overrides, number), *JOB_DIRECTORY)
 
 
-def _refuse_directory(run_dir: Path, job: DictConfig, number: int, first: int) -> None:
+def _refuse_directory(run_dir: Path, job: DictConfig, sweep_dir: Path, number: int, first: int) -> None:
     """Raise SpecError for a directory that job #`first` has too, or outside the sweep's, as by a value ``../..``."""
     subdir = str(OmegaConf.to_container(job.hydra.sweep, resolve=False)["subdir"])  # type: ignore[call-overload, index]
+    own = os.path.abspath(str(job.hydra.sweep.dir))
+    if own != str(sweep_dir):
+        raise spec_error(
+            "hydra.sweep.dir",
+            f"is {own} for this job and {sweep_dir} for the sweep: it holds a value that the sweep varies",
+            "put that value into hydra.sweep.subdir",
+        )
     what = ""
-    if "${" in subdir and not run_dir.is_relative_to(os.path.abspath(str(job.hydra.sweep.dir))):
+    if "${" in subdir and not run_dir.is_relative_to(sweep_dir):
         what = f"{subdir} leads to {run_dir}, outside the directory of the sweep"
     elif first != number:
         what = f"job #{first} has the same directory, {run_dir}"
@@ -491,18 +507,11 @@ def _run_jobs(app: App, cfg: DictConfig, sweep_run: SweepRun, job: SweepJob) -> 
 
 
 def _best(sweep_dir: Path) -> str:
-    """A line about the best job; empty where no job has a value, or the jobs have different objectives."""
-    from hookrun.report.sweep_facts import SweepFacts, find_jobs
+    """A line about the best setting; empty where no job has a value, or the jobs have different objectives."""
+    from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs
 
     facts = SweepFacts(sweep_dir, find_jobs(sweep_dir))
-    best = facts.best
-    if best is None or best.value is None or len(facts.jobs) < 2:
-        return ""
-    settings = " ".join(f"{key}={best.overrides[key]}" for key in facts.varied if key in best.overrides)
-    name = f"{best.name} ({settings})" if settings else best.name
-    difference = facts.difference(best)
-    baseline = f" (without hooks: {best.value - difference:.6g})" if difference is not None else ""
-    return f"best: job {name}, {facts.goals[0].metric} {best.value:.6g}{baseline}; to {facts.goals[0]}"
+    return conclusion(facts) if len(facts.jobs) > 1 else ""
 
 
 def _refuse_no_value(sweep_dir: Path, codes: Mapping[str, int], goal: Goal, error: Exception) -> None:

@@ -170,12 +170,26 @@ def goal_of(experiment: Experiment) -> Goal | None:
 
     Raises SpecError if the data cannot be described.
     """
-    asked, there = experiment.settings.objective, task_of(experiment).measures(experiment.settings)
-    metric = asked.metric or preferred(there)
+    asked, task = experiment.settings.objective, task_of(experiment)
+    there = task.measures(experiment.settings)
+    metric = asked.metric or _first_asked(task, there) or preferred(there)
     if metric is None or metric not in there:
         return None
     direction = asked.direction or there[metric]
     return None if direction is None else Goal(metric, direction, asked.of)
+
+
+def _first_asked(task: Task, there: Mapping[str, Direction | None]) -> str | None:
+    """The first of `task.metrics` that has a direction, of the val split if there is one; None without any."""
+    for metric in metrics_of(task) or ():
+        names = (
+            metric.name,
+            metric.name.rpartition(":")[2],
+        )  # a user's own function is logged by its own name
+        of_splits = [name for name in there if name.rpartition("/")[2] in names and there[name]]
+        if of_splits:
+            return max(of_splits, key=lambda name: name.startswith("val/"))
+    return None
 
 
 def required_goal(experiment: Experiment) -> Goal:

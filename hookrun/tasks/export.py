@@ -62,6 +62,7 @@ class ExportTask(TaskOfOneSplit):
                 found = program.module()(*args, **kwargs)
         path = context.run_dir.path / PROGRAM
         torch.export.save(program, path)
+        context.run_dir.wrote(path)
         samples, difference = len(batch.ids), relative_difference(found, expected)
         context.conclude(self.split, {"samples": samples, "difference": difference})
         if difference > TOLERANCE:

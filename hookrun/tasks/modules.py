@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from hookrun.errors import CompileError, Problem, SpecError, counted, nearest, spec_error
+from hookrun.errors import CompileError, Problem, SpecError, counted, nearest, printable, spec_error
 from hookrun.spec import Experiment, parse_spec
 from hookrun.spec.selector import parse_selector
 from hookrun.tasks.base import JobCache, Task
@@ -129,7 +129,7 @@ def _tree(
         below = [path for path in matches if path and path.startswith(inside) and path != match.path]
         if below and shown.isdisjoint(below):
             columns.append(f"(+{len(below)} below)")
-        label = Text("  ".join(columns), no_wrap=True, overflow=overflow)
+        label = Text(printable("  ".join(columns)), no_wrap=True, overflow=overflow)
         parent = nodes.get(match.path.rpartition(".")[0]) if match.path else None
         nodes[match.path] = Tree(label) if parent is None else parent.add(label)
     return nodes[""]

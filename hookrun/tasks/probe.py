@@ -89,6 +89,7 @@ class ProbeTask(TaskOfCaptures):
         analysing.screen.console.print(shown)
         self.say_projections(analysing)
         save_file(weights, analysing.run_dir.path / PROBES)
+        analysing.run_dir.wrote(analysing.run_dir.path / PROBES)
 
     def _labels(self, analysis: Analysis) -> dict[str, Tensor]:
         """Module path -> the label of each row, read once for all modules with the same samples."""

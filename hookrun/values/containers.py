@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._utils import _functionalize_sync as _sync
 from torch.nn import Module
 
 from hookrun.errors import nearest
+from hookrun.private_names import require
 from hookrun.values.index import Key, path_text
-from hookrun.values.tensors import holds_data
+from hookrun.values.tensors import holds_data, shape_of, shapes_of
+
+require("torch")
 
 
 def children(value: Any) -> list[tuple[Key, Any]]:
@@ -179,10 +181,11 @@ def unwrapped(value: Any) -> Any:
 
 def reshaped(old: Tensor, new: Tensor) -> str | None:
     """An error text if `new`, which replaces `old`, differs in shape, dtype or device; else None."""
-    for name in ("shape", "dtype", "device"):
+    if shapes_of(old) != shapes_of(new):
+        return f"the action changes the shape from {shape_of(old)} to {shape_of(new)}"
+    for name in ("dtype", "device"):
         before, after = getattr(old, name), getattr(new, name)
         if before != after:
-            before, after = (list(before), list(after)) if name == "shape" else (before, after)
             return f"the action changes the {name} from {before} to {after}"
     return None
 
@@ -191,7 +194,7 @@ def describe(value: Any) -> str:
     """The shapes of a value, as the plan shows them: ``[8, 64]`` or ``([8, 64], {'h': [8, 4]})``."""
     match value:
         case Tensor():
-            return str(list(value.shape))
+            return str(shape_of(value))
         case None:
             return "None"
     members = children(value)
@@ -216,7 +219,7 @@ def readable(tensor: Tensor) -> Tensor | None:
         if _functorch.is_batchedtensor(tensor):
             mapped.append(_functorch.maybe_get_bdim(tensor))
         elif _functorch.is_functionaltensor(tensor):
-            _sync(tensor)
+            torch._utils._functionalize_sync(tensor)
         tensor = _functorch.get_unwrapped(tensor)
     if not holds_data(tensor):
         return None

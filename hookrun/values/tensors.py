@@ -5,10 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
+
+
+def elements(x: Tensor) -> Tensor:
+    """The elements of all parts of a nested tensor, in one dimension; any other tensor as it is."""
+    if not x.is_nested:
+        return x
+    import torch
+
+    none = torch.empty(0, dtype=x.dtype, device=x.device)
+    return torch.cat([none, *(part.reshape(-1) for part in x.detach().unbind())])
+
+
+def shape_of(x: Tensor) -> list[int | None]:
+    """The shape; None for a dimension in which the parts of a nested tensor differ."""
+    if not has_no_shape(x):
+        return [size if isinstance(size, int) else None for size in x.shape]
+    shapes = shapes_of(x)
+    return [len(shapes), *(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))]
+
+
+def shapes_of(x: Tensor) -> Sequence[Any]:
+    """The shape; for a nested tensor of strided layout, which has none, a list of the shapes of its parts."""
+    return [part.shape for part in x.detach().unbind()] if has_no_shape(x) else x.shape
+
+
+def has_no_shape(x: Tensor) -> bool:
+    """Whether it is a nested tensor of strided layout."""
+    if not x.is_nested:
+        return False
+    import torch
+
+    return x.layout is torch.strided
 
 
 def broadcasts(shape: Sequence[int], onto: Sequence[int]) -> bool:

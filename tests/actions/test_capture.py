@@ -8,7 +8,9 @@ import pytest
 import torch
 from fake_site import FakeSite
 from pydantic import ValidationError
+from torch import nn
 
+import hookrun
 from hookrun.actions.base import TokenRows
 from hookrun.actions.capture import Capture
 
@@ -98,6 +100,25 @@ def test_a_batch_without_a_chosen_sample_is_not_stored() -> None:
     site = FakeSite(action)
     action.build(site)(torch.empty(0, 3))
     assert site.kept == []
+
+
+@pytest.mark.parametrize(
+    ("reduce", "said"),
+    [
+        ({"mean": [5]}, "has no dimension 5"),
+        ({"norm": -3}, "has no dimension -3"),
+        ({"topk": 9}, "fewer than 9"),
+    ],
+    ids=str,
+)
+def test_a_reduction_that_a_tensor_does_not_have_is_refused_by_name(reduce: Any, said: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    spec = {"h": {"select": "0", "hook": "forward", "action": "capture", "reduce": reduce}}
+    says = rf"'h' \(forward, capture\) on 0: reduce: .*\[2, 3\] .*{said}"
+    with pytest.raises(hookrun.HookError, match=says), hookrun.hooked(model, spec):
+        model(torch.ones(2, 4))
+    with pytest.raises(hookrun.CompileError, match=said):
+        hookrun.compile(spec, model, example=((torch.ones(2, 4),), {}))
 
 
 def test_a_reduced_value_is_detached() -> None:

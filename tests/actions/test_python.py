@@ -136,6 +136,26 @@ def returns(result: Any) -> Callable[[Tensor], Any]:
     return lambda x: result(x)
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("index", [None, "0", "[0, 1]"])
+@pytest.mark.parametrize(
+    "write", [lambda x: x.mul_(2), lambda x: x[0].zero_(), lambda x: x.detach().view(-1).add_(1)]
+)
+def test_a_write_in_place_is_refused_in_every_mode(mode: Any, index: str | None, write: Any) -> None:
+    model, hook = net(), spec(lambda x: write(x) * 0)
+    if index is not None:
+        hook["h"]["index"] = index
+    with mode(), pytest.raises(hookrun.HookError, match="in place"), hookrun.hooked(model, hook):
+        model(X)
+
+
+def test_in_inference_mode_a_function_may_return_its_value() -> None:
+    model, made = net(), list[Any]()
+    model[1].register_forward_hook(lambda module, args, output: made.append(output))
+    with torch.inference_mode(), hookrun.hooked(model, spec(lambda x: x)):
+        assert model(X) is made[0]
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [

@@ -99,6 +99,6 @@ def test_the_line_of_the_best_job_has_the_value_of_its_baseline(cwd: Path, capsy
     small = ("train=quick", "objective=val/loss", "compute=cpu", "hydra.sweep.dir=swept")
     assert main([*CLIP, *small, "hooks.clip_fc.max=0.001,0.01"]) == 0
     facts = read_sweep(cwd / "swept")
-    assert facts.best is not None and facts.baselines[0].value is not None
-    said = f"val/loss {facts.best.value:.6g} (without hooks: {facts.baselines[0].value:.6g}); to minimize"
+    assert facts.best is not None and facts.best.result is not None and facts.baselines[0].value is not None
+    said = f"val/loss {facts.best.result[0]:.4g} (without hooks: {facts.baselines[0].value:.4g}); to minimize"
     assert said in capsys.readouterr().out

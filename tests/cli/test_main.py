@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from warm_processes import WarmProcesses
 
 from hookrun.cli import main
+from hookrun.store.run_dir import RunDir
 from hookrun.sweeps.waiting import wait_is_over, waiting, waiting_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,18 +65,21 @@ class TestProcess:
         assert capsys.readouterr().err == ""
 
 
-def hookrun(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-m", "hookrun", *arguments]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=env, text=True, **{"capture_output": True, **options})
-
-
-def test_a_closed_pipe_is_not_an_error() -> None:
+@pytest.mark.parametrize(
+    "command", ["hookrun --cfg all", "hookrun.verify RUN", "hookrun.report RUN", "hookrun.schema"]
+)
+def test_a_closed_pipe_is_not_an_error(command: str, tmp_path: Path) -> None:
     """As `hookrun --cfg all | head -1` does."""
+    run = RunDir.create(tmp_path)
+    run.set_status("running")
+    run.write_manifest()
+    run.set_status("done")
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as pipe:
-        done = hookrun("--cfg", "all", stdout=pipe, stderr=subprocess.PIPE, capture_output=False)
+        typed = [sys.executable, "-W", "error", "-m", *command.replace("RUN", str(tmp_path)).split()]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(typed, env=env, text=True, stdout=pipe, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -99,7 +103,7 @@ import atexit, sys, threading, time
 import hookrun.cli
 from concurrent.futures import ThreadPoolExecutor
 
-hookrun.cli._main = lambda arguments: 3
+hookrun.cli._main = lambda arguments: CODE
 atexit.register(print, "atexit")
 pool = ThreadPoolExecutor(1)
 pool.submit(lambda: (time.sleep(0.2), print("piece")))
@@ -109,14 +113,21 @@ print("not reached")
 """
 
 
-def test_a_process_of_several_ends_its_threads_and_keeps_its_exit_code() -> None:
+@pytest.mark.parametrize("code", [3, 2])
+def test_a_process_of_several_ends_its_threads_and_keeps_its_exit_code(code: int) -> None:
+    """After a refusal it waits until torchrun ends it, since rank 0 has failed too."""
     environment = {**os.environ, "WORLD_SIZE": "2", "RANK": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stdout, done.stderr) == (3, "piece\natexit\n", "")
+    program = LEAVES.replace("CODE", str(code))
+    if code == 2:
+        program = "import os\n" + program.replace(
+            "time.sleep(0.2)", "(time.sleep(0.2), os.kill(os.getpid(), 15))"
+        )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "piece\natexit\n", "")
 
 
-def test_a_sweep_lists_its_jobs(notes, capsys) -> None:
-    assert main(["-m", "experiment=clip_fc", "seed=5,6"]) == 0
+def test_a_verbose_sweep_lists_its_jobs(notes, capsys) -> None:
+    assert main(["-v", "-m", "experiment=clip_fc", "seed=5,6"]) == 0
     told = re.findall(r"\[HYDRA\] (.*)", capsys.readouterr().out)
     jobs = [f"\t#{number} : experiment=clip_fc seed={number + 5}" for number in (0, 1)]
     assert told == ["Launching 2 jobs locally", *jobs]

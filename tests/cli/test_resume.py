@@ -89,8 +89,8 @@ def test_a_resumed_run_continues_and_is_then_done(failed: Path, say: Say) -> Non
     one, other = (run.path / "checkpoints/last.safetensors" for run in (whole, resumed))
     assert one.read_bytes() == other.read_bytes() and resumed.status["status"] == "done"
     assert (failed / ".hydra" / "config.yaml").read_bytes() == config
-    code, said = say([f"+resume={failed}"])
-    assert code == 0 and "is done: there is nothing to resume" in said
+    code, said = say([f"+resume={failed}", "train.epochs=2"])
+    assert code == 0 and "is done: there is nothing to resume" in said and "not used: train.epochs=2" in said
 
 
 @pytest.mark.parametrize(

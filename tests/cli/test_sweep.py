@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -424,3 +425,55 @@ def test_a_resumed_optuna_sweep_chooses_the_same_trials(cwd: Path, capsys) -> No
         for sweep in ("cut", "whole")
     ]
     assert chosen[0] == chosen[1]
+
+
+def lines_of(out: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith("[") and "HYDRA" not in line]
+
+
+def test_a_sweep_prints_a_line_for_each_job_and_one_plan(cwd: Path, capsys) -> None:
+    hook = "+hooks.loud={select: fc, hook: forward, action: scale, factor: 2}"
+    small = [
+        "compute.device=cpu",
+        "model=mlp",
+        "train.limit_batches=1",
+        "train.epochs=1",
+        hook,
+        "strict=false",
+    ]
+    assert main(["-m", *small, "seed=0,1", "baseline=true"]) == 0
+    out = capsys.readouterr().out
+    patterns = [rf"\[{n}/4\] seed=[01]( hooked=false)?  accuracy \d+\.\d %  \d+\.\d s" for n in range(1, 5)]
+    assert all(re.match(*pair) for pair in zip(patterns, lines_of(out), strict=True)), out
+    assert out.count("factor=2") == 1 and out.count("run directory") == 0 and out.count("report: ") == 1
+    assert main(["-m", "-v", *small, "seed=0,1"]) == 0
+    out = capsys.readouterr().out
+    assert lines_of(out) == [] and out.count("factor=2") == 2 and out.count("run directory: ") == 2
+
+
+def test_the_line_of_a_failed_job_says_so(cwd: Path, notes, capsys) -> None:
+    assert main(["-m", "seed=5,1"]) == 1
+    failed = lines_of(capsys.readouterr().out)[1]
+    assert failed.startswith("[2/2] seed=1  failed  ")
+
+
+def test_a_glob_finds_experiments_in_folders(cwd: Path, notes) -> None:
+    assert (
+        main(
+            [
+                "-m",
+                "experiment=glob([tutorial/01*,tutorial/02*])",
+                "hydra.sweep.subdir=${hydra.runtime.choices.experiment}",
+            ]
+        )
+        == 0
+    )
+    folders = {path.relative_to(only_sweep(cwd)).as_posix() for _, path in notes.ran}
+    assert folders == {"tutorial/01_print_gradient", "tutorial/02_double_gradient"}
+
+
+def test_a_swept_choice_in_the_directory_of_the_sweep_is_refused(cwd: Path, notes, capsys) -> None:
+    swept = "hydra.sweep.dir=x/${hydra.runtime.choices.experiment}"
+    assert main(["-m", "experiment=clip_fc,add_bias", swept]) == 2
+    assert "put that value into hydra.sweep.subdir" in capsys.readouterr().err and not (cwd / "x").exists()
+    assert main(["-m", "experiment=clip_fc", "seed=5,6", swept]) == 0 and (cwd / "x/clip_fc/1").is_dir()

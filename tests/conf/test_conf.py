@@ -37,7 +37,7 @@ hooks
 model.name model.weights
 objective.direction
 objective.metric
-objective.of
+objective.of objective.over
 seed
 strict
 tags

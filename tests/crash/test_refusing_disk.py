@@ -299,6 +299,8 @@ def remove(path: Path) -> None:
     """Remove at once, even while another thread writes into it."""
     gone = path.with_name("gone")
     path.rename(gone)
+    if gone.is_file():
+        gone.rename(path.parents[1] / "gone")
     shutil.rmtree(gone, ignore_errors=True)
     shutil.rmtree(gone, ignore_errors=True)
 
@@ -336,11 +338,16 @@ def test_a_run_does_not_write_into_another_run_of_its_name(tmp_path: Path, at_fo
     }
 
 
-def test_a_missing_shard_is_an_error_when_the_manifest_is_written(tmp_path: Path, at_forward, capsys) -> None:
-    lost = tmp_path / "run/captures/000000.safetensors"
-    at_forward(20, lambda: lost.unlink())
+@pytest.mark.parametrize(
+    "lost", ["captures/000000.safetensors", "plan.json", "env.json", ".hydra/config.yaml", ".hydra"]
+)
+def test_a_run_that_has_lost_a_file_of_its_own_fails_at_the_end(
+    tmp_path, at_forward, capsys, lost: str
+) -> None:
+    at_forward(20, lambda: remove(tmp_path / "run" / lost))
     assert main([*SMALL, *PREDICT, "task.split=train"]) == 1
-    assert "has lost captures that were written to it: captures/000000.safetensors" in capsys.readouterr().err
+    assert f"has lost files that were written to it: {lost}" in capsys.readouterr().err
+    assert '"failed"' in (tmp_path / "run/status.json").read_text()
 
 
 def test_each_part_of_a_removed_directory_names_its_path(tmp_path: Path) -> None:

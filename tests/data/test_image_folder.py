@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from hookrun.data import Split, describe, load
 from hookrun.data.info import TensorInfo
@@ -37,6 +39,10 @@ def problem(config: Data, split: Split = "train") -> Problem:
 
 def labels(samples: Samples) -> list[int]:
     return [int(samples[i][1]) for i in range(len(samples))]
+
+
+def files(samples: Samples) -> list[str]:
+    return [samples.file(i) for i in range(len(samples))]
 
 
 @pytest.fixture
@@ -156,6 +162,55 @@ def test_a_damaged_image_is_an_error_that_names_the_file(split_root: Path, conte
     with pytest.raises(HookrunError, match="cannot be read as an image") as caught:
         samples[1]
     assert str(path) in str(caught.value)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n"
+RUNS_OR_READS_ELSEWHERE = {
+    "EPS": EPS,
+    "EPS of DOS": b"\xc5\xd0\xd3\xc6" + (30).to_bytes(4, "little") + bytes(22) + EPS,
+    "FITS": b"SIMPLE  =                    T" + b" " * 3000,
+    "WMF": b"\xd7\xcd\xc6\x9a" + bytes(100),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS_OR_READS_ELSEWHERE)
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif", ".ppm"])
+def test_only_pixels_are_decoded_whatever_an_image_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, suffix: str
+) -> None:
+    ran = tmp_path / "ran"
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "gs").write_text(f"#!/bin/sh\ntouch {ran}\n")
+    (programs / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "data" / "a" / f"1{suffix}").write_bytes(RUNS_OR_READS_ELSEWHERE[kind])
+    with pytest.raises(HookrunError, match="cannot be read as an image"):
+        load(section(tmp_path / "data", val_fraction=0), "train", seed=0)[0]
+    assert not ran.exists()
+
+
+def test_an_image_beyond_max_pixels_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number, side in enumerate((10, 20_000)):  # Pillow itself warns of the second
+        Image.new("1", (side, side)).save(tmp_path / "a" / f"{number}.png")
+    for index, args in ((0, {"max_pixels": 99}), (1, {})):
+        samples = load(section(tmp_path, val_fraction=0, **args), "train", seed=0)
+        with pytest.raises(HookrunError, match=r"larger than data\.args\.max_pixels"):
+            samples[index]
+    samples = load(section(tmp_path, val_fraction=0, max_pixels=100), "train", seed=0)
+    assert torch.as_tensor(samples[0][0]).shape == (3, 4, 6)
+
+
+def test_links_that_lead_back_are_followed_once(split_root: Path, write_images: Any) -> None:
+    write_images(split_root / "train" / "a" / "below", 1)
+    expected = files(load(section(split_root), "train", seed=0))
+    for number in range(20):
+        (split_root / "train" / "a" / f"self{number}").symlink_to(".")
+        (split_root / "train" / "a" / "below" / f"up{number}").symlink_to("../..")
+        (split_root / "train" / "b" / f"x{number}").symlink_to(f"x{number}")
+    assert files(load(section(split_root), "train", seed=0)) == expected
 
 
 def test_samples_pickle_for_worker_processes(split_root: Path) -> None:

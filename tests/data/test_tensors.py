@@ -342,3 +342,20 @@ def test_an_encrypted_archive_is_an_error_at_its_key(tmp_path: Path) -> None:
         SpecError, match=r"data\.args\.file: .*secret\.npz cannot be read as npz: .*encrypted"
     ):
         read_header(path, WHERE)
+
+
+def test_a_file_of_very_many_tensors_is_refused_before_they_are_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        for number in range(20_000):
+            archive.writestr(f"{number}.npy", b"not an array")
+    save_file({str(number): torch.zeros(1) for number in range(10_001)}, tmp_path / "x.safetensors")
+    for name, count in (("x.npz", "20,000"), ("x.safetensors", "10,001")):
+        with pytest.raises(SpecError, match=f"it holds {count} tensors, and at most 10,000 are read"):
+            read_header(tmp_path / name, WHERE)
+
+
+def test_the_header_of_an_array_is_read_within_little_memory(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", b"\x93NUMPY\x02\x00" + (2**28).to_bytes(4, "little") + b" " * 2**28)
+    with pytest.raises(SpecError, match="expected 268435456 bytes got 65524"):
+        read_header(tmp_path / "x.npz", WHERE)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from language_models import GPT2, batch, made, problem, random_model
+from safetensors.torch import load_file, save_file
 
 import hookrun
 from hookrun.errors import HookrunWarning
@@ -51,6 +54,53 @@ def test_a_saved_model_is_loaded_from_safetensors_alone(tmp_path: Path) -> None:
     (code / "m.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     assert "model.args.path" in problem(path=str(code))
     assert not (tmp_path / "ran").exists()
+
+
+def changed(folder: Path, path: Path, dtype: torch.dtype, name: str, **config: object) -> str:
+    """The folder, copied, with one tensor of another dtype and a changed configuration."""
+    shutil.copytree(folder, path)
+    for file in path.glob("*.safetensors"):
+        state = load_file(file)
+        state |= {key: value.to(dtype) for key, value in state.items() if name in key}
+        save_file(state, file, {"format": "pt"})
+    settings = json.loads((path / "config.json").read_text()) | config
+    (path / "config.json").write_text(json.dumps(settings))
+    return str(path)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("shards", ["5GB", "20KB"])
+def test_a_saved_model_of_another_kind_of_number_is_refused(tmp_path: Path, shards: str) -> None:
+    folder, name = tmp_path / "model", "h.0.mlp.c_fc.weight"
+    random_model("gpt2", "eager").save_pretrained(folder, max_shard_size=shards)
+    assert (folder / "model.safetensors").exists() == (shards == "5GB")
+    for dtype in (torch.int8, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn):
+        path = changed(folder, tmp_path / str(dtype), dtype, name)
+        assert f"{name}' is " in problem(path=path)
+    unknown = changed(
+        folder, tmp_path / "unknown", torch.int8, name, quantization_config={"quant_method": "x"}
+    )
+    assert f"{name}' is I8 in the file" in problem(path=unknown)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        made(path=changed(folder, tmp_path / str(dtype), dtype, name))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"n_layer": 100_000}, "model.args.path.n_layer: found 100000, expected at most 1024"),
+        ({"inner": {"num_experts": 10**6}}, "model.args.path.inner.num_experts: found 1000000"),
+        ({"layer_types": ["x"] * 2000}, "model.args.path.layer_types: found 2000 values"),
+        ({"num_labels": 2 * 10**9}, "model.args.path.num_labels"),
+        ({"vocab_size": 10**15}, "model.args.path.vocab_size"),
+        ({"n_inner": 2**31}, "GiB of memory are free"),
+    ],
+)
+def test_sizes_in_a_folder_have_the_limits_of_a_configuration(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    random_model("gpt2", "eager").save_pretrained(tmp_path / "model")
+    assert said in problem(path=changed(tmp_path / "model", tmp_path / "large", torch.float32, "", **change))
 
 
 def test_without_a_network_the_hub_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hookrun.errors import Problem, SpecError
-from hookrun.models import load_weights
+from hookrun.models import applied_hooks, load_weights
 from hookrun.models.weights import SUFFIXES, is_path
 from hookrun.spec.experiment import Model
 
@@ -226,3 +226,69 @@ def test_a_file_that_holds_code_is_refused_and_not_run(tmp_path: Path) -> None:
 def test_a_file_without_a_state_dict_is_refused(tmp_path: Path, content: object, said: str) -> None:
     [problem] = problems(net(), saved(tmp_path / "w.pt", content))
     assert said in problem.what
+
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+OTHERS = (torch.float8_e4m3fn, torch.complex64, torch.int64, torch.int8, torch.uint8, torch.bool)
+
+
+def one(dtype: torch.dtype, values: object = (0, 1, 1)) -> nn.Module:
+    module = nn.Module()
+    module.register_buffer("x", torch.tensor(values).to(dtype))
+    return module
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("there", [*FLOATS, *OTHERS], ids=str)
+def test_only_numbers_of_the_same_kind_are_converted(tmp_path: Path, there: torch.dtype, suffix: str) -> None:
+    integers = OTHERS[2:]
+    for stored in (*FLOATS, *OTHERS):
+        path = saved(tmp_path / f"w{suffix}", one(stored).state_dict())
+        alike = stored == there or any(stored in kind and there in kind for kind in (FLOATS, integers))
+        model = one(there, [7, 7, 7])
+        if alike:
+            load_weights(model, config(path))
+            assert equal(model.state_dict(), one(there).state_dict())
+        else:
+            [problem] = problems(model, path)
+            assert "'x' is" in problem.what and "in the file and" in problem.what
+            assert equal(model.state_dict(), one(there, [7, 7, 7]).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("stored", "there", "value"),
+    [
+        (torch.int64, torch.uint8, 300),
+        (torch.uint8, torch.int8, 200),
+        (torch.int8, torch.uint8, -1),
+        (torch.uint8, torch.bool, 2),
+    ],
+)
+def test_an_integer_that_the_model_cannot_hold_is_refused(
+    tmp_path: Path, stored: torch.dtype, there: torch.dtype, value: int
+) -> None:
+    path = saved(tmp_path / "w.pt", one(stored, [value]).state_dict())
+    [problem] = problems(one(there, [0]), path)
+    assert "has 1 of 1 tensor of another kind" in problem.what
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")
+def test_tensors_without_plain_values_are_refused(tmp_path: Path) -> None:
+    weight = torch.randn(3, 2)
+    for special in (
+        weight.to("meta"),
+        torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+        weight.to_sparse(),
+        torch.nested.nested_tensor(list(weight)),
+    ):
+        [problem] = problems(net(), saved(tmp_path / "w.pt", net().state_dict() | {"0.weight": special}))
+        assert "holds 1 of 7 tensors that are quantized, sparse, nested or without values" in problem.what
+    [problem] = problems(net(), saved(tmp_path / "w.pt", {0: weight}))
+    assert "not tensors: 0" in problem.what
+
+
+def test_metadata_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file(net().state_dict(), path, {"applied": "[" * 100_000 + "]" * 100_000})
+    with pytest.raises(SpecError, match="nested too deeply"):
+        applied_hooks(config(path))

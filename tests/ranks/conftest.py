@@ -36,10 +36,11 @@ def environment(rank: int, size: int, port: str) -> dict[str, str]:
 
 @dataclass
 class Ended:
-    """The result of a command: the exit code and the output of each rank."""
+    """The result of a command: the exit code, the output and the collectives of each rank."""
 
     codes: list[int]
     said: list[str]
+    collectives: list[list[str]]
 
 
 @dataclass
@@ -99,7 +100,7 @@ class Workers:
                 found.append(json.loads(worker.stdout.readline()))
                 if self._leaves:
                     worker.process.wait()
-        return Ended([each["code"] for each in found], [each["said"] for each in found])
+        return Ended(*([each[key] for each in found] for key in ("code", "said", "collectives")))
 
     def run(self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False) -> Ended:
         """Run the command line in so many processes."""

@@ -8,9 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
 import hookrun
 from hookrun.cli import main
 
@@ -73,16 +70,12 @@ def test_an_edit_on_some_ranks_only_is_refused(tmp_path, monkeypatch, capsys) ->
         assert "hooks.trips.when.rank" in capsys.readouterr().err
 
 
-def test_a_check_that_stops_one_rank_ends_all(workers, tmp_path, monkeypatch) -> None:
-    """The rank without the bad sample would otherwise wait for the other one while it looks for the source."""
-    monkeypatch.chdir(tmp_path)
-    inputs = torch.zeros(8, 1, 8, 8)
-    inputs[3] = torch.nan  # a row of rank 1 only
-    save_file({"input": inputs, "target": torch.zeros(8, dtype=torch.int64)}, tmp_path / "some.safetensors")
-    files = ("data=tensors", "data.args.train_file=some.safetensors", "data.args.val_file=some.safetensors")
-    check = "+hooks.c={select: conv1, hook: forward_pre, action: check, policy: stop}"
-    settings = ("model.args.num_classes=2", "data.batch_size=4", "train.shuffle=false", "train.epochs=1")
-    argv = ("model=cnn", *files, *settings, "compute.timeout=20", "compute.threads=1", check)
-    ended = workers.run(tmp_path, *argv, "compute.strategy=ddp", "compute.device=cpu", "hydra.run.dir=run")
-    assert ended.codes == [3, 3], ended.said
-    assert "hook 'c' on conv1" in hookrun.open_run(tmp_path / "run").status["reason"]
+def test_a_run_that_rank_0_cannot_resume_is_refused_by_all(workers: Any, tmp_path: Path) -> None:
+    argv = (*SMALL, "compute.timeout=60", "train.epochs=1", "train.limit_batches=2")
+    assert workers.run(tmp_path, *argv, TRIPS + ", policy: stop}", "hydra.run.dir=run").codes == [3, 3]
+    (state,) = (tmp_path / "run" / "checkpoints").glob("state_*/state.json")
+    state.write_text("{")
+    since = time.monotonic()
+    ended = workers.run(tmp_path, "resume=run")
+    assert ended.codes == [2, 2] and time.monotonic() - since < 50, ended.said
+    assert "has no undamaged state" in ended.said[0]

@@ -182,18 +182,16 @@ def test_a_group_is_open_in_its_block_alone_and_refused_where_there_is_one(monke
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(HookrunError, match=r"compute\.timeout: rank 0 of 1 did not connect .* within 5 s"):
         joined(me, "cpu", 5).__enter__()
-    real = distributed.init_process_group
-
-    def opened(*args: Any, **options: Any) -> None:
-        real(*args, store=distributed.HashStore(), **options)
-
-    monkeypatch.setattr(distributed, "init_process_group", opened)
-    for fails in (False, True):
+    store = distributed.HashStore()  # one for all groups, as torchrun's
+    monkeypatch.setattr(group, "rendezvous", lambda *args, **options: iter([(store, 0, 1)]))
+    for fails in (True, False):
         with joined(me, "cpu", 5) as ranks:
             assert distributed.is_initialized() and ranks.gathered("x") == ["x"]
             with pytest.raises(HookrunError, match="has a process group already"):
                 joined(me, "cpu", 5).__enter__()
-            ranks.failed = fails
+            assert not ranks._store.check(["failed"]), "that of the group before"
+            if fails:
+                told(ranks, HookrunError("no rows"))
         assert not distributed.is_initialized()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(HookrunError, match="rank 3 is process 3 of its machine, which has 2 CUDA devices"):

@@ -1,4 +1,7 @@
-"""A process that runs one command line after the other, each as one rank of its own process group."""
+"""A process that runs one command line after the other, each as one rank of its own process group.
+
+It answers with the exit code, the output, and every collective of the run with the function of hookrun that called it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,51 @@ import io
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
 
 from hookrun.cli import main
+
+COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce_scatter_tensor")
+
+
+def caller() -> str:
+    """The innermost function of hookrun that is running, except those that communicate."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        place = frame.f_code.co_filename.rpartition("/hookrun/")[2]
+        if place.startswith(("cli/", "runtime/", "store/", "tasks/")):
+            return f"{place} {frame.f_code.co_name.removesuffix('_as_rank')}"
+        frame = frame.f_back
+    return "torch"
+
+
+@contextlib.contextmanager
+def numbered() -> Iterator[list[str]]:
+    """Within the block, the collectives that torch's functions start, in their order."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    called: list[str] = []
+
+    def recording(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def record(*args: Any, **kwargs: Any) -> Any:
+            called.append(f"{len(called)} {name} {caller()}")
+            return function(*args, **kwargs)
+
+        return record
+
+    kept = [(torch.distributed, name) for name in COLLECTIVES] + [(DTensor, "full_tensor")]
+    functions = [getattr(owner, name) for owner, name in kept]
+    for (owner, name), function in zip(kept, functions, strict=True):
+        setattr(owner, name, recording(name, function))
+    try:
+        yield called
+    finally:
+        for (owner, name), function in zip(kept, functions, strict=True):
+            setattr(owner, name, function)
 
 
 def run(command: dict[str, object]) -> dict[str, object]:
@@ -20,9 +66,9 @@ def run(command: dict[str, object]) -> dict[str, object]:
     os.chdir(str(command["folder"]))
     argv = command["argv"]
     assert isinstance(argv, list)
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), numbered() as collectives:
         code = main(argv)
-    return {"code": code, "said": said.getvalue()}
+    return {"code": code, "said": said.getvalue(), "collectives": collectives}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from hookrun.errors import printable, shortened
 from hookrun.report.draw import text
 from hookrun.report.draw.charts import MOST_POINTS, Figure, Series, axis_of, bars, lines
 from hookrun.report.draw.numbers import MOST_ROWS, of_bars, of_bins, of_cells, of_curves, of_tiles
@@ -209,9 +210,9 @@ def test_durations_and_times() -> None:
 
 
 def test_names_are_shortened_and_have_no_control_characters() -> None:
-    assert text.one_line("a\u202eb\n\ud800") == r"a\u202eb\n\ud800"
-    assert text.visible("a\x1b\n\tb") == "a\\x1b\n\tb"
-    assert text.shortened("a" * 50 + "b" * 50, 20) == "a" * 10 + "…" + "b" * 10
+    assert printable("a\u202eb\n\ud800") == r"a\u202eb\n\ud800"
+    assert printable("a\x1b\n\tb", kept="\n\t") == "a\\x1b\n\tb"
+    assert shortened("a" * 50 + "b" * 50, 20) == "a" * 10 + "…" + "b" * 10
     assert (text.module_name(""), text.module_name("a.b")) == ("(root)", "a.b")
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import re
 import shutil
+import statistics
+from collections import defaultdict
 from pathlib import Path
 
+from omegaconf import OmegaConf
 from report_pages import SHORT, change_status, ended_process, read_lines, table, write_lines
 
 import hookrun
 from hookrun.cli import main
-from hookrun.report.sweep_facts import find_jobs, read_sweep, read_yaml
+from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs, read_sweep, read_yaml
 
 
 def give(job: Path, *overrides: str) -> None:
@@ -53,6 +58,19 @@ def test_names_in_a_sweep_are_escaped(copied: Path, remade) -> None:
     found = remade(copied)
     assert found.tags.count("script") == 1
     assert evil in found.text and "x" not in found.links
+
+
+def test_texts_of_the_table_are_not_formulas_and_numbers_stay(copied: Path, remade) -> None:
+    formulas = ["=1", "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1"]
+    for job, text in enumerate(formulas):
+        give(copied / str(job), f"hooks.a.name={text}", "=key=-1.5e-3", f"seed={-job}")
+    change_status(copied / "5", status="failed", reason="=1+1")
+    remade(copied)
+    rows = table(copied)
+    assert [row["hooks.a.name"] for row in rows] == [f"'{text}" for text in formulas]
+    assert [row["seed"] for row in rows] == ["0", "-1", "-2", "-3", "-4", "-5"]
+    assert rows[5]["reason"] == "'=1+1"
+    assert all(not cell.startswith(("=", "+", "@")) for row in rows for cell in (*row, *row.values()))
 
 
 def test_the_page_of_an_interrupted_sweep(folder: Path, page, monkeypatch) -> None:
@@ -98,9 +116,11 @@ def test_baselines_come_first_and_each_job_is_compared_with_its_own(folder: Path
     rows = {row["job"]: row for row in table(path)}
     assert list(rows) == ["0", "1", "2", "3"]
     for job, baseline in (("2", "0"), ("3", "1")):
-        expected = float(rows[job]["objective"]) - float(rows[baseline]["objective"])
-        assert float(rows[job]["val/accuracy - baseline"]) == expected
-        assert rows[baseline]["val/accuracy - baseline"] == ""
+        assert (rows[job]["baseline"], rows[baseline]["baseline"]) == ("false", "true")
+        for metric in ("val/accuracy", "train/loss"):
+            expected = float(rows[job][metric]) - float(rows[baseline][metric])
+            assert float(rows[job][f"{metric} - baseline"]) == expected
+            assert rows[baseline][f"{metric} - baseline"] == ""
     found = page(path)
     assert "<h1>train mlp over seed</h1>" in found.source
     first = [link for link in found.links if link.startswith("./")][:2]
@@ -117,31 +137,92 @@ def test_metrics_that_only_the_baselines_have_are_not_drawn(folder: Path, page) 
     assert re.search("(failed|stopped) 2", page(folder / "ends").text)
 
 
-def test_the_page_states_the_objective_and_marks_the_best_job(
-    sweep: Path, copied: Path, page, remade
-) -> None:
-    best = max(table(sweep), key=lambda row: float(row["objective"]))["job"]
+def by_setting(sweep: Path, *keys: str) -> dict[tuple[str, ...], list[dict[str, str]]]:
+    """The rows of the table by their values of the keys."""
+    settings = defaultdict[tuple[str, ...], list[dict[str, str]]](list)
+    for row in table(sweep):
+        settings[tuple(row[key] for key in keys)].append(row)
+    return settings
+
+
+def test_the_best_setting_has_the_best_mean_over_the_seeds(sweep: Path, copied: Path, page, remade) -> None:
+    settings = by_setting(sweep, "train.optimizer.lr")
+    results = {key: [float(row["objective"]) for row in rows] for key, rows in settings.items()}
+    (lr,), values = max(results.items(), key=lambda item: statistics.fmean(item[1]))
+    said = f"{statistics.fmean(values) * 100:.1f} % ± {statistics.stdev(values) * 100:.1f} (2 seeds)"
     found = page(sweep)
-    assert f"maximize val/accuracy (best epoch of a run). Best: job {best} with" in found.text
-    assert found.source.count('<tr id="best">') == 1 and "Single batches" not in found.text
-    give(copied / best, "seed=7")
-    assert ': <span class="mono">seed=7 </span>' in remade(copied).source
+    assert f"best: train.optimizer.lr={lr}, val/accuracy {said}; to maximize val/accuracy" in found.text
+    assert found.source.count('<tr id="best">') == 1 and found.source.count(">best<") == 2
     for job in map(
         str, range(6)
-    ):  # as written by an earlier version: no means of training, no result in the status
+    ):  # written by an earlier version: no means of training, no result in the status
         metrics = copied / job / "metrics.jsonl"
         kept = [line for line in read_lines(metrics) if line.pop("of") == "batch" or line["split"] == "val"]
         write_lines(metrics, kept)
         change_status(copied / job, objective=None)
     old = remade(copied)
     assert "Single batches, not means train/accuracy, train/loss" in old.text
-    assert f"Best: job {best} with" in old.text
+    assert f"best: train.optimizer.lr={lr}, val/accuracy {said}" in old.text
+
+
+def test_the_settings_file_has_means_and_deviations_of_the_rows(sweep: Path) -> None:
+    with (sweep / "sweep_settings.csv").open(newline="", encoding="utf-8") as file:
+        written = {(row["train.optimizer.lr"],): row for row in csv.DictReader(file)}
+    settings = by_setting(sweep, "train.optimizer.lr")
+    assert written.keys() == settings.keys()
+    for key, rows in settings.items():
+        losses = [float(row["val/loss"]) for row in rows]
+        assert written[key]["n"] == "2" and "seed" not in written[key]
+        assert math.isclose(float(written[key]["val/loss mean"]), statistics.fmean(losses))
+        assert math.isclose(float(written[key]["val/loss std"]), statistics.stdev(losses))
+
+
+def test_other_keys_than_the_seed_can_be_repetitions(copied: Path, remade) -> None:
+    for job in map(str, range(6)):
+        path = copied / job / ".hydra/config.yaml"
+        config = OmegaConf.load(path)
+        OmegaConf.update(config, "objective.over", ["train.optimizer.lr"], force_add=True)
+        OmegaConf.save(config, path)
+    assert "best: seed=" in remade(copied).text
+    assert {len(setting.jobs) for setting in read_sweep(copied).settings} == {3}
+
+
+def effects(folder: Path, *, with_baseline: bool) -> SweepFacts:
+    """A sweep over two layers whose metric is a logit difference that the experiment does not optimize."""
+    jobs = []
+    values = {"vars.layer=0": 0.5, "vars.layer=1": -3.0, "hooked=false": 0.25}
+    for number, (given, value) in enumerate(values.items()):
+        result = {
+            "metric": "val/logit_difference",
+            "direction": "maximize",
+            "of": "best",
+            "value": value,
+            "epoch": None,
+        }
+        job = folder / str(number)
+        (job / ".hydra").mkdir(parents=True)
+        give(job, given)
+        (job / ".hydra/config.yaml").write_text("objective: null\n")
+        (job / "status.json").write_text(json.dumps({"status": "done", "objective": result}))
+        jobs.append(job)
+    if not with_baseline:
+        shutil.rmtree(jobs[-1])
+    return read_sweep(folder)
+
+
+def test_of_a_diagnostic_metric_the_largest_effect_is_told(tmp_path: Path) -> None:
+    facts = effects(tmp_path, with_baseline=True)
+    assert conclusion(facts) == "largest effect: layer 1 (-3.25 over 0.25 without hooks) on logit_difference"
+    assert [job.name for job in facts.ranked] == ["2", "1", "0"]
+
+
+def test_of_a_diagnostic_metric_without_baseline_nothing_is_best(tmp_path: Path) -> None:
+    assert "baseline=true" in conclusion(effects(tmp_path, with_baseline=False))
 
 
 def test_the_page_links_to_the_page_of_each_job(sweep: Path, page) -> None:
     links = [link for link in page(sweep).links if link.startswith("./")]
-    best_first = sorted(table(sweep), key=lambda row: -float(row["objective"]))
-    assert links == [f"./{row['job']}/report.html" for row in best_first]
+    assert sorted(links) == [f"./{row['job']}/report.html" for row in table(sweep)]
     assert all((sweep / link).is_file() for link in links)
 
 

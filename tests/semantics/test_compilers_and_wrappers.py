@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -346,6 +347,15 @@ def fake_run(model: nn.Module) -> object:
         return model(mode.from_tensor(X))
 
 
+@cache
+def traces_generators() -> bool:
+    try:
+        make_fx(lambda x: x.clone().normal_(generator=torch.Generator()))(X)
+    except NotImplementedError:
+        return False
+    return True
+
+
 def draws_where_vmap_refuses_it(trace: str, edit: str) -> bool:
     return edit == "noise" and trace.startswith(("vmap", "hessian", "jac"))
 
@@ -382,7 +392,13 @@ def test_edits_work_on_real_values_after_a_trace(trace: str, edits: list[str]) -
     with hookrun.hooked(model, together(EDITS, edits), effects=True):
         expected = model(X)
     with hookrun.hooked(model, together(EDITS, edits), effects=True) as hooks:
-        TRACES[trace](model)
+        if "noise" in edits and trace.startswith(("export", "make_fx")) and not traces_generators():
+            with pytest.raises(
+                hookrun.HookError, match=r"hook 'h0' \(forward, noise\) on 0: .* from torch 2.13 on"
+            ):
+                TRACES[trace](model)
+        else:
+            TRACES[trace](model)
         found = model(X)
         assert type(found) is Tensor and holds_data(found)
         if "noise" not in edits:

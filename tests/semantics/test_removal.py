@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -146,6 +148,25 @@ def test_hooks_are_removed_after_an_exception_in_any_module_call(
         step(model)
         assert not hooks.inactive
     assert hooked_state(model) == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["block.0", "block.1"])
+def test_saved_tensor_hooks_go_though_two_other_contexts_end_first(
+    where: str, error: type[BaseException]
+) -> None:
+    """The checkpointed region and the user's block: each removes the topmost pair, which is ours."""
+    model = net()
+
+    def fail(*_: object) -> None:
+        raise error("now")
+
+    handle = model.get_submodule(where).register_forward_pre_hook(fail)
+    around = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with pytest.raises(error), hookrun.hooked(model, {"saved": EVERY["saved"]}), around:
+        model(X.clone().requires_grad_())
+    handle.remove()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -415,3 +436,21 @@ def test_the_plan_shows_the_firing_order() -> None:
         for name in ("limit", "raise", "double")
     ]
     assert rows == sorted(rows)
+
+
+def test_threads_install_and_leave_on_one_model_one_after_another() -> None:
+    model = Net()
+    before = hooked_state(model)
+
+    def installed(_: int) -> int:
+        with hookrun.hooked(model, EVERY) as hooks:
+            return len(hooks.sites)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            sites = set(pool.map(installed, range(40)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(sites) == 1 and hooked_state(model) == before

@@ -14,7 +14,7 @@ from hookrun.store.states.checkpoint import save
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Three shards of captures and a checkpoint."""
+    """Three shards of captures and a checkpoint, of a run that failed and has no manifest."""
     made = RunDir.create(tmp_path / "run", buffer=12_000)  # shards of 4,000 bytes
     made.set_status("running")
     for step in range(3):
@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> Path:
     save(nn.Linear(2, 2), made.checkpoints / "last.safetensors")
     made.log_metrics(step=1)
     made.close()
-    made.set_status("done")
+    made.set_status("failed", "an error")
     return made.path
 
 

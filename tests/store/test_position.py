@@ -55,6 +55,7 @@ def whole(path: Path, batches: int = 7) -> RunDir:
 def ended(run: RunDir) -> dict[str, Any]:
     counts = dict(run.captures.counts)
     run.close()
+    run.write_manifest()
     run.set_status("done")
     return {**recorded(run.path), "counts": counts}
 

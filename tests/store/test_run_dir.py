@@ -231,6 +231,10 @@ def test_only_rank_0_writes_the_files_of_the_run(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before and other.ended
 
 
+def test_a_command_line_that_is_not_utf_8_is_kept_with_escapes() -> None:
+    assert environment([os.fsdecode(b"x\xff.py"), "é"])["argv"] == [r"x\udcff.py", "é"]
+
+
 def test_the_environment_names_versions_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET", "0123456789abcdef")
     found = environment(argv=["hookrun", "experiment=clip_fc"], device="cpu")

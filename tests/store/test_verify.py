@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from hookrun import verify as verify_module
@@ -23,8 +24,15 @@ from hookrun.store.manifest import manifest_faults, read_manifest, write_manifes
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states.checkpoint import save
+from hookrun.store.states.files import write_state
+from hookrun.store.states.tree import flatten
 from hookrun.store.verify import verify
 from hookrun.verify import main
+
+
+def restate(run: Path, **changed: object) -> None:
+    status = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps({**status, **changed}))
 
 
 def shard(run: Path, number: int) -> Path:
@@ -76,10 +84,10 @@ def test_files_left_by_a_killed_run_are_not_faults(run: Path, capsys: pytest.Cap
     (run / "captures/.000003.safetensors.1.tmp").write_bytes(b"half")
     with (run / "captures/index.jsonl").open("a") as index:
         index.write('{"version": 1, "sha')
-    assert main([str(run)]) == 1, "it says it is done"
-    assert capsys.readouterr().out.count("BAD: ") == 2
-    status = json.loads((run / "status.json").read_text())
-    (run / "status.json").write_text(json.dumps({**status, "status": "running"}))
+    restate(run, status="done", exit_code=0)
+    assert main([str(run)]) == 1
+    assert capsys.readouterr().out.count("BAD: ") == 3, "and there is no manifest"
+    restate(run, status="running", ended=None, exit_code=None)
     assert main([str(run)]) == 0
     assert capsys.readouterr().out.count("note: ") == 2
 
@@ -87,6 +95,7 @@ def test_files_left_by_a_killed_run_are_not_faults(run: Path, capsys: pytest.Cap
 def test_a_run_with_a_lost_index_is_not_reported_as_empty(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    restate(run, status="done", exit_code=0)
     (run / "captures/index.jsonl").unlink()
     (run / "env.json").write_text('{"torch"')
     assert main([str(run)]) == 1
@@ -251,12 +260,49 @@ def test_an_index_must_agree_with_the_manifest(whole: Path) -> None:
     assert name == shards and "has another SHA-256 in its index" in fault
 
 
+CONTRADICTORY: list[dict[str, object]] = [
+    {"status": "failed"}, {"status": "interrupted"}, {"status": "running"}, {"status": "stopped"}, {"status": "DONE"},
+    {"exit_code": 1}, {"exit_code": None}, {"manifest": None}, {"ended": None}, {"started": None}, {"ended": "soon"},
+    {"started": "2999-01-01T00:00:00+00:00"}, {"started": "2026-01-01T00:00:00"},
+    {"status": "running", "exit_code": None}, {"status": "running", "ended": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", CONTRADICTORY, ids=json.dumps)
+def test_a_status_that_contradicts_itself_is_a_fault(whole: Path, changed: dict[str, object]) -> None:
+    assert verify(whole).bad == []
+    restate(whole, **changed)
+    assert any("status.json contradicts itself" in line for line in verify(whole).bad)
+
+
+def test_only_whole_states_lie_below_checkpoints_of_a_finished_run(whole: Path) -> None:
+    state = write_state(whole, "{}", *flatten({"x": torch.zeros(2)}))
+    assert verify(whole).bad == []
+    hidden = [state / "more", state / "in/side", state.with_name("state_x") / "y", state.with_name("state_7")]
+    for path in hidden:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    state.with_name("state_000009").symlink_to(state)
+    (state / "tensors.safetensors").write_bytes(b"")
+    bad = verify(whole).bad
+    assert len(bad) == 6 and sum("belongs to no state" in line for line in bad) == 5
+    assert sum("is damaged" in line for line in bad) == 1
+
+
+def test_verify_shows_each_name_on_one_line_and_twenty_at_most(whole: Path, capsys) -> None:
+    (whole / "a\nrun: 0 shards, 0 bytes, all well").write_text("")
+    for number in range(60):
+        (whole / f"\x1b[2J\u202e{number}").write_text("")
+    assert main([str(whole)]) == 1
+    *lines, more, verdict = capsys.readouterr().out.splitlines()
+    assert len(lines) == 20 and more == "and 41 more" and verdict.endswith("61 bad")
+    assert all(line.startswith("BAD: ") and line.isprintable() for line in lines)
+
+
 # ---- without one
 
 
-def without_pid(run: Path, **changed: object) -> None:
-    status = json.loads((run / "status.json").read_text())
-    (run / "status.json").write_text(json.dumps({**status, **changed}))
+RUNNING = {"status": "running", "ended": None, "exit_code": None}
 
 
 @pytest.mark.parametrize(
@@ -264,15 +310,14 @@ def without_pid(run: Path, **changed: object) -> None:
     [
         ({"status": "failed", "exit_code": 1}, "note: it failed, so it has no manifest"),
         ({"status": "interrupted"}, "note: it was interrupted, so it has no manifest"),
-        ({"status": "running", "pid": 2**31 - 1}, "it was cut off; it has no manifest"),
-        ({"status": "running"}, "all well so far: the run has not ended"),
-        ({}, "note: it is of an earlier hookrun and has no manifest"),
+        (RUNNING | {"pid": 2**31 - 1}, "it was cut off; it has no manifest"),
+        (RUNNING, "all well so far: the run has not ended"),
     ],
 )
 def test_a_run_without_a_manifest_says_why_and_its_files_are_checked(
     run: Path, changed: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    without_pid(run, **changed)
+    restate(run, **changed)
     assert main([str(run)]) == 0
     assert said in capsys.readouterr().out
     flip(shard(run, 1))

@@ -214,7 +214,7 @@ def test_shards_are_as_large_as_a_third_of_the_buffer(run, hook) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"reduce": "{mean: [2, 3]}"}, "hooks.h: on fc: reduce: mean [2, 3]: [2, 10] has no dimension 2"),
+        ({"reduce": "{mean: [2, 3]}"}, "hooks.h: on fc: reduce: the shape [2, 10] has no dimension 2"),
         (
             {"keep": "every 2"},
             "hooks.h.keep: found 'every 2', expected a mapping\n      its keys: every, reservoir",

@@ -11,10 +11,11 @@ from typing import Literal
 
 from markupsafe import Markup, escape
 
+from hookrun.errors import printable
 from hookrun.report.draw.numbers import Series as Series
 from hookrun.report.draw.numbers import Table as Table
 from hookrun.report.draw.numbers import of_bars, of_bins, of_curves
-from hookrun.report.draw.text import number, one_line, tick, visible
+from hookrun.report.draw.text import number, tick
 
 WIDTH, HEIGHT = 440, 230
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 10, 36
@@ -140,7 +141,7 @@ def lines(
     says, table = of_curves(title, series, x, y, labels)
     values = dict[float, list[str]]()
     for each in series:
-        prefix = f"{one_line(each.name)}  " if len(series) > 1 else ""
+        prefix = f"{printable(each.name)}  " if len(series) > 1 else ""
         for at, value in zip(each.x, each.y, strict=True):
             values.setdefault(at, []).append(f"{prefix}{number(value)}")
     places = sorted(values)[: 2 * MOST_POINTS]
@@ -302,14 +303,14 @@ def _frame(across: Axis, up: Axis, x: str, y: str, labels: Sequence[str] | None 
 
 def _short(text: str, most: int) -> str:
     """At most `most` characters; of a module path the end, which tells it from its neighbours."""
-    text, room = one_line(text), max(most, 3)
+    text, room = printable(text), max(most, 3)
     if len(text) <= room:
         return text
     return "…" + text[1 - room :] if "." in text else text[: room - 1] + "…"
 
 
 def _said(text: str) -> Markup:
-    return escape(one_line(text))
+    return escape(printable(text))
 
 
 def _text(
@@ -324,7 +325,7 @@ def _svg(body: Sequence[str], places: Sequence[float], said: Sequence[str], says
     places, said: positions from left to right, and the text to show under the pointer at each
     says:         the text alternative
     """
-    points = escape(json.dumps({"x": list(places), "t": list(map(visible, said))}))
+    points = escape(json.dumps({"x": list(places), "t": [printable(each, kept="\n\t") for each in said]}))
     return Markup(  # made of numbers and escaped texts alone
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_said(says)}" '
         f'data-hover="{points}">{"".join(body)}</svg>'

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookrun.errors import counted
-from hookrun.report.draw.text import number, one_line
+from hookrun.errors import counted, printable
+from hookrun.report.draw.text import number
 from hookrun.store.captures.read import spread
 
 Array = NDArray[np.floating[Any]]
@@ -151,7 +151,7 @@ def _extremes(values: Array, names: Sequence[str]) -> str:
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], total: int, noun: str) -> Table:
     title = ALL if len(rows) == total else f"{ALL}, {len(rows)} of {counted(total, noun)}"
-    return Table(title, tuple(map(one_line, heads)), tuple(rows))
+    return Table(title, tuple(map(printable, heads)), tuple(rows))
 
 
 def _extent(values: Array) -> tuple[str, str, str]:

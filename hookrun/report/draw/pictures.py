@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
+from hookrun.errors import printable
 from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.numbers import of_cells, of_tiles
-from hookrun.report.draw.text import one_line, tick
+from hookrun.report.draw.text import tick
 
 Array = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
@@ -86,17 +87,17 @@ def mosaic(
         further.append({"src": later, "says": f"{columns}s {start}–{end - 1} of {across}"})
     image = Markup('<img class="input" alt="the input" src="{}">')
     names = Markup("").join(
-        Markup("<span>{}{}</span>").format(image.format(input_) if input_ else "", one_line(name))
+        Markup("<span>{}{}</span>").format(image.format(input_) if input_ else "", printable(name))
         for name, input_ in zip_longest(rows, inputs, fillvalue="")
     )
     body = Markup(
         '<div class="sheet" role="img" aria-label="{}" style="--tiles-high:{}"><div class="sheet-rows">{}</div>'
         '<img class="mosaic" alt="{}" src="{}"></div><div class="sheet-x"{}>{}</div>'
     ).format(
-        one_line(says),
+        printable(says),
         len(tiles),
         names,
-        one_line(title),
+        printable(title),
         address,
         Markup(' data-pages="{}"').format(json.dumps(further)) if further else "",
         said,
@@ -158,11 +159,13 @@ def heat(
     row_height = 30 if numbers else max(_LOWEST, fitting)
     every = math.ceil(_NAMES_APART / row_height)
     names = Markup("").join(
-        Markup('<span style="grid-row:{}" title="{}">{}</span>').format(n + 1, one_line(name), one_line(name))
+        Markup('<span style="grid-row:{}" title="{}">{}</span>').format(
+            n + 1, printable(name), printable(name)
+        )
         for n, name in enumerate(rows)
         if n % every == 0
     )
-    foot = Markup("").join(Markup("<span>{}</span>").format(one_line(name)) for name in below)
+    foot = Markup("").join(Markup("<span>{}</span>").format(printable(name)) for name in below)
     height = max(len(rows) * row_height, 60)
     says, table = of_cells(title, values, rows, columns)
     body = Markup(
@@ -172,12 +175,12 @@ def heat(
         '<div class="heat-columns">{}</div><div class="heat-x">{}</div></div>'
     ).format(
         " numbered" if numbers else "",
-        one_line(says),
+        printable(says),
         height,
         len(rows),
         len(columns),
         names,
-        one_line(title),
+        printable(title),
         address,
         cells,
         foot,

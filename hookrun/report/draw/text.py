@@ -6,23 +6,7 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
-
-def visible(text: str, kept: str = "\n\t") -> str:
-    """The text with control, bidirectional and other unprintable characters as escapes, except those in `kept`."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
-
-
-def one_line(text: str) -> str:
-    """As `visible`, with line breaks as escapes too, for names."""
-    return visible(text, kept="")
-
-
-def shortened(text: str, most: int = 80) -> str:
-    """`one_line` of a name that may be of any length: its beginning and its end."""
-    half = most // 2
-    return one_line(text if len(text) <= most else f"{text[:half]}…{text[-half:]}")
+from hookrun.errors import printable
 
 
 def token_name(text: str, token: int, most: int = 40) -> str:
@@ -30,13 +14,13 @@ def token_name(text: str, token: int, most: int = 40) -> str:
     if not text:
         return f"#{token}" if token >= 0 else "?"
     bare = text.lstrip(" ")
-    name = "␣" * min(len(text) - len(bare), 4) + one_line(bare[: most + 1])
+    name = "␣" * min(len(text) - len(bare), 4) + printable(bare[: most + 1])
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def module_name(path: str) -> str:
     """The path of a module as shown on the page; ``(root)`` for the root module, whose path is empty."""
-    return one_line(path) if path else "(root)"
+    return printable(path) if path else "(root)"
 
 
 def number(value: Any) -> str:

@@ -11,10 +11,9 @@ from markupsafe import Markup
 from torch import Tensor
 from torch.nn import functional as F
 
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, printable
 from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.pictures import encoded
-from hookrun.report.draw.text import one_line
 from hookrun.report.facts import Facts
 from hookrun.report.token_strips import MOST_SAMPLES, MOST_TOKENS, Strips, Token, strips
 from hookrun.store.captures.tensor_file import open_tensors
@@ -79,7 +78,9 @@ def _overlay(facts: Facts, name: str, place: Place, values: Tensor, *, smooth: b
         facts.pictures[place], f"the map of {name}", address
     )
     caption = " · ".join(filter(None, (f"{place[0]} sample {place[1]}", facts.called.get(place, ""))))
-    return Figure(one_line(caption), body, scale=scale, note="" if name == "attributions" else one_line(name))
+    return Figure(
+        printable(caption), body, scale=scale, note="" if name == "attributions" else printable(name)
+    )
 
 
 def _strips(facts: Facts, name: str, rows: Mapping[Place, Tensor]) -> Figure:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from hookrun.errors import shortened
 from hookrun.report.draw.pictures import heat
-from hookrun.report.draw.text import shortened
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
 

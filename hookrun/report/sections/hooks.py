@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from hookrun.actions.base import ABOUT
-from hookrun.errors import counted, listed
+from hookrun.errors import counted, listed, printable, shortened
 from hookrun.report.captures import MOST_VIEWS, place, view_capture
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_magnitudes
 from hookrun.report.draw.pictures import heat
-from hookrun.report.draw.text import module_name, number, one_line, shortened
+from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import MOST_HOOKS, NOTICES, ON_PARAMETERS, Facts
 from hookrun.report.lines import is_number
 from hookrun.store.captures.read import StoredCapture
@@ -56,10 +56,10 @@ def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
     for record in records:
         if (values := recorded(record)) and not is_measured(record):
             words = "  ".join(
-                f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={one_line(str(value))}"
+                f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={printable(str(value))}"
                 for key, value in values.items()
             )
-            at = f"{module_name(str(record['module']))} {one_line(str(record.get('path') or ''))}".strip()
+            at = f"{module_name(str(record['module']))} {printable(str(record.get('path') or ''))}".strip()
             texts.append((f"step {record['step']}  {at}", words[:MOST_CHARACTERS]))
             if len(texts) == MOST_LINES:
                 break

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from hookrun.errors import printable, shortened
 from hookrun.report.draw.charts import Figure, bars
 from hookrun.report.draw.pictures import LEVELS, heat, palette
-from hookrun.report.draw.text import number, one_line, shortened
+from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number, is_place, sampled
 from hookrun.store.format import LENS
@@ -100,7 +101,7 @@ def _text(token: int, text: str | None) -> str:
     """The text of a token with visible spaces; its number if it has no text."""
     if not text:
         return str(token)
-    return shortened(one_line(text).replace(" ", "␣"), _CHARACTERS)
+    return shortened(printable(text).replace(" ", "␣"), _CHARACTERS)
 
 
 def _cell(line: Line) -> dict[str, str]:

@@ -14,15 +14,13 @@ from hookrun.errors import counted
 from hookrun.report.draw.charts import Figure, Series, lines, spans_magnitudes
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import number
-from hookrun.report.sweep_facts import JobFacts, SweepFacts
+from hookrun.report.sweep_facts import JobFacts, SweepFacts, conclusion
 
 K = TypeVar("K")
 
 MOST_METRICS = 6
 MOST_FIGURES = 18
 MOST_CELLS = 40
-REPEATS = "seed"
-"""The key whose values are repetitions of the same experiment."""
 
 
 def objective(facts: SweepFacts) -> dict[str, Any] | None:
@@ -34,22 +32,23 @@ def objective(facts: SweepFacts) -> dict[str, Any] | None:
     if not said and not of_batch:
         return None
     without = sum(job.result is not None and job.value is None for job in facts.jobs) if facts.goal else 0
-    return {"objective": said, "without": without, "of_batch": of_batch}
+    return {"objective": said, "conclusion": conclusion(facts), "without": without, "of_batch": of_batch}
 
 
 def figures(facts: SweepFacts) -> list[Figure]:
-    """One figure for each metric; jobs that differ only in their seed are one point with a band."""
+    """One figure for each metric; jobs of one setting, such as its seeds, are one point with a band."""
     jobs = facts.compared
     measured = {name for job in jobs for name in job.metrics}
     names = [name for name in facts.metrics if name in measured and not name.endswith("/samples")]
-    keys = [key for key in facts.varied if key != REPEATS] or facts.varied
+    keys = [key for key in facts.varied if key not in facts.averaged] or facts.varied
     is_small = all(len({job.overrides.get(key) for job in jobs}) <= MOST_CELLS for key in keys)
     shown = list[Figure]()
     for name in names[:MOST_METRICS]:
         if len(keys) == 2 and is_small:
             drawn = [_map(jobs, keys[0], keys[1], name)]
         else:
-            drawn = [_curve([job for job in jobs if name in job.metrics], key, name) for key in keys]
+            of_metric = [job for job in jobs if name in job.metrics]
+            drawn = [_curve(of_metric, key, name, dots=key in facts.averaged) for key in keys]
         shown += [_with_baselines(figure, facts, name) for figure in drawn]
     return shown[:MOST_FIGURES]
 
@@ -66,15 +65,18 @@ def _with_baselines(figure: Figure, facts: SweepFacts, name: str) -> Figure:
     return replace(figure, note="; ".join(filter(None, [figure.note, said])))
 
 
-def _curve(jobs: Sequence[JobFacts], key: str, name: str) -> Figure:
-    """The mean over the jobs with each value, and a band from the minimum to the maximum."""
+def _curve(jobs: Sequence[JobFacts], key: str, name: str, *, dots: bool) -> Figure:
+    """The mean over the jobs with each value, and a band from the minimum to the maximum.
+
+    dots: points, also for numbers, which are not in an order that means something
+    """
     by_value = defaultdict[str, list[float]](list)
     for job in jobs:
         by_value[job.overrides.get(key, "–")].append(job.metrics[name])
     order = sorted(by_value, key=_rank)
     xs = [_number(value) for value in order]
     is_numeric = all(map(math.isfinite, xs))
-    dots = not is_numeric or key == REPEATS
+    dots = dots or not is_numeric
     finite, notes = _finite(
         by_value, f"{'points' if dots else 'line'}: the mean; band: from minimum to maximum"
     )

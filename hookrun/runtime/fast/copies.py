@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import graph
+from torch.autograd import forward_ad, graph
 from torch.nn import Parameter
 
 from hookrun.actions.base import TokenRows
@@ -28,8 +28,9 @@ NAMES = (
     "_C._is_cow_tensor",
     "Tensor._use_count",
     "autograd.graph._allow_mutation_on_saved_tensors_enabled",
+    "autograd.forward_ad._current_level",
 )
-lazy_clone, set_grad_enabled, storage_holders, _is_copy_on_write, use_count, _ = private(*NAMES)
+lazy_clone, set_grad_enabled, storage_holders, _is_copy_on_write, use_count, *_ = private(*NAMES)
 _is_usable = lazy_clone is not None
 
 
@@ -54,15 +55,18 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = UNSHARED) ->
     """Whether the tensor's memory may become copy-on-write: nothing outside torch is known to share it.
 
     False for memory that torch did not allocate or that NumPy or DLPack shares, for tensors without their own storage
-    (sparse, wrapped by `torch.func`), and if the answer would be expensive to find.
+    (sparse, wrapped by `torch.func`), for those that hold more than a storage (a quantizer, a tangent of forward-mode
+    differentiation), and if the answer would be expensive to find.
 
     whole:      whether the storage must also be no larger than the tensor, so that a copy holds nothing else
     references: torch's reference count of a tensor to which only torch and Python refer
     """
     kind = type(tensor)
-    if not _is_usable or (kind is not Tensor and kind is not Parameter):
+    if not _is_usable or (kind is not Tensor and kind is not Parameter) or tensor.is_quantized:
         return False
-    if functorch_level() is not None or graph._allow_mutation_on_saved_tensors_enabled:
+    if functorch_level() is not None or forward_ad._current_level >= 0:
+        return False
+    if graph._allow_mutation_on_saved_tensors_enabled:
         return False
     try:
         storage = tensor.untyped_storage()
@@ -169,6 +173,8 @@ class KeptInMemory:
             def observe(value: Any) -> Any:
                 # The usual case of `owned`, and the copy, in one function: each call would cost as much as two checks.
                 if first is not _DECIDED or type(value) is not Tensor or functorch_level() is not None:
+                    return otherwise(value)
+                if forward_ad._current_level >= 0 or value.is_quantized:
                     return otherwise(value)
                 if graph._allow_mutation_on_saved_tensors_enabled:
                     return otherwise(value)

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookrun.errors import HookError
 from hookrun.hook_types import BACKWARD, BACKWARD_PRE, HookType
+from hookrun.runtime.apply_action import NOT_NESTED
 from hookrun.runtime.clock import call_frame, finished
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph, no_gradient
@@ -36,6 +37,7 @@ from hookrun.values.containers import (
     put_back,
     rebuild,
 )
+from hookrun.values.tensors import has_no_shape
 
 Grads = Sequence[Tensor | None]
 
@@ -265,6 +267,7 @@ class Backward(ModuleHook):
         self._refuse_func()
         value = arguments(args, kwargs)
         inputs, call.inputs = _numbered(value)
+        self._refuse_nested(inputs)
         call.has_inputs = bool(inputs)
         if not inputs:
             return None
@@ -283,6 +286,11 @@ class Backward(ModuleHook):
                 "backward pass to hook; use loss.backward() or torch.autograd.grad, or leave the hook out here"
             )
 
+    def _refuse_nested(self, tensors: Sequence[Tensor]) -> None:
+        """Raise HookError for a tensor that no custom autograd node takes."""
+        if any(map(has_no_shape, tensors)):
+            self.firings[0].site.fail(NOT_NESTED)
+
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook, called also when the forward raised."""
         call = self.open.pop(call_frame(), None)
@@ -300,6 +308,7 @@ class Backward(ModuleHook):
         if not outputs:
             self.firings[0].site.fail(no_gradient(output))
             return output
+        self._refuse_nested(outputs)
         return exchange(output, self._exits(module, call, entered, outputs))
 
     def _take_over_writes(self, entered: Sequence[tuple[Tensor, Tensor]]) -> None:

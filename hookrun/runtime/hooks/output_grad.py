@@ -11,13 +11,15 @@ from torch.nn.modules.module import _global_forward_hooks
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import OUTPUT_GRAD
+from hookrun.runtime.apply_action import NOT_NESTED
 from hookrun.runtime.clock import call_frame
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.copies import owned
 from hookrun.runtime.fast.direct_calls import Direct, maker
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, RegisteredHook, Shared, no_gradient
 from hookrun.runtime.hooks.exits import Attached, EndOfForward, Watched, aliased, hooked_inside, versions_of
-from hookrun.values.containers import exchange, get, leaves, rebuild, tensors
+from hookrun.values.containers import TargetError, exchange, get, leaves, rebuild, tensors
+from hookrun.values.tensors import has_no_shape
 
 
 class OutputGrad(ModuleHook):
@@ -149,10 +151,16 @@ def _carrying(firing: BoundHook, output: Any) -> list[tuple[str, Tensor]]:
     """(path, tensor) for each tensor of the output that the hook selects and that requires a gradient, each once."""
     site = firing.site
     target = site.spec.keys.target
-    members = ((str(target), get(output, target.keys)),) if target is not None else leaves(output)
+    try:
+        members = leaves(output) if target is None else ((str(target), get(output, target.keys)),)
+    except TargetError as error:
+        site.fail(f"target {target}: {error}")
+        return []
     watched = [(path, leaf) for path, leaf in members if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not watched:
         site.fail(no_gradient(output))
+    if any(has_no_shape(tensor) for _, tensor in watched):
+        site.fail(NOT_NESTED)
     once: list[tuple[str, Tensor]] = []  # plain Python: torch.compile traces this function too
     for path, tensor in watched:
         if all(tensor is not other for _, other in once):
@@ -207,9 +215,5 @@ def _view_if_input(args: Any, output: Any) -> Any:
     A module that returns its input (Identity, Dropout in eval) returns the same tensor object: a hook on that would
     see the gradient of all uses of the input.
     """
-    given = {id(tensor) for tensor in tensors(args)}
-    if not given:
-        return output
-    return rebuild(
-        output, lambda leaf: leaf.view_as(leaf) if isinstance(leaf, Tensor) and id(leaf) in given else leaf
-    )
+    given = list(tensors(args))  # not their ids, for which torch 2.12 compiles no code
+    return rebuild(output, lambda leaf: leaf.view_as(leaf) if any(leaf is each for each in given) else leaf)

@@ -86,7 +86,6 @@ class Scope:
         )
         if hook.edits and of_checkpoint:
             self.outer = None  # a tensor that an action has packed is restored without recomputation
-        self._below = top
         self.pack: Callable[[Tensor], PackedTensor] = self._pack  # kept, so that it can be compared with `is`
         self._context = torch.autograd.graph.saved_tensors_hooks(self.pack, PackedTensor.restore)
         self._context.__enter__()
@@ -97,16 +96,22 @@ class Scope:
         return self.frame is None or finished(self.frame)
 
     def close(self) -> None:
-        """Remove our hooks from torch's stack.
+        """Remove our hooks from torch's stack, which itself removes the topmost pair, whichever that is.
 
-        torch always removes the topmost pair. After an exception, the user's own `saved_tensors_hooks` block around
-        the call has exited first and removed ours instead of its own; the topmost pair is then that of the user.
+        After an exception, another pair may be above ours: that of a checkpointed region, which torch 2.12 leaves
+        there until the traceback is freed. Or a context of other code around the call has exited first and removed
+        ours instead of its own, which is then the topmost one that is not ours.
         """
-        top = _top()
-        if top is not None and (
-            top[0] is self.pack or (self._below is not None and top[0] is self._below[0])
-        ):
+        above = list[Outer]()
+        while (top := _top()) is not None and top[0] is not self.pack:
+            above.append(top)
             self._context.__exit__()
+        if top is not None:
+            self._context.__exit__()
+        elif others := [pair for pair in above if not isinstance(getattr(pair[0], "__self__", None), Scope)]:
+            above.remove(others[0])
+        for pair in reversed(above):
+            torch.autograd.graph.saved_tensors_hooks(*pair).__enter__()
         del self.pack, self._context
         # autograd refers to this object for as long as the graph lives: it must not keep the frame's locals alive
         self.frame = self._parent = None

@@ -152,11 +152,11 @@ class CaptureWriter:
             if leaf is None:
                 continue
             place = f"{path}.{inside}" if path and inside and not inside.startswith("[") else path + inside
-            problem = unstorable(leaf)
+            tensor = leaf.detach().dequantize() if leaf.is_quantized else leaf.detach()
+            problem = unstorable(tensor)
             if problem:
                 at = f"hook {hook!r} at module {module!r}" + (f", {place}" if place else "")
                 raise StoreError(f"cannot capture the {leaf.dtype} tensor of {at}: {problem}")
-            tensor = leaf.detach()
             by_sample = samples is not None and tensor.dim() > 0 and len(tensor) == len(samples)
             if self._batch is not None and samples is not None and not by_sample:
                 raise StoreError(

@@ -25,7 +25,7 @@ from hookrun.store.format import CHECKPOINTS, encode
 from hookrun.store.manifest import hashed
 from hookrun.store.states.tree import unflatten
 
-TENSORS, STATE = "tensors.safetensors", "state.json"
+FILES = TENSORS, STATE = "tensors.safetensors", "state.json"
 VERSION = 2
 LEAST_KEPT = 2
 """The minimum number of states kept during a run: the newest one may be damaged."""
@@ -162,6 +162,11 @@ def read_state(run: Path, name: str) -> SavedState:
             return SavedState(path, content["about"], tree)
     except (ValueError, KeyError, StoreError) as error:
         raise StoreError(f"{path} is damaged: {error}") from error
+
+
+def state_names(run: Path) -> list[str]:
+    """The names of the states in the run directory, the oldest first, damaged ones too."""
+    return [_named(number) for number in sorted(_numbers(run))]
 
 
 def _digest(text: str) -> str:

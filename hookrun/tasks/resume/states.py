@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookrun.errors import HookrunError, spec_error
+from hookrun.errors import HookrunError, first_lines, spec_error
+from hookrun.models.weights import change_of
 from hookrun.runtime import Installation
 from hookrun.runtime.rng import derived_seed
 from hookrun.runtime.sharded import like, whole
@@ -40,9 +41,6 @@ SHARE = 10
 
 CHEAP = 0.1
 """A save that takes less than this many seconds is always made."""
-
-_MOST_LINES = 20
-"""The largest number of differences in the error message."""
 
 _FREE = {"tags", "objective", "needs"}
 """Sections of the settings that may change before a run is resumed, since results do not depend on them."""
@@ -266,8 +264,7 @@ def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
         elif not key.startswith("at."):
             lines.append(f"{key}: {_shown(before)} then, {_shown(now)} now")
     if lines:
-        more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
-        shown = "\n".join(f"    {line}" for line in [*lines[:_MOST_LINES], *more])
+        shown = "\n".join(f"    {line}" for line in first_lines(lines))
         raise spec_error(
             "resume",
             f"{saved.path} is of another run:\n{shown}",
@@ -300,6 +297,9 @@ def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load a state of `model_state` into the model."""
     if "state" in state:
         own = model.state_dict()
+        for name, each in state["state"].items():
+            if name in own and (change := change_of(each, own[name])):
+                raise StoreError(f"the state has another kind of number: {name!r} is {change}")
         model.load_state_dict({name: like(each, own.get(name)) for name, each in state["state"].items()})
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in state["trained"])

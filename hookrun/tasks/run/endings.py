@@ -5,7 +5,9 @@ model.json and hooks.json are made here too, and the lines that a run prints at 
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hookrun.errors import HookrunError, counted, listed
-from hookrun.plan.model_tree import ModelNames
+from hookrun.plan.model_tree import ModelNames, class_name
 from hookrun.plan.table import SHOWN, size
 from hookrun.runtime import Installation
 from hookrun.runtime.site import HookSite
@@ -39,6 +41,26 @@ def ending(*last: Callable[[], None]) -> Iterator[None]:
         for each in left:
             print_failure(each)
         raise
+
+
+@contextmanager
+def in_this_process() -> Iterator[None]:
+    """A block that calls a user's code. A child that is forked in it ends with it: the run is its parent's."""
+    owner = os.getpid()
+    code: object = None
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() == owner:
+            raise
+        code = 1
+        if isinstance(error, SystemExit):
+            code = error.code
+        else:
+            traceback.print_exception(error)
+    if os.getpid() != owner:
+        print(end="", flush=True)
+        os._exit(code if isinstance(code, int) else code is not None)
 
 
 @contextmanager
@@ -90,7 +112,7 @@ def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
     paths = dict.fromkeys(map(names.first_name, names.modules))
     matches = [names.match(path, on_parameters=False) for path in paths]
     return {
-        "class": type(model).__name__,
+        "class": class_name(model),
         **({} if weights is None else {"weights": weights}),
         "modules": [
             {

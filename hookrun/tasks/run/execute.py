@@ -21,8 +21,9 @@ from typing import Any
 
 from torch.amp import GradScaler
 
-from hookrun.errors import HookrunError, spec_error
+from hookrun.errors import HookrunError, first_lines, spec_error
 from hookrun.models import RANDOM
+from hookrun.models.weights import change_of
 from hookrun.plan import table
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.runtime import Installation
@@ -45,6 +46,7 @@ from hookrun.tasks.run.endings import (
     failure_recorded,
     hook_facts,
     hook_lines,
+    in_this_process,
     model_facts,
     print_failure,
 )
@@ -72,9 +74,10 @@ def execute(
     Returns 0, or 3 if a check with policy `stop` ended the run. An exception is written to status.json before it is
     raised, except a SpecError because the state does not fit: then no file is changed.
     """
-    goal = goal_of(ready.experiment)
     buffer = ready.settings.compute.capture_buffer * 2**20
-    run_dir = _reopened(ready, path, buffer, anyway=anyway) if go_on else RunDir.create(path, buffer)
+    with ranks.failures_told():  # the other ranks wait for the directory
+        goal = goal_of(ready.experiment)
+        run_dir = _reopened(ready, path, buffer, anyway=anyway) if go_on else RunDir.create(path, buffer)
     run_dir.ranks = ranks
     with failure_recorded(run_dir), ranks.failures_told():
         run_dir.set_status("running")
@@ -152,7 +155,8 @@ def run_under_hooks(
             lambda: run_dir.write(HOOKS, hook_facts(hooks)),
         )
         with ending(*last), listening():
-            perform(context)
+            with in_this_process():
+                perform(context)
             sink.settle()
             run_dir.take_kept()
             if ranks.several:
@@ -165,8 +169,7 @@ def run_under_hooks(
         inactive, stopped = describe_inactive(hooks.inactive, table.SHOWN), hooks.stopped
         if inactive and settings.strict and stopped is None:
             raise HookrunError("\n".join(["strict: hooks matched and did nothing", *inactive]))
-        for line in inactive:
-            screen.say(f"WARNING: {line}")
+        screen.note(inactive, "WARNING")
         screen.say(f"run directory: {run_dir.path}")
     return stopped
 
@@ -174,8 +177,8 @@ def run_under_hooks(
 def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
     """The directory of an unfinished run, reset to its newest undamaged state."""
     saved, damaged = newest_state(path)
-    for line in damaged.values():
-        print(f"{line}; it is ignored", file=sys.stderr, flush=True)
+    for line in first_lines(f"{line}; it is ignored" for line in damaged.values()):
+        print(line, file=sys.stderr, flush=True)
     if saved is None and damaged and not anyway:
         raise spec_error(
             "resume",
@@ -193,7 +196,7 @@ def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
 
 
 def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
-    """Load the values of parameters that hooks add from the file of `model.weights`. SpecError for a wrong shape."""
+    """Load the values of parameters that hooks add from the file of `model.weights`. SpecError for a misfit."""
     added = dict(hooks.named_parameters())
     for name, tensor in prepared.leftover.items():
         if tensor.shape != added[name].shape:
@@ -201,6 +204,8 @@ def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
             raise spec_error(
                 "model.weights", f"{name} has shape {shapes}", "use the hooks that the file was saved with"
             )
+        if change := change_of(tensor, added[name]):
+            raise spec_error("model.weights", f"{name} is {change}", "save the weights as floating point")
         added[name].data.copy_(tensor)
 
 
@@ -223,14 +228,15 @@ def execute_as_rank(ready: Ready, ranks: Ranks) -> int:
 def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:
     """Print the plan with at most `limit` modules for each hook (None: all), the weights' source, lines and notes."""
     several = prepared.settings.compute.strategy != "none"
-    table.show(prepared.plan, screen.console, limit, under_ranks(prepared.plan) if several else None)
+    console = screen.for_plan(has_hooks=bool(prepared.plan.hooks))
+    table.show(prepared.plan, console, limit, under_ranks(prepared.plan) if several else None)
     weights, task = prepared.weights, prepared.task
     if weights == RANDOM and not task.trains:
         weights += (
             f", and task={task.name} does not train them (model.weights takes a file or a published name)"
         )
     for line in (f"weights: {weights}", *prepared.lines):
-        screen.say(line)
+        console.print(line)
     screen.note(prepared.notes)
 
 

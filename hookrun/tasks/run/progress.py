@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Generator, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TextIO, TypeVar, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from hookrun.errors import printable
+from hookrun.terminal import discard
 
 T = TypeVar("T")
 
@@ -18,13 +23,34 @@ _BETWEEN = 0.05
 
 
 class _Console(Console):
-    """A console whose pipe may be closed, as by ``| head``: the run continues without output."""
+    """A console for texts of strangers; its pipe may be closed, as by ``| head``: the run continues without output."""
 
     def on_broken_pipe(self) -> None:
         """Write nothing from now on, not even at exit."""
         self.quiet = True
-        if sys.stdout is sys.__stdout__ and sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(cast(TextIO, self.file))
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text as rich shows it, with control characters escaped."""
+        return super().render_str(printable(text, kept="\n\t"), **options)
+
+
+_PLAN = "the plan"
+_TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)
+"""The notes that the jobs of a sweep have printed so far, and whether one has printed its plan; None: a single run."""
+
+
+@contextmanager
+def one_of_many(told: set[str]) -> Iterator[None]:
+    """In the block a run prints its plan if no other did, and notes that are new; the sweep prints a line for it.
+
+    told: what the runs have printed; it is extended
+    """
+    token = _TOLD.set(told)
+    try:
+        yield
+    finally:
+        _TOLD.reset(token)
 
 
 class Screen:
@@ -40,7 +66,12 @@ class Screen:
             for key, value in os.environ.items()
             if key not in ("COLUMNS", "LINES") or (value.isdecimal() and int(value) > 0)
         }
-        self.console = _Console(
+        self._told = _TOLD.get()
+        self.console = self._console(quiet=quiet or self._told is not None)
+        self._loud = self.console if self._told is None else self._console(quiet=quiet)
+
+    def _console(self, *, quiet: bool) -> _Console:
+        return _Console(
             highlight=False, emoji=False, markup=False, soft_wrap=True, quiet=quiet, _environ=self._environ
         )
 
@@ -58,10 +89,20 @@ class Screen:
         """Print one line, above the bar if there is one."""
         self.console.print(text)
 
-    def note(self, notes: Iterable[str]) -> None:
-        """Print a line for each note."""
+    def note(self, notes: Iterable[str], kind: str = "NOTE") -> None:
+        """Print a line for each note; in a sweep one that other jobs have printed is left out."""
         for note in notes:
-            self.say(f"NOTE: {note}")
+            if self._told is None or note not in self._told:
+                self._loud.print(f"{kind}: {note}")
+        if self._told is not None:
+            self._told.update(notes)
+
+    def for_plan(self, *, has_hooks: bool) -> Console:
+        """The console for the plan, which of the jobs of a sweep only the first one with hooks prints."""
+        if self._told is None or _PLAN in self._told or not has_hooks:
+            return self.console
+        self._told.add(_PLAN)
+        return self._loud
 
     def track(
         self, batches: Iterable[T], total: int, label: str, shown: Mapping[str, float], start: int = 0
@@ -71,7 +112,7 @@ class Screen:
         shown: the numbers beside the bar, read at every update
         start: how many of the `total` batches were finished before
         """
-        if not self.console.is_terminal:
+        if not self._loud.is_terminal:
             yield from batches
             return
         columns = (
@@ -82,7 +123,7 @@ class Screen:
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=self.console, transient=True) as progress:
+        with Progress(*columns, console=self._loud, transient=True) as progress:
             task = progress.add_task(label, total=total, completed=start, numbers="", rate="")
             updated = 0.0
             for done, batch in enumerate(batches, start + 1):
@@ -102,5 +143,5 @@ def numbers(values: Mapping[str, float]) -> str:
         else f"{name} {value:,}"
         if isinstance(value, int)
         else f"{name} {value:.4g}"
-        for name, value in values.items()
+        for name, value in zip(map(printable, values), values.values(), strict=True)
     )

@@ -16,7 +16,7 @@ from hookrun.plan.texts import decoder_of
 from hookrun.ranks.alone import share
 from hookrun.runtime.records import Budget, RecordSink
 from hookrun.runtime.site import HookSite
-from hookrun.runtime.snapshot import in_reach, opened
+from hookrun.runtime.snapshot import TRACED, in_reach, opened
 from hookrun.store.format import STATS, TOKENS
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loggers import Loggers
@@ -56,7 +56,7 @@ class RunSink(RecordSink):
             return lambda *captured: None  # rank 0 writes it: it is the same on every rank
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            if self.muted or (value := in_reach(value)) is None:
+            if self.muted or (value := in_reach(value)) is TRACED:
                 return
             if rows is not None:
                 rows = readable(rows)

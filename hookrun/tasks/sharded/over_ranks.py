@@ -63,15 +63,19 @@ def agreed_stop(stop: str | None, ranks: Ranks) -> str | None:
 
 
 def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
-    """Set the counts of hooks to their totals over all ranks; on gradients of parameters they are equal already."""
+    """Set the counts of hooks to those of all ranks: changed elements are summed, firings those of the rank with most.
+
+    A hook may fire on some ranks only: by `when.rank`, or where the model calls its module for some rows. Changes in
+    the gradients of parameters are equal already.
+    """
     sites = [site for site in hooks.sites if site.hook_type.batch]
     counted = ranks.total([number for site in sites for number in (int(site.changed), site.total)])
-    chosen = [site for site in hooks.sites if site.spec.keys.when.rank is not None]
-    fired = ranks.largest([number for site in chosen for number in (site.fired, site.idle)]) if chosen else []
-    for place, site in enumerate(chosen):  # they fire only on the ranks of `when.rank`
-        site.fired, site.idle = fired[2 * place], fired[2 * place + 1]
     for place, site in enumerate(sites):
         site.changed, site.total = int(counted[2 * place]), int(counted[2 * place + 1])
+    fired = ranks.largest([number for site in hooks.sites for number in (site.fired, site.fired - site.idle)])
+    for place, site in enumerate(hooks.sites):
+        site.fired, acted = fired[2 * place], fired[2 * place + 1]
+        site.idle = site.fired - acted
 
 
 def bytes_of_all(counted: Counter[str], of_rows: Collection[str], ranks: Ranks) -> None:

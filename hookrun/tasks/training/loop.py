@@ -99,6 +99,7 @@ def _save(context: RunContext, name: str) -> None:
     if is_main:  # the other ranks have the same weights
         path, applied = context.run_dir.checkpoints / name, context.prepared.plan.applied()
         checkpoint.save(context.model, path, context.resuming.writer, applied=applied, state=state)
+        context.run_dir.wrote(path)
 
 
 def _train_epoch(training: Training) -> dict[str, float]:

@@ -56,6 +56,7 @@ def test_members_of_containers_are_kept_too() -> None:
     assert values[0]["a"].tolist() == [0, 0]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch 2.12, in ReLU
 def test_a_layer_that_returns_a_sparse_tensor() -> None:
     model = torch.nn.Sequential(torch.nn.ReLU())
     with hookrun.hooked(model, {"seen": {"select": "0", "hook": "forward", "action": "capture"}}) as hooks:

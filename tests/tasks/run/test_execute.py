@@ -105,15 +105,19 @@ def test_values_of_added_parameters_come_from_the_file(performed, tmp_path) -> N
     def perform(context: RunContext) -> None:
         found.extend(context.model.get_parameter("fc.b_bias").tolist())
 
-    for size in (10, 3):
-        file = tmp_path / f"{size}.safetensors"
-        save_file({**plain.model.state_dict(), "fc.b_bias": torch.arange(float(size))}, file)
-        about = {"path": str(size), "model": {"name": "mlp", "weights": str(file)}, "hooks": {"b": bias}}
-        if size == 10:
-            performed(perform, **about)
-        else:
-            with pytest.raises(SpecError, match=r"fc.b_bias has shape \[3\] .* its hook adds \[10\]"):
+    for name, values, refused in (
+        ("right", torch.arange(10.0), ""),
+        ("short", torch.arange(3.0), r"fc.b_bias has shape \[3\] .* its hook adds \[10\]"),
+        ("whole", torch.arange(10), "fc.b_bias is int64 in the file and float32 in the model"),
+    ):
+        file = tmp_path / f"{name}.safetensors"
+        save_file({**plain.model.state_dict(), "fc.b_bias": values}, file)
+        about = {"path": name, "model": {"name": "mlp", "weights": str(file)}, "hooks": {"b": bias}}
+        if refused:
+            with pytest.raises(SpecError, match=refused):
                 performed(perform, **about)
+        else:
+            performed(perform, **about)
     assert found == list(range(10))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hookrun.store.captures.tensor_file import DTYPES
 from hookrun.store.states.tree import NotPlain
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.rows import of_samples
-from hookrun.tasks.sharded.over_ranks import for_rank, gathered_trees, left_out
+from hookrun.tasks.sharded.over_ranks import effects_of_all, for_rank, gathered_trees, left_out
 
 PLACE = "train.means"
 
@@ -103,6 +104,19 @@ def test_the_other_ranks_begin_with_empty_sums_so_that_nothing_counts_twice() ->
         assert found["hooks"]["sink"]["bytes"] == {} and found["hooks"]["sink"]["texts"] == sorted(
             {7, *range(size)}
         )
+
+
+def test_a_hook_that_fired_and_acted_on_some_rank_did_so() -> None:
+    """Rank 0 has not called the first module, and nothing was found in the second one."""
+
+    class First(Ranks):
+        def largest(self, values: Any) -> list[int]:
+            return [max(pair) for pair in zip(values, [3, 2, 4, 0], strict=True)]
+
+    kinds: Any = {"hook_type": SimpleNamespace(batch=False)}
+    sites = [SimpleNamespace(fired=0, idle=0, **kinds), SimpleNamespace(fired=4, idle=4, **kinds)]
+    effects_of_all(SimpleNamespace(sites=sites), First())  # type: ignore[arg-type]
+    assert [(site.fired, site.idle) for site in sites] == [(3, 1), (4, 4)]
 
 
 def test_a_hook_whose_ranks_are_all_gone_is_told() -> None:

@@ -1,0 +1,231 @@
+"""None, nested, quantized and dual tensors, and batched gradients: right, or refused in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_nets import Net
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+import hookrun
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors",
+    "ignore:.torch.jit.script. is deprecated",  # by torch's forward mode
+)
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def capture(select: str, **keys: Any) -> dict[str, Any]:
+    return {"h": {"select": select, "hook": "forward", "action": "capture", **keys}}
+
+
+# ---- None --------------------------------------------------------------------------------------------------------
+
+NEEDS_WEIGHTS = (True, False, False, True)
+
+
+def attention() -> Net:
+    layer = nn.MultiheadAttention(4, 2, batch_first=True)
+    return Net(lambda m, x, weights: m.layer(x, x, x, need_weights=weights)[0], layer=layer)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"index": ":, 0"},
+        {"dtype": "float16"},
+        {"reduce": "mean"},
+        {"max_bytes": 10**6},
+        {"keep": {"every": 2}},
+    ],
+    ids=str,
+)
+def test_entry_i_of_a_capture_is_that_of_call_i_also_if_it_is_none(keys: dict[str, Any]) -> None:
+    model = attention()
+    with hookrun.hooked(model, capture("layer", target="[1]", **keys)) as hooks:
+        for needed in NEEDS_WEIGHTS:
+            hooks.samples = [0, 1]
+            model(torch.randn(2, 3, 4), needed)
+    assert [entry is not None for entry in hooks.captures["h"]["layer"]] == list(NEEDS_WEIGHTS)
+
+
+def test_under_tokens_a_none_has_neither_an_entry_nor_rows() -> None:
+    model = attention()
+    with hookrun.hooked(model, capture("layer", target="[1]", tokens={"query": "all"})) as hooks:
+        for needed in NEEDS_WEIGHTS:
+            hooks.tokens(torch.arange(6).reshape(2, 3))
+            model(torch.randn(2, 3, 4), needed)
+    entries = hooks.captures["h"]["layer"]
+    assert len(torch.cat(list(entries))) == len(entries.sample_ids) == 12
+
+
+# ---- nested ------------------------------------------------------------------------------------------------------
+
+PADDED = torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1]]).bool()
+
+
+def encoder() -> nn.TransformerEncoder:
+    """In eval mode it computes with nested tensors of strided layout if there is a padding mask."""
+    torch.manual_seed(0)
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2).eval()
+
+
+def encoded(model: nn.Module) -> Tensor:
+    x = torch.linspace(-2, 2, 32).reshape(2, 4, 4)
+    with torch.no_grad():
+        output: Tensor = model(x, src_key_padding_mask=PADDED)
+    return output
+
+
+@pytest.mark.parametrize(
+    ("action", "by_hand"),
+    [
+        ({"action": "scale", "factor": 2.0}, lambda x: x * 2),
+        ({"action": "add_bias", "value": 1.0}, lambda x: x + 1),
+        ({"action": "python", "function": lambda x: x.tanh()}, lambda x: x.tanh()),
+    ],
+)
+def test_a_nested_tensor_is_edited_where_torch_can_do_it(action: dict[str, Any], by_hand: Any) -> None:
+    with hookrun.hooked(
+        encoder(), {"h": {"select": "layers.0", "hook": "forward", **action}}, effects=True
+    ) as hooks:
+        found = encoded(hooks._model)
+    model = encoder()
+    model.layers[0].register_forward_hook(lambda module, args, output: by_hand(output))
+    assert torch.equal(found, encoded(model))
+    assert hooks.effects["h", "layers.0"] == (24, 24)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_observers_see_the_elements_of_a_nested_tensor(layout: torch.layout, capsys: Any) -> None:
+    parts = [torch.randn(2, 4), torch.randn(3, 4)]
+    model, every = nn.Sequential(nn.Identity()), torch.cat(parts)
+    at = {"select": "0", "hook": "forward"}
+    spec = {
+        "stats": {**at, "action": "stats", "of": ["mean", "norm", "max", "numel"]},
+        "check": {**at, "action": "check", "max": every.max().item() / 2, "policy": "warn"},
+        "shape": {**at, "action": "print"},
+        "value": {**at, "action": "print", "what": "value"},
+    }
+    with hookrun.hooked(model, spec) as hooks:
+        model(torch.nested.nested_tensor(parts, layout=layout))
+    stats, shape, value, check = sorted(
+        hooks.records, key=lambda record: ["stats", "shape", "value", "check"].index(record["hook"])
+    )
+    assert stats["mean"] == pytest.approx(every.mean().item(), abs=1e-6)
+    assert stats["norm"] == pytest.approx(every.norm().item())
+    assert (stats["max"], stats["numel"], check["largest"]) == (every.max(), 20, every.max())
+    assert shape["shape"] == [2, None, 4]
+    assert [len(part) for part in value["value"]] == [2, 3]
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize(
+    "keys", [{"action": "clip_norm", "max_norm": 1}, {"action": "capture", "reduce": {"topk": 2}}], ids=str
+)
+def test_what_torch_cannot_do_with_a_nested_tensor_is_refused_in_words(
+    layout: torch.layout, keys: Any
+) -> None:
+    model, x = nn.Sequential(nn.Identity()), torch.nested.nested_tensor([X, X[:1]], layout=layout)
+    with (
+        pytest.raises(
+            hookrun.HookError, match=r"'h' \(.* on 0: torch cannot compute this on a nested tensor"
+        ),
+        hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", **keys}}),
+    ):
+        model(x)
+
+
+@pytest.mark.parametrize(
+    ("hook", "action"),
+    [("backward", {"action": "stats"}), ("output_grad", {"action": "scale", "factor": 2})],
+    ids=str,
+)
+def test_gradients_of_nested_tensors_that_torch_cannot_hook_are_refused(hook: str, action: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.nested.nested_tensor([X, X[:1]])
+    with (
+        pytest.raises(hookrun.HookError, match="on 0: torch cannot compute this on a nested tensor"),
+        hookrun.hooked(model, {"h": {"select": "0", "hook": hook, **action}}),
+    ):
+        torch.nested.to_padded_tensor(model(x), 0.0).sum().backward()
+
+
+# ---- quantized ---------------------------------------------------------------------------------------------------
+
+QUANTIZED: dict[str, Callable[[], Tensor]] = {
+    "qint8": lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
+    "quint8": lambda: torch.quantize_per_tensor(X, 0.1, 10, torch.quint8),
+    "qint32": lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint32),
+    "per channel": lambda: torch.quantize_per_channel(
+        X, torch.full((3,), 0.1), torch.zeros(3).int(), 0, torch.qint8
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.filterwarnings("ignore:.*quantize:DeprecationWarning", "ignore:.*quant:UserWarning")
+def test_a_captured_quantized_tensor_can_be_read(kind: str, tmp_path: Path, capsys: Any) -> None:
+    model, x = nn.Sequential(nn.Identity()), QUANTIZED[kind]()
+    spec = {**capture("0"), "p": {"select": "0", "hook": "forward", "action": "print", "what": "value"}}
+    with hookrun.hooked(model, spec) as hooks:
+        expected = [model(x).dequantize() for _ in range(3)]
+    assert all(torch.equal(entry.dequantize(), expected[0]) for entry in hooks.captures["h"]["0"])
+    torch.testing.assert_close(torch.tensor(hooks.records[0]["value"]), expected[0])
+    with hookrun.record(model, capture("0"), tmp_path / "run"):
+        model(x)
+    assert torch.equal(hookrun.open_run(tmp_path / "run").captures["h"]["0"][:], expected[0])
+
+
+# ---- forward-mode differentiation --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"index": "..., 0"}, {"index": ":, [0, 2]"}, {"max_bytes": 10**6}], ids=str
+)
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_capture_in_forward_mode_has_no_tangent(keys: dict[str, Any], trained: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity()).requires_grad_(trained)
+    spec = {name: {**capture(select)["h"], **keys} for name, select in (("first", "0"), ("last", "1"))}
+    with hookrun.hooked(model, spec) as hooks, forward_ad.dual_level():
+        for _ in range(4):  # the third copy is the first one that is made on write
+            output = model(forward_ad.make_dual(X, X))
+        entries = [*hooks.captures["first"]["0"], *hooks.captures["last"]["1"]]
+        assert len(entries) == 8
+        assert all(forward_ad.unpack_dual(entry).tangent is None for entry in entries)
+        assert not any(entry.requires_grad for entry in entries)
+        torch.testing.assert_close(forward_ad.unpack_dual(output).tangent, X @ model[0].weight.T)
+
+
+# ---- batched gradients -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*found no tensor for its action")
+@pytest.mark.parametrize("hook", ["output_grad", "backward"])
+@pytest.mark.parametrize("action", ["capture", "stats", "check", "print"])
+def test_an_observer_of_batched_gradients_passes_them_on_and_says_so(hook: str, action: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    expected = torch.autograd.functional.jacobian(model, X)
+    with (
+        hookrun.hooked(model, {"h": {"select": "1", "hook": hook, "action": action}}) as hooks,
+        pytest.warns(hookrun.HookrunWarning, match=r"'h' .* on 1: gradients are batched"),
+    ):
+        found = torch.autograd.functional.jacobian(model, X, vectorize=True)
+    torch.testing.assert_close(found, expected)
+    assert not hooks.records and not hooks.captures.get("h", {}).get("1")
+
+
+def test_an_edit_of_batched_gradients_is_that_of_each() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    spec = {"h": {"select": "1", "hook": "output_grad", "action": "clip_norm", "max_norm": 0.5}}
+    with hookrun.hooked(model, spec, effects=True):
+        one_by_one = torch.autograd.functional.jacobian(model, X)
+        together = torch.autograd.functional.jacobian(model, X, vectorize=True)
+    torch.testing.assert_close(together, one_by_one)
