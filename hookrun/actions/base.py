@@ -171,13 +171,14 @@ class Action(BaseModel):
 
     def own_functions(self) -> dict[str, str | InlineFunction]:
         """The fields that name the user's own functions, which may not work in a compiled graph or without data."""
-        return self._fields_of(Meaning.OWN_FUNCTION)
+        return self.fields_of(Meaning.OWN_FUNCTION)
 
     def value_of(self, meaning: Meaning) -> Any:
         """The value of the field with this meaning; None if the action has none."""
-        return next(iter(self._fields_of(meaning).values()), None)
+        return next(iter(self.fields_of(meaning).values()), None)
 
-    def _fields_of(self, meaning: Meaning) -> dict[str, Any]:
+    def fields_of(self, meaning: Meaning) -> dict[str, Any]:
+        """Name -> value of the fields with this meaning."""
         fields = type(self).model_fields
         return {name: getattr(self, name) for name, field in fields.items() if meaning in field.metadata}
 

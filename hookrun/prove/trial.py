@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ from hookrun.runtime.optimizers import without_compiler
 from hookrun.runtime.rng import generators_kept
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.snapshot import held
+from hookrun.runtime.wiring import Around
 from hookrun.spec import Spec
 from hookrun.values.containers import (
     children,
@@ -63,6 +64,8 @@ Score = Callable[[Any], Tensor]
 """The model's output -> the score of a backward pass without training; SpecError if there is no such score."""
 
 _SHOWN = 4
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,7 @@ def prove(
     *,
     training: bool | None = None,
     backward: bool | Score = True,
+    around: Around | None = None,
 ) -> ResolvedPlan:
     """The plan with shapes, or with the reason why they were not checked. `model` is not changed.
 
@@ -133,27 +137,51 @@ def prove(
     training: check in this mode; None: in the model's own
     backward: run a backward pass and an optimizer step if hooks need them; with a score, only a backward pass from
               it, with inputs that require a gradient
+    around:   what runs in place of what each hook does, see `Installation`
 
     Raises CompileError that lists every hook that fails, SpecError if the output has no such score.
+    """
+    found = on_a_copy(
+        model,
+        example,
+        lambda copied, args, kwargs: _run_hooked(plan, copied, args, kwargs, backward, around),
+        training=training,
+        with_data=_may_use_data(plan),
+        is_whole=lambda proven: proven.unchecked is None,
+    )
+    return replace(plan, unchecked=found) if isinstance(found, str) else found
+
+
+def on_a_copy(
+    model: nn.Module,
+    example: Example,
+    run: Callable[[nn.Module, Any, Any], T],
+    *,
+    training: bool | None = None,
+    with_data: bool = True,
+    is_whole: Callable[[T], bool] = lambda result: True,
+) -> T | str:
+    """The result of `run` for a copy of the model and the example's arguments; why the model itself fails on these.
+
+    with_data: a small model may run with data; otherwise, and if that fails, the tensors of the copy are fake
+    is_whole:  whether a result with data is complete
     """
     training = model.training if training is None else training
     positional, keywords = example
     call = tuple(positional), dict(keywords)
     with _quiet(), generators_kept(), torch.inference_mode(mode=False), torch.enable_grad():
-        if _may_use_data(plan) and is_small(model, call):
+        if with_data and is_small(model, call):
             with suppress(Exception):  # the run with fake tensors, which follows, reports what is wrong
                 copied, (args, kwargs) = _run_copy(model, call, training)
-                proven = _run_hooked(plan, copied, args, kwargs, backward)
-                if proven.unchecked is None:
-                    return proven
+                if is_whole(found := run(copied, args, kwargs)):
+                    return found
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         try:
             copied, (args, kwargs) = _run_copy(model, call, training, mode)
         except Exception as error:  # if the model fails without hooks, they cannot be checked
-            why = str(error) if isinstance(error, HookrunError) else reason(error) + at_module(error)
-            return replace(plan, unchecked=why)
+            return str(error) if isinstance(error, HookrunError) else reason(error) + at_module(error)
         with mode:
-            return _run_hooked(plan, copied, args, kwargs, backward)
+            return run(copied, args, kwargs)
 
 
 def _may_use_data(plan: ResolvedPlan) -> bool:
@@ -237,7 +265,12 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _run_hooked(
-    plan: ResolvedPlan, model: nn.Module, args: Any, kwargs: Any, backward: bool | Score
+    plan: ResolvedPlan,
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    backward: bool | Score,
+    around: Around | None = None,
 ) -> ResolvedPlan:
     """Run the copy with its hooks. The plan with what was found, see `prove`."""
     if not isinstance(backward, bool):
@@ -245,7 +278,7 @@ def _run_hooked(
     findings, unchecked = TrialSink(), None
     with ExitStack() as stack:
         try:
-            stack.enter_context(Installation(plan, model, sink=findings))
+            stack.enter_context(Installation(plan, model, sink=findings, around=around))
         except HookError as error:
             return replace(plan, unchecked=_unproven(error))
         shapes = _shapes_of_first_calls(plan, model)

@@ -27,7 +27,7 @@ from hookrun.runtime.records import Memory
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.tokens.calls import CallTokens
-from hookrun.runtime.wiring import Wiring
+from hookrun.runtime.wiring import Around, Wiring
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -59,6 +59,7 @@ class Installation:
     restored:   the identities of the hooks that had changed the model when its present state was saved; they must
                 not change it a second time
     reduced:    runs the hooks on parameter gradients after they were summed over several ranks; None: torch runs them
+    around:     called for each site; what it returns runs in place of what the hook does there
     """
 
     _stacklevel = 2  # frames from where a warning is raised to the `with` statement
@@ -77,6 +78,7 @@ class Installation:
         strict: bool = False,
         restored: Collection[str] = (),
         reduced: ReducedGradients | None = None,
+        around: Around | None = None,
     ) -> None:
         self.plan = plan
         self._standalone = standalone
@@ -86,7 +88,7 @@ class Installation:
         self.sink = sink if sink is not None else Memory()
         self._model = model
         self._spans: Mapping[str, Tensor] = {}
-        self._wiring = Wiring(plan, model, self.clock, self.sink, restored, reduced)
+        self._wiring = Wiring(plan, model, self.clock, self.sink, restored, reduced, around)
         self.sites = self._wiring.sites
 
     def __enter__(self) -> Installation:

@@ -167,7 +167,7 @@ class HeadsPart(TensorPart):
 
     def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """The tensor with a dimension of heads, and the index of the heads."""
-        dim, count = self._place(tensor)
+        dim, count = self.place(tensor)
         return self._part(tensor.dim(), dim).find(
             tensor if dim is not None else tensor.unflatten(-1, (count, -1))
         )
@@ -180,7 +180,7 @@ class HeadsPart(TensorPart):
             part = self._parts[dims, dim] = Part(Index(f"heads {list(picked)}", items))
         return part
 
-    def _place(self, tensor: Tensor) -> tuple[int | None, int]:
+    def place(self, tensor: Tensor) -> tuple[int | None, int]:
         """The head dimension, or None if the last dimension holds heads × width; and the number of heads.
 
         Raises ValueError if the tensor does not have the heads.

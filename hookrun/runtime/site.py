@@ -138,6 +138,7 @@ class HookSite:
         sink: Sink,
         seed: int,
         calls: Calls | None = None,
+        current: CurrentCall | None = None,
     ) -> None:
         action = hook.spec.action
         self.spec = hook.spec
@@ -157,7 +158,7 @@ class HookSite:
         self.changed: Tensor | int = 0
         self.total = 0
         self.tokenizer = hook.tokenizer
-        self.current = CurrentCall(path, clock, calls)
+        self.current = CurrentCall(path, clock, calls) if current is None else current
         self.part = part_of(hook, path, self.current)
         own_seed = action.value_of(Meaning.SEED)
         seed = seed if own_seed is None else own_seed

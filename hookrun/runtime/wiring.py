@@ -34,6 +34,12 @@ from hookrun.values.tensors import ordinary_tensors
 
 R = TypeVar("R", bound=RegisteredHook)
 
+Variant = Callable[[PlannedHook, int], Op]
+"""(another hook, seed) -> what it does at the same place in the same order, with its own counts and random draws."""
+
+Around = Callable[[HookSite, Op, Variant], Op]
+"""(site, its op, variant) -> the op that takes its place."""
+
 
 class Wiring:
     """The registered hooks of one plan on one model.
@@ -45,6 +51,7 @@ class Wiring:
 
     restored: the identities of the hooks that had changed the model when its present state was saved
     reduced:  runs the hooks on parameter gradients after they were summed over several ranks; None: torch runs them
+    around:   called for each site; what it returns runs in place of the site's op
     """
 
     def __init__(
@@ -55,9 +62,11 @@ class Wiring:
         sink: Sink,
         restored: Collection[str] = (),
         reduced: ReducedGradients | None = None,
+        around: Around | None = None,
     ) -> None:
         self.plan = plan
         self.clock = clock
+        self._around = around
         self.sink = sink
         self.sites = list[HookSite]()
         problems = uncompilable(plan)
@@ -151,6 +160,20 @@ class Wiring:
         return registered
 
     def _firing(self, site: HookSite, *, targeted: bool) -> BoundHook:
+        op, op_of_new = self._ops(site, targeted)
+        inside = self._compiles and site.hook_type.in_graph
+        traced = in_graph_of(site, targeted=targeted) if inside else self._refused
+        if self._around is None:
+            return BoundHook(site, op, traced, op_of_new)
+
+        def variant(hook: PlannedHook, seed: int) -> Op:
+            place = hook, site.path, site.module, self.clock, self.sink, seed, site.calls
+            return self._ops(HookSite(*place, current=site.current), targeted)[0]
+
+        return BoundHook(site, self._around(site, op, variant), traced)
+
+    def _ops(self, site: HookSite, targeted: bool) -> tuple[Op, Op | None]:
+        """What the site does to a value, schedule included; and a faster version for new tensors, if there is one."""
         open_gate = gate(site.spec.keys.when, self.clock, lambda: site.call, site.chance)
 
         def finished(op: Op) -> Op:
@@ -162,9 +185,7 @@ class Wiring:
             return op if open_gate is None else partial(_scheduled, op, open_gate)
 
         op, op_of_new = compose(site, targeted=targeted)
-        inside = self._compiles and site.hook_type.in_graph
-        traced = in_graph_of(site, targeted=targeted) if inside else self._refused
-        return BoundHook(site, finished(op), traced, None if op_of_new is None else finished(op_of_new))
+        return finished(op), None if op_of_new is None else finished(op_of_new)
 
     # ---- modules -----------------------------------------------------------------------------------------------
 

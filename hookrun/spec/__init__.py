@@ -87,7 +87,8 @@ def read_experiment(
     config, problems = without_boolean_keys(config)
     problems += [_unknown_root(key) for key in config if key not in ROOT_KEYS]
     task, notes, wrong_in_task = parse_task(config.get("task", {}), tasks)
-    hooks, wrong_in_hooks = parse_hooks(config.get("hooks"))
+    written = config.get("hooks")
+    hooks, wrong_in_hooks = parse_hooks(written if task is None else task.completed(written))
     given = {key: config[key] for key in config if key in Settings.model_fields}
     settings, wrong = parse(Settings, given | {"task": task or TaskKeys()}, "")
     problems += [*wrong_in_task, *wrong, *wrong_in_hooks]

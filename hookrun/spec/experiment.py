@@ -90,6 +90,10 @@ class TaskKeys(Section):
         """The name of the task."""
         return self.task_name
 
+    def completed(self, hooks: Any) -> Any:
+        """The section `hooks`, with the keys that the task itself gives to a hook."""
+        return hooks
+
 
 class RunWeights(Section):
     """Weights that another run has trained.
@@ -350,11 +354,13 @@ class Settings(Section):
 
 
 def runs_of(settings: Settings) -> Mapping[str, str]:
-    """Key path -> name of each run that `model.weights` and `task.metrics` name."""
+    """Key path -> name of each run that `model.weights`, `task.metrics` and `task.against` name."""
     runs = dict[str, str]()
     if isinstance(settings.model.weights, RunWeights):
         runs["model.weights.run"] = settings.model.weights.run
     for place, metric in enumerate(getattr(settings.task, "metrics", None) or ()):
         if metric.against is not None:
             runs[f"task.metrics.{place}.against.run"] = metric.against.run
+    if (against := getattr(settings.task, "against", None)) is not None:
+        runs["task.against.run"] = against.run
     return runs

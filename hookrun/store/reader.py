@@ -18,6 +18,7 @@ from hookrun.errors import HookrunError, Lookup
 from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors, read_captures
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, open_tensors, read_tensor, write_tensors
+from hookrun.store.effects import Effects, read_effects
 from hookrun.store.files import StoreError, collector_paused, os_reason, read_lines, replacing
 from hookrun.store.format import (
     ATTRIBUTIONS,
@@ -132,6 +133,17 @@ class Run:
             return {}
         with open_tensors(path, self.path) as file:
             return {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+
+    @cached_property
+    def effects(self) -> Effects:
+        """What task=effects found: `effects["exact"]` is a tensor, `effects.axes` has the labels of its dimensions.
+
+        StoreError if the run has no effects.
+        """
+        effects = read_effects(self.path)
+        if effects is None:
+            raise StoreError(f"{self.path} has no effects: they are written by task=effects")
+        return effects
 
     @cached_property
     def captures(self) -> Lookup[Lookup[Leaf]]:

@@ -102,9 +102,9 @@ class TaskUnderHooks(Task):
 
     def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> list[Problem]:
         """Problems of the model for this task, and of the runs with which its metrics compare the model."""
-        from hookrun.tasks.metrics.problems import compared_problems
+        from hookrun.tasks.metrics.problems import compared_problems, compared_runs
 
-        if all(metric.against is None for metric in metrics_of(self) or ()):
+        if not compared_runs(experiment.settings):
             return []
         if (only := self.only_split()) is None or self.trains:
             splits: Sizes = {split: None for split in SPLITS if info.sizes[split]}

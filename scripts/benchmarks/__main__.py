@@ -1,4 +1,4 @@
-"""Measures one subject or all: ``scripts/bench [hooks|start|selectors|capture|stats|loop|ranks|lm|peers|all]``."""
+"""Measures one subject or all: ``scripts/bench [hooks|start|selectors|capture|stats|loop|ranks|lm|effects|peers]``."""
 
 from __future__ import annotations
 

@@ -9,49 +9,49 @@ import pytest
 
 import hookrun
 from hookrun.cli import main
+from hookrun.store.effects import Effects
 
 SMALL = ("compute.threads=1", "compute.device=cpu")
-JOBS = ("vars.layer=1", "vars.head=0,3")
-
 pytestmark = pytest.mark.usefixtures("no_pages", "names_model")
 
 
-def jobs(*words: str) -> dict[tuple[str, ...], dict[str, float]]:
-    """The last line of metrics.jsonl of each job of a sweep, by what was swept."""
-    known = set(Path("multirun").glob("*"))
-    assert main(["-m", *words, *SMALL]) == 0
-    (folder,) = set(Path("multirun").glob("*")) - known
-    found = {}
-    for job in sorted(folder.glob("[0-9]*")):
-        run = hookrun.open_run(job)
-        swept = run.config["vars"]
-        found[str(swept["layer"]), str(swept.get("head", swept.get("position")))] = run.metrics[-1]
+def effects(*words: str) -> Effects:
+    """The effects of one run."""
+    known = set(Path("outputs").glob("2*"))
+    assert main([*words, *SMALL]) == 0
+    (folder,) = set(Path("outputs").glob("2*")) - known
+    found: Effects = hookrun.open_run(folder).effects
     return found
 
 
 def test_heads_and_positions_of_one_trained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    silenced = jobs("experiment=lm/head_ablation", *JOBS)
-    assert len(silenced) == 2
+    silenced = effects("experiment=lm/head_ablation")
     model = next(Path("outputs/needs").glob("*/*/status.json")).parent
     trained = [line for line in hookrun.open_run(model).metrics if line["split"] == "val"][-1]
     assert trained["accuracy"] > 0.95
-    assert all(line["kl"] > 0 for line in silenced.values())
-    assert max(line["loss"] for line in silenced.values()) > 2 * trained["loss"]
-    averaged = jobs("experiment=lm/mean_ablation", *JOBS)
-    assert averaged.keys() == silenced.keys() and averaged != silenced
-    patched = jobs("experiment=lm/patch_residual", "vars.layer=0,1", "vars.position=-5,-1")
-    differences = {place: line["logit_difference"] for place, line in patched.items()}
-    assert differences["1", "-5"] < -4, "in the corrupted sentence the model names the wrong one"
-    assert patched["1", "-1"]["kl"] == pytest.approx(0, abs=1e-6), (
+    assert silenced.axes == {"module": ["blocks.0.attn.z", "blocks.1.attn.z"], "heads": [0, 1, 2, 3]}
+    assert silenced["unedited"] > 4 and silenced["exact"].min() < silenced["unedited"] - 1
+    divergence = effects("experiment=lm/head_ablation", "task.metric=kl", "task.method=exact")
+    assert (divergence["exact"] > 0).all() and divergence["unedited"] == 0
+    averaged = effects("experiment=lm/mean_ablation")
+    assert averaged.axes == silenced.axes and not averaged["exact"].equal(silenced["exact"])
+    patched = effects("experiment=lm/patch_residual")
+    cells = {(cell["module"][7], cell["tokens"]): cell for cell in patched.cells()}
+    assert cells["1", -5]["exact"] < -4, "in the corrupted sentence the model names the wrong one"
+    assert cells["1", -1]["restored"] == pytest.approx(1, abs=1e-6), (
         "the last layer at the last token decides all"
     )
-    assert differences["1", "-1"] > 4
-    assert differences["0", "-5"] > differences["0", "-1"] + 4, (
+    assert cells["1", -1]["exact"] > 4
+    assert cells["0", -5]["exact"] > cells["0", -1]["exact"] + 4, (
         "the name that comes again is read where it stands"
     )
+    names = effects("experiment=lm/name_map")
+    assert names["placebo"].shape == (8, 2, 4)
+    estimates = effects("experiment=lm/attribution_patching")
+    assert estimates["gradient"].shape == (2, len(estimates.axes["tokens"]))
     runs = list(Path("outputs/needs").glob("*/*/status.json"))
-    assert len(runs) == 2, "the model is trained once for all jobs of all sweeps, and so is the clean run"
+    assert len(runs) == 2, "the model is trained once for all runs, and so is the clean run"
 
 
 def test_what_the_model_would_predict_after_each_layer(tmp_path, monkeypatch) -> None:

@@ -142,6 +142,7 @@ def heat(
     limits: tuple[float, float] | None = None,
     there: Mask | None = None,
     facts: Sequence[str] = (),
+    links: Sequence[str] = (),
 ) -> Figure:
     """A matrix as coloured cells with names for its rows, and for some of its columns.
 
@@ -150,11 +151,14 @@ def heat(
     limits:  the ends of the scale; those of the values unless given
     there:   which cells hold a value: NaN and infinities among them have colours of their own; None: the finite ones
     facts:   texts about single rows, one line each
+    links:   where a click on each cell leads, row by row; "": nowhere
     """
     address, scale = encoded(values, log=log, limits=limits, there=there)
     stride = max(1, math.ceil(len(columns) / (12 if numbers else 6)))
     below = [columns[n] if n % stride == 0 else "" for n in range(len(columns))]
     cells = _numbers(values) if numbers else Markup("")
+    if any(links):
+        cells += _links(links)
     fitting = min(_FULL_HEIGHT, _FULL_ROWS * _FULL_HEIGHT // max(len(rows), 1))
     row_height = 30 if numbers else max(_LOWEST, fitting)
     every = math.ceil(_NAMES_APART / row_height)
@@ -227,6 +231,14 @@ def _numbers(values: Array) -> Markup:
         for value, light in zip(values.ravel(), is_light.ravel(), strict=True)
     )
     return Markup('<div class="cell-numbers">{}</div>').format(Markup(cells))
+
+
+def _links(links: Sequence[str]) -> Markup:
+    """An area for each cell of a heat map, in the order of the rows."""
+    areas = Markup("").join(
+        Markup('<a href="{}"></a>').format(link) if link else Markup("<i></i>") for link in links
+    )
+    return Markup('<div class="cell-numbers">{}</div>').format(areas)
 
 
 def _indexed(

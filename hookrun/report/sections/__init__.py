@@ -12,6 +12,7 @@ from hookrun.report.sections import (
     analysis,
     attribution,
     classes,
+    effects,
     generations,
     hooks,
     lens,
@@ -60,6 +61,7 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
     ReportSection("attribution", "Attribution", attribution.build, "attribution.html"),
     ReportSection("generations", "Generations", generations.build, "generations.html"),
     ReportSection("lens", "Lens", lens.build, "lens.html"),
+    ReportSection("effects", "Effects", effects.build, "effects.html"),
     ReportSection("hooks", "Hooks", hooks.build, "hooks.html"),
     ReportSection("repeat", "Run it again", repeat.of_a_run, "repeat.html"),
 )

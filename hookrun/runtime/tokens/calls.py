@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -66,6 +66,11 @@ class CallTokens:
         mask = None if attention_mask is None else as_mask(attention_mask, rows, None)
         past = None if mask is None or mask.shape[1] == columns else mask.shape[1] - columns
         return cls(rows, columns, on_cpu(input_ids), mask, past)
+
+    def first(self, rows: int) -> CallTokens:
+        """The tokens of the first rows."""
+        ids, mask = (None if each is None else each[:rows] for each in (self.ids, self.mask))
+        return replace(self, rows=rows, ids=ids, mask=mask)
 
 
 def on_cpu(tensor: Tensor) -> Tensor:

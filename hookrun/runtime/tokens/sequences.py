@@ -51,6 +51,7 @@ class Sequences:
 
     spans: name -> [B, 2] int64: start and end (excluded) of a span in each sample of the batch, counted from its
            first real token; negative if the sample does not have the span
+    copies: how often each call repeats the rows of the batch; a pass has the tokens of the first copy
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -60,6 +61,7 @@ class Sequences:
         self._here = _ThreadState()
         self._numbered = 0
         self.spans: Mapping[str, Tensor] = {}
+        self.copies = 1
 
     def readers(self) -> Iterable[tuple[nn.Module, Callable[..., None]]]:
         """Modules with the functions that read their calls, to be registered before all other forward pre-hooks."""
@@ -97,6 +99,8 @@ class Sequences:
         labels = here.labels
         if number and tokens is not None and tokens.mask is None and labels is not None:
             tokens = replace(tokens, mask=labels) if labels.shape == (tokens.rows, tokens.columns) else tokens
+        if tokens is not None and self.copies > 1:
+            tokens = tokens.first(tokens.rows // self.copies)
         running = session(self._model)
         here.current = new = self._find_pass(number, tokens, running)
         if new is not None:

@@ -15,7 +15,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason, spec_error
 from hookrun.spec.experiment import Named
 from hookrun.tasks.metrics.activation import ActivationLoss
-from hookrun.tasks.metrics.rows import are_labels, main_tensor, precise
+from hookrun.tasks.metrics.rows import are_labels, main_tensor, precise_dtype
 from hookrun.trust.callables import Code
 from hookrun.trust.load import LOSSES as KIND
 from hookrun.trust.load import Trusted, is_user_code, load, short_names
@@ -297,7 +297,7 @@ class UserFunction:
         if isinstance(value, int | float):
             return torch.tensor(float(value), dtype=torch.float64)
         if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-            return precise(value.reshape(()))
+            return value.reshape(()).to(precise_dtype(value))
         raise self._wrong(value, "expected one number: the mean over the batch")
 
     def _wrong(self, value: Any, expected: str) -> HookrunError:

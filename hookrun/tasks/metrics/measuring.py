@@ -124,18 +124,26 @@ class Measuring:
         """
         weight = None
         if not batch.data.of_tokens:
-            rows = self._compared(of_samples(output, batch.target), batch, others)
+            rows = self.rows(output, batch, others)
         elif self._metrics is DEFAULT and self._rule is None:
             target = batch.target
             by_token = of_tokens(output, target, target != IGNORED, torch.zeros_like(target))
             rows = BatchRows(None, target) if by_token is None else by_token
         else:
-            rows = self._compared(self._tokens(output, batch), batch, others)
+            rows = self.rows(output, batch, others)
             weight = int((batch.target != IGNORED).sum())
             if loss is not None and self._rule is not None and self._prepared.loss.name in NEXT_TOKEN_LOSSES:
                 weight = len(rows.with_targets)
                 loss = self._loss(rows)
         average.add(loss, rows, weight=weight, ids=batch.ids, split=batch.split)
+
+    def rows(self, output: Any, batch: Batch, others: Any = None) -> BatchRows:
+        """The rows of a batch from which metrics are computed: its samples, or the tokens of `task.tokens`.
+
+        others: the output of the model without its hooks, if a metric compares with it
+        """
+        found = self._tokens(output, batch) if batch.data.of_tokens else of_samples(output, batch.target)
+        return self._compared(found, batch, others)
 
     def _loss(self, rows: BatchRows) -> Tensor:
         """The mean loss of the chosen tokens, in float32 or float64; 0 if there are none."""

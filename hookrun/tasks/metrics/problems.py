@@ -11,10 +11,11 @@ from hookrun.errors import HookrunError, Problem
 from hookrun.plan.texts import FoundTokenizer, texts_of, unknown_spans
 from hookrun.run_values import RunReferences
 from hookrun.spec import Experiment, Settings
+from hookrun.spec.experiment import runs_of
 from hookrun.spec.objective import MetricKeys
 from hookrun.spec.tokens import Tokens
 from hookrun.store.reader import Run
-from hookrun.tasks.base import Task, metric_tokens_of, metrics_of, task_of
+from hookrun.tasks.base import Task, metric_tokens_of, metrics_of
 from hookrun.tasks.metrics.losses import NEXT_TOKEN_LOSSES
 from hookrun.tasks.metrics.measuring import predicted_rows
 from hookrun.tasks.metrics.metrics import (
@@ -47,10 +48,15 @@ def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> It
         yield from _of_tokens(tokens, info)
 
 
+def compared_runs(settings: Settings) -> dict[str, str]:
+    """Key path -> name of each run with whose predictions the task compares its own."""
+    return {where: name for where, name in runs_of(settings).items() if where.endswith(".against.run")}
+
+
 def compared_problems(
     experiment: Experiment, splits: Mapping[Split, int | None], info: DataInfo
 ) -> Iterator[Problem]:
-    """The mistakes in the runs with which metrics compare; runs that are still to be made are not checked.
+    """The mistakes in the runs with which the task compares; runs that are still to be made are not checked.
 
     splits: split of the task -> the number of its samples, None: not known
     info:   the data of this run
@@ -62,12 +68,9 @@ def compared_problems(
     if info.tokenizer is not None:
         varies = experiment.settings.data.args.get("padding") == "none"
         shape = (None if varies or info.target is None else info.target.shape[0], info.vocab_size)
-    for place, keys in enumerate(metrics_of(task_of(experiment)) or ()):
-        if keys.against is None:
-            continue
-        where = f"{WHERE}.{place}.against.run"
+    for where, name in compared_runs(experiment.settings).items():
         try:
-            run = runs.open(keys.against.run)
+            run = runs.open(name)
             if run is None:
                 continue
             yield from _other_data(where, run, experiment.settings)

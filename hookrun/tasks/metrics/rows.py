@@ -169,7 +169,13 @@ def precise(value: Tensor) -> Tensor:
 
 
 def token_scores(output: Any) -> Tensor | None:
-    """A model's scores for the next tokens, detached: its output, the output's `logits`, or its first tensor.
+    """A model's scores for the next tokens, detached; see `own_token_scores`."""
+    found = own_token_scores(output)
+    return None if found is None else found.detach()
+
+
+def own_token_scores(output: Any) -> Tensor | None:
+    """A model's scores for the next tokens: its output, the output's `logits`, or its first tensor.
 
     None if the output has named members without `logits`: another tensor may have the same shape by chance.
     """
@@ -177,7 +183,7 @@ def token_scores(output: Any) -> Tensor | None:
     found = output if isinstance(output, Tensor) else members.get("logits")
     if found is None and all(isinstance(key, int) for key in members):
         found = next((member for member in members.values() if isinstance(member, Tensor)), None)
-    return found.detach() if isinstance(found, Tensor) else None
+    return found if isinstance(found, Tensor) else None
 
 
 def of_samples(output: Any, target: Tensor) -> BatchRows:

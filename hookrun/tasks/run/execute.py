@@ -129,7 +129,13 @@ def run_under_hooks(
         opened.open(loggers if ranks.is_main else (), logged),
         session(settings.compute, settings.seed),
         Installation(
-            prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied, reduced=reduced
+            prepared.plan,
+            model,
+            sink=sink,
+            scaler=scaler,
+            restored=prepared.applied,
+            reduced=reduced,
+            around=prepared.around,
         ) as hooks,
         loss.watching(model) if isinstance(loss := prepared.loss.function, ActivationLoss) else nullcontext(),
     ):

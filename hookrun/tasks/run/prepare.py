@@ -23,6 +23,7 @@ from hookrun.plan.model_tree import unhookable
 from hookrun.prove.trial import Example, Plan, compile_plan
 from hookrun.run_values import PendingRun, RunReferences, with_found_weights
 from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
+from hookrun.runtime.wiring import Around
 from hookrun.spec import Experiment, Settings, Spec
 from hookrun.spec.tokens import Tokens
 from hookrun.store.records import UsedRunRecord
@@ -66,6 +67,7 @@ class Prepared(Ready):
     notes:    notes that are shown with the plan
     trained:  the parameters that the task trains; None if it does not train
     lines:    lines about the task that are shown with the plan
+    around:   what runs in place of what each hook does, see `Installation`; None: the hook itself
     """
 
     trust: frozenset[str]
@@ -81,6 +83,7 @@ class Prepared(Ready):
     notes: tuple[str, ...]
     trained: Trained | None = None
     lines: tuple[str, ...] = ()
+    around: Around | None = None
 
     @property
     def runs(self) -> tuple[UsedRunRecord, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.measure import Result, Settings
-from benchmarks.works import capture, hooks, lm, loop, peers, ranks, selectors, start, stats
+from benchmarks.works import capture, effects, hooks, lm, loop, peers, ranks, selectors, start, stats
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,13 @@ _ROWS = {
     ("peers",): peers.ROWS,
     ("stats",): stats.ROWS,
     ("lm",): lm.ROWS,
+    ("effects",): effects.ROWS,
     ("loop",): loop.ROWS,
     ("ranks",): ranks.ROWS,
     ("capture",): capture.ROWS,
 }
 WORKS = tuple(Work(measure, subjects) for subjects, rows in _ROWS.items() for measure in rows)
-SUBJECTS = ("hooks", "start", "selectors", "capture", "stats", "loop", "ranks", "lm", "peers")
+SUBJECTS = ("hooks", "start", "selectors", "capture", "stats", "loop", "ranks", "lm", "effects", "peers")
 
 
 def of_subject(subject: str) -> Iterator[Work]:

@@ -1,0 +1,221 @@
+"""task=effects: one hook is moved over many sites, and what each does to one metric is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from hookrun.errors import Problem, Refusal, SpecError, nearest
+from hookrun.spec import Experiment, HookSpec, Settings
+from hookrun.spec.objective import Against, Entry, MetricKeys
+from hookrun.spec.tokens import TokensClause
+from hookrun.tasks.effects.over import MODULE, Over, first_value, problems_of, varied
+from hookrun.tasks.under_hooks import TaskOfOneSplit, samples_of_a_pass
+
+if TYPE_CHECKING:
+    from hookrun.tasks.base import JobCache
+    from hookrun.tasks.run.context import RunContext
+    from hookrun.tasks.run.prepare import Prepared
+    from hookrun.tasks.training.parameter_groups import Trained
+
+MOST_REPEATS = 1_000
+Method = Literal["exact", "gradient"]
+EXACT: Method = "exact"
+GRADIENT: Method = "gradient"
+
+
+def _listed(raw: Any) -> Any:
+    return [raw] if isinstance(raw, str) else raw
+
+
+class EffectsTask(TaskOfOneSplit):
+    """Writes effects.safetensors and effects.csv: the metric in each cell of the grid that `over` spans.
+
+    hook:    the name of the hook that is moved; all others stay as they are
+    over:    keys of the hook -> `each`, a list of values, or {window: n, stride: m}: `module`, `heads`, `tokens`,
+             `index`, and the parameters of its action
+    metric:  a metric as in `task.metrics` of task=evaluate, computed for each sample
+    tokens:  for sequences: the positions at which the metric is computed; null: all that have a target
+    against: a run of task=predict: `restored` is (cell - unedited) / (its metric - unedited)
+    method:  exact, gradient or both; gradient is an estimate to first order from one backward pass for all cells
+    placebo: how often each cell is also computed with the values of other samples
+    seeds:   how often each cell is computed, with other random numbers
+    """
+
+    task_name: ClassVar[str] = "effects"
+
+    hook: str | None = None
+    over: Over | None = None
+    metric: Entry | None = None
+    tokens: TokensClause | None = None
+    against: Against | None = None
+    method: Annotated[
+        tuple[Method, ...],
+        BeforeValidator(_listed, json_schema_input_type=Method | list[Method]),
+        Field(min_length=1),
+    ] = (EXACT,)
+    placebo: Annotated[int, Field(strict=True, ge=0, le=MOST_REPEATS)] = 0
+    seeds: Annotated[int, Field(strict=True, ge=1, le=MOST_REPEATS)] = 1
+
+    @field_validator("metric")
+    @classmethod
+    def _of_each_sample(cls, metric: MetricKeys | None) -> MetricKeys | None:
+        if metric is not None and metric.by is not None:
+            raise ValueError("`by` has no meaning here: the metric is computed for each sample anyway")
+        return metric
+
+    @property
+    def metrics(self) -> tuple[MetricKeys, ...]:
+        """The metric, where others have `task.metrics`."""
+        return () if self.metric is None else (self.metric,)
+
+    def completed(self, hooks: Any) -> Any:
+        """The hooks; the moved one has the first of the listed values of each key that it does not have itself."""
+        if not isinstance(hooks, Mapping) or not isinstance(body := hooks.get(self.hook), Mapping):
+            return hooks
+        listed = {key: values[0] for key, values in (self.over or {}).items() if isinstance(values, tuple)}
+        first = {key: value for key, value in listed.items() if key not in (MODULE, *body)}
+        return {**hooks, self.hook: {**body, **first}}
+
+    def prepare(
+        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
+    ) -> Prepared:
+        """Prepare the experiment with the first value of each axis, then check every cell of the grid.
+
+        Raises SpecError or CompileError with all mistakes found.
+        """
+        from hookrun.tasks.effects.prepared import with_grid
+
+        first = self._with_first_values(experiment)
+        try:
+            prepared = super().prepare(first, trust=trust, cache=cache)
+        except Refusal as error:
+            raise type(error)([_of_one_metric(each) for each in error.errors], error.notes) from error
+        return with_grid(
+            prepared,
+            str(self.hook),
+            self.over or {},
+            self.splits[0],
+            exact=EXACT in self.method,
+            gradient=GRADIENT in self.method,
+            placebos=self.placebo,
+            seeds=self.seeds,
+        )
+
+    def _with_first_values(self, experiment: Experiment) -> Experiment:
+        """The experiment with the first value of each axis in its hook. SpecError with the mistakes of the task."""
+        problems = [
+            Problem(f"task.{key}", "is not given", hint)
+            for key, hint in _NEEDED.items()
+            if getattr(self, key) is None
+        ]
+        enabled = {hook.name: hook for hook in experiment.hooks.hooks if hook.keys.enabled}
+        if self.hook is not None and self.hook not in enabled:
+            what = f"found {self.hook!r}, which is not an enabled hook of the experiment"
+            problems.append(Problem("task.hook", what, nearest(self.hook, enabled)))
+        problems += self._settings_problems(experiment.settings)
+        if self.hook in enabled and self.over is not None:
+            problems += problems_of(self.over, enabled[self.hook])
+            problems += self._hook_problems(enabled[self.hook])
+        if problems or self.hook is None or self.over is None:
+            raise SpecError(problems)
+        values = {
+            key: first_value(key, values)
+            for key, values in self.over.items()
+            if key != MODULE or isinstance(values, tuple)
+        }
+        first, problems = varied(enabled[self.hook], values)
+        if problems:
+            raise SpecError(problems)
+        hooks = [first if hook.name == self.hook else hook for hook in experiment.hooks.hooks]
+        return replace(experiment, hooks=replace(experiment.hooks, hooks=tuple(hooks)))
+
+    def _settings_problems(self, settings: Settings) -> list[Problem]:
+        problems = list[Problem]()
+        if settings.compute.compile:
+            why = "a compiled graph has one hook, and here it changes from pass to pass"
+            problems.append(Problem("compute.compile", why, "leave it out"))
+        if GRADIENT in self.method and self.metric is not None and self.metric.name in _STEPS:
+            what = f"the gradient of {self.metric.name} is 0 almost everywhere"
+            problems.append(Problem("task.method", what, "use loss, probability or logit_difference"))
+        if EXACT not in self.method and (self.placebo or self.against is not None):
+            what = "placebos, and what is restored, are computed exactly"
+            problems.append(Problem("task.method", what, "add exact, or leave out placebo and against"))
+        return problems
+
+    def _hook_problems(self, hook: HookSpec) -> list[Problem]:
+        """Why the hook cannot be moved, or cannot be repeated with other values."""
+        problems, kind = list[Problem](), hook.hook_type
+        if kind.phase != "forward" or kind.until_backward or hook.action.observes:
+            what = f"{hook.action.action_name} on {kind} does not change what a forward pass computes"
+            problems.append(Problem("task.hook", what, "move an edit on forward or forward_pre"))
+        values = [*hook.action.outside_values().values(), *(self.over or {}).get("value", ())]
+        varies = {
+            name: any(getattr(value, name, isinstance(value, dict)) for value in values)
+            for name in ("per_sample", "draws")
+        }
+        if self.placebo and not varies["per_sample"]:
+            what = (
+                "a placebo takes the values of other samples, and the hook has the same value for all samples"
+            )
+            problems.append(Problem("task.placebo", what, "use a value with sample: same, or leave it out"))
+        if self.seeds > 1 and not (hook.action.draws or hook.keys.when.probability < 1 or varies["draws"]):
+            what = f"{hook.action.action_name} draws no random numbers, so all seeds are equal"
+            problems.append(Problem("task.seeds", what, "leave it out"))
+        return problems
+
+    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+        """What is moved."""
+        return [f"{self.hook} is moved over {', '.join(self.over or ())}; {self.metric_name} of each sample"]
+
+    @property
+    def metric_name(self) -> str:
+        """The name of the metric."""
+        return "" if self.metric is None else self.metric.name
+
+    # ---- the run ---------------------------------------------------------------------------------------------------
+
+    def perform(self, context: RunContext) -> None:
+        """Compute every cell for every batch, and write the files."""
+        from hookrun.store.effects import write_effects
+        from hookrun.tasks.effects.cells import Cells
+        from hookrun.tasks.effects.prepared import PreparedEffects
+        from hookrun.tasks.effects.results import effects_of
+        from hookrun.tasks.run.batches import Batches
+
+        prepared = context.prepared
+        assert isinstance(prepared, PreparedEffects)
+        batches = Batches(prepared, self.splits[0])
+        names = context.sample_names({self.splits[0]: batches})
+        samples = samples_of_a_pass(context.settings, batches.samples)
+        assert samples is not None
+        cells = Cells(context, prepared, None if self.against is None else self.against.run, samples)
+        with context.evaluating(batches, self.name, {"cells": cells, "names": names}) as (passed, _):
+            for batch in passed:
+                output = cells.compute(batch)
+                names.write(batch, output)
+                context.hooks.step()
+        names.write_pictures()
+        effects = effects_of(prepared, cells, self.splits[0])
+        write_effects(context.run_dir.path, effects)
+        plain = effects["unedited"]
+        context.conclude(
+            self.split, {self.metric_name: float(plain), "cells": float(len(prepared.grid.cells))}
+        )
+
+
+_NEEDED = {
+    "hook": "name the hook that is moved",
+    "over": "name its keys, as in {module: each, heads: each}",
+    "metric": "name one, such as loss or logit_difference",
+}
+_STEPS = ("accuracy", "top5_accuracy", "rank")
+"""Metrics that do not change smoothly."""
+
+
+def _of_one_metric(problem: Problem) -> Problem:
+    """The problem with the key path of this task's one metric."""
+    return replace(problem, where=problem.where.replace("task.metrics.0", "task.metric"))

@@ -1,0 +1,232 @@
+"""What each hook does in a pass over several copies of a batch, of which each belongs to another cell of the grid."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookrun.plan.plan import PlannedHook
+from hookrun.runtime.apply_action import Op
+from hookrun.runtime.site import HookSite
+from hookrun.runtime.tokens.calls import Pass
+from hookrun.runtime.wiring import Variant
+from hookrun.spec import Spec
+from hookrun.tasks.effects.grid import Cell
+from hookrun.tasks.run.prepare import structure
+from hookrun.values.containers import members, rebuild
+
+
+class CannotSplit(Exception):
+    """The tensors of a value do not consist of one part for each copy of the batch."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One pass over the data.
+
+    kind:   exact, or placebo
+    number: of the seed, or of the placebo
+    cell:   the number of the cell
+    paths:  the modules that are hooked
+    hook:   the hook there
+    seed:   what the random numbers of the hook are derived from, unless it has a seed of its own
+    """
+
+    kind: str
+    number: int
+    cell: int
+    paths: tuple[str, ...]
+    hook: PlannedHook
+    seed: int
+
+
+@dataclass
+class Activation:
+    """A value that the hook sees in the pass of the gradient.
+
+    value:   as it is without the hook
+    tensors: its floating-point tensors, from which on the pass is differentiated
+    """
+
+    path: str
+    value: Any
+    tensors: list[Tensor]
+    of_pass: Pass | None
+    call: int
+
+
+class Moved:
+    """Decides for each hook what it does in the current pass. Between passes nothing but observers fires.
+
+    The moved hook does what its jobs say, each for its copy of the batch; other edits run on each copy by itself,
+    with the same random numbers; observers see the pass without the hook only.
+
+    name:    of the hook that is moved
+    blocks:  the job of each copy; None: the hook does nothing there
+    records: observers fire
+    kept:    the activations of the pass of the gradient; None: another pass
+    reached: called with the path when the hook would fire in the unedited pass
+    trial:   every hook of this list is tried at each of its modules
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.blocks: Sequence[Job | None] = (None,)
+        self.records = False
+        self.kept: list[Activation] | None = None
+        self.reached: Callable[[str], None] | None = None
+        self.trial: Sequence[Cell] = ()
+        self.sites = dict[str, HookSite]()
+        self._others = dict[tuple[str, str], HookSite]()
+        self._variants = dict[str, Variant]()
+        self._ops = dict[tuple[str, int, int], Op]()
+        self._rows = dict[int, set[int]]()
+
+    def around(self, site: HookSite, op: Op, variant: Variant) -> Op:
+        """The op in place of the site's own, see `Installation`."""
+        if site.hook_name == self.name:
+            self.sites[site.path], self._variants[site.path] = site, variant
+            self._ops.clear()  # those of an earlier installation
+            return partial(self._try if self.trial else self._move, site)
+        if site.hook_type.phase != "forward" or site.hook_type.until_backward:
+            return op
+        if site.spec.action.observes:
+            return lambda value: op(value) if self.records else value
+        self._others[site.hook_name, site.path] = site
+        return partial(self._edit, site, op)
+
+    @property
+    def uses_arguments(self) -> bool:
+        """Whether a hook reads the arguments of the call, which are not split."""
+        return any("args" in site.spec.action.uses for site in (*self.sites.values(), *self._others.values()))
+
+    # ---- the moved hook --------------------------------------------------------------------------------------------
+
+    def _move(self, site: HookSite, value: Any) -> Any:
+        if self.kept is not None:
+            return self._keep(site, value)
+        if self.reached is not None:
+            self.reached(site.path)
+            self._note_rows(site, value)
+            return value
+        ops = [
+            self.op(job.hook, site.path, job.seed) if job is not None and site.path in job.paths else None
+            for job in self.blocks
+        ]
+        if not any(ops):
+            return value
+        site.fired += 1
+        return self._by_block(site, value, ops)
+
+    def op(self, hook: PlannedHook, path: str, seed: int) -> Op:
+        """What the hook does at the module."""
+        key = path, id(hook), seed
+        if key not in self._ops:
+            self._ops[key] = self._variants[path](hook, seed)
+        return self._ops[key]
+
+    def _try(self, site: HookSite, value: Any) -> Any:
+        """Every cell of this module, each on the value without the hook."""
+        tried = set[str]()
+        for cell in self.trial:
+            if site.path in cell.paths:
+                form = json.dumps(structure(Spec((cell.hook.spec,))), default=str)
+                if form not in tried:
+                    tried.add(form)
+                    self._variants[site.path](cell.hook, 0)(value)
+        return value
+
+    def _keep(self, site: HookSite, value: Any) -> Any:
+        """Pass on a copy of the value, with respect to which the metric is differentiated."""
+        assert self.kept is not None
+        held = list[Tensor]()
+
+        def copied(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                held.append(leaf.clone() if leaf.requires_grad else leaf.detach().clone().requires_grad_())
+                return held[-1]
+            return leaf
+
+        own = rebuild(value, copied)
+        plain = rebuild(own, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
+        passes = site.clock.passes
+        of_pass = None if passes is None else passes.current
+        self.kept.append(Activation(site.path, plain, held, of_pass, site.call))
+        # what follows may write into it
+        return rebuild(own, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
+
+    # ---- other hooks -----------------------------------------------------------------------------------------------
+
+    def _edit(self, site: HookSite, op: Op, value: Any) -> Any:
+        if self.reached is not None:
+            self._note_rows(site, value)
+        return op(value) if len(self.blocks) == 1 else self._by_block(site, value, [op] * len(self.blocks))
+
+    # ---- copies of the batch ---------------------------------------------------------------------------------------
+
+    def _note_rows(self, site: HookSite, value: Any) -> None:
+        """Remember the sizes of first dimensions for one copy."""
+        sizes = self._rows.setdefault(id(site), set())
+        sizes.update(leaf.shape[0] for leaf in members(value) if isinstance(leaf, Tensor) and leaf.dim())
+
+    def new_batch(self) -> None:
+        """Forget the sizes of the last batch."""
+        self._rows.clear()
+
+    def _by_block(self, site: HookSite, value: Any, ops: Sequence[Op | None]) -> Any:
+        """The value after each op has run on its copy."""
+        if len(ops) == 1:
+            return ops[0](value) if ops[0] is not None else value
+        olds = parts_of(value, len(ops), self._rows.get(id(site), set()))
+        run = site.calls.run if site.calls is not None else None
+        drawn = None if run is None else run.drawn.copy()
+        news = list[Any]()
+        for op, old in zip(ops, olds, strict=True):
+            if run is not None and drawn is not None:  # each copy draws what a pass of its own would draw
+                run.drawn.clear()
+                run.drawn.update(drawn)
+            news.append(old if op is None else op(old))
+        return _joined(value, olds, news)
+
+
+def parts_of(value: Any, parts: int, rows: set[int]) -> list[Any]:
+    """The value for each copy of the batch. CannotSplit if its tensors do not hold one part after the other.
+
+    rows: the sizes of the first dimension that a tensor for one copy may have
+    """
+    pieces = [_pieces(leaf, parts, rows) for leaf in members(value)]
+    return [_with(value, own) for own in (zip(*pieces, strict=True) if pieces else [()] * parts)]
+
+
+def _pieces(leaf: Any, parts: int, rows: set[int]) -> Sequence[Any]:
+    """The part of a tensor for each copy; a tensor that is the same for all of them, and what is not a tensor."""
+    if not isinstance(leaf, Tensor) or not leaf.dim() or not rows:
+        return [leaf] * parts
+    one, several = leaf.shape[0] in rows, leaf.shape[0] % parts == 0 and leaf.shape[0] // parts in rows
+    if one == several:
+        raise CannotSplit(f"a tensor of shape {list(leaf.shape)} for {parts} copies of the batch")
+    return leaf.chunk(parts) if several else [leaf] * parts
+
+
+def _joined(value: Any, olds: Sequence[Any], news: Sequence[Any]) -> Any:
+    """The value with the new parts, each the same object as the old one where nothing has changed."""
+    columns = zip(*map(members, olds), strict=True), zip(*map(members, news), strict=True)
+    leaves = list[Any]()
+    for leaf, before, after in zip(members(value), *columns, strict=True):
+        changed = any(new is not old for new, old in zip(after, before, strict=True))
+        if changed and before[0] is leaf:
+            raise CannotSplit("a tensor that all copies of the batch share would change")
+        leaves.append(torch.cat(after) if changed else leaf)
+    return _with(value, leaves)
+
+
+def _with(value: Any, leaves: Iterable[Any]) -> Any:
+    """The value with other members that are not containers."""
+    rest = iter(leaves)
+    return rebuild(value, lambda leaf: next(rest))

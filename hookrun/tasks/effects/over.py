@@ -1,0 +1,151 @@
+"""`task.over`: the keys of the hook that change from cell to cell, and the hook with other values of them.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from hookrun.config.validation import Section, parse
+from hookrun.errors import Problem, nearest, shown
+from hookrun.spec import HookSpec
+from hookrun.spec.hook import HookKeys
+
+WHERE = "task.over"
+EACH = "each"
+MODULE, HEADS, TOKENS, INDEX = "module", "heads", "tokens", "index"
+COUNTED = (MODULE, HEADS, TOKENS, INDEX)
+"""The keys whose values the model or the data can list, for `each` and windows."""
+
+_OTHER_KEYS = ("target", "when")
+
+Size = Annotated[int, Field(strict=True, ge=1, le=10**9)]
+
+
+def _sizes(raw: Any) -> Any:
+    return raw if isinstance(raw, list | tuple) else (raw,)
+
+
+Sizes = Annotated[tuple[Size, ...], BeforeValidator(_sizes), Field(min_length=1)]
+
+
+class Window(Section):
+    """Every run of neighbouring values.
+
+    window: how many modules, heads or tokens; for `index` the size along each of the last dimensions
+    stride: from the start of one window to the next, by default 1
+    """
+
+    window: Sizes
+    stride: Sizes = (1,)
+
+
+def _values(raw: Any) -> Any:
+    """`each`, a list of values, or a window."""
+    if raw == EACH or isinstance(raw, Window):
+        return raw
+    if isinstance(raw, Mapping):
+        return Window.model_validate(raw)
+    if isinstance(raw, list | tuple) and raw:
+        return tuple(raw)
+    raise ValueError(f"found {shown(raw)}, expected each, a list of values, or {{window: 3}}")
+
+
+Over = dict[str, Annotated[Any, BeforeValidator(_values)]]
+"""Key of the hook -> its values; the order of the keys is the order of the axes."""
+
+
+def problems_of(over: Over, hook: HookSpec) -> list[Problem]:
+    """Keys that the hook does not have, and kinds of values that its keys cannot have."""
+    possible = [*COUNTED, *_OTHER_KEYS, *type(hook.action).model_fields]
+    problems = list[Problem]()
+    for key, values in over.items():
+        where = f"{WHERE}.{key}"
+        if key not in possible:
+            what = f"{hook.action.action_name} on {hook.hook_type} has no such key"
+            problems.append(Problem(where, what, nearest(key, possible)))
+        elif key not in COUNTED and not isinstance(values, tuple):
+            problems.append(Problem(where, "its values cannot be counted", "list them: [0.5, 1, 2]"))
+        elif isinstance(values, Window) and key != INDEX and len(values.window) > 1:
+            problems.append(Problem(where, "has one dimension", "give one number: {window: 3}"))
+        elif isinstance(values, Window) and len(values.stride) not in (1, len(values.window)):
+            problems.append(Problem(where, "window and stride differ in length", "give one stride for each"))
+    return problems
+
+
+def first_value(key: str, values: Any) -> Any:
+    """One value that the key surely takes, before the model is known."""
+    if isinstance(values, tuple):
+        return list(values) if key == MODULE else values[0]
+    if key == HEADS:
+        return heads_of(0, 1)
+    if key == TOKENS:
+        return tokens_of(0, 1 if values == EACH else values.window[0])
+    return channel_of(0) if values == EACH else index_of((0, size) for size in values.window)
+
+
+def heads_of(start: int, count: int) -> list[int]:
+    """Neighbouring heads."""
+    return list(range(start, start + count))
+
+
+def tokens_of(start: int, count: int) -> dict[str, Any]:
+    """Neighbouring positions; a sample that is shorter is left as it is."""
+    return {"position": start if count == 1 else f"{start}:{start + count}", "missing": "skip"}
+
+
+def index_of(bounds: Iterable[tuple[int, int]]) -> str:
+    """A window over the last dimensions: (start, end) along each."""
+    return ", ".join(["...", *(f"{start}:{end}" for start, end in bounds)])
+
+
+def channel_of(number: int, count: int = 1) -> str:
+    """One position of the second dimension: a channel, a feature."""
+    return f":, {number}"
+
+
+AT: Mapping[str, Callable[[int, int], Any]] = {HEADS: heads_of, TOKENS: tokens_of, INDEX: channel_of}
+"""Key -> (start, count) -> the value of the hook's key for so many neighbours."""
+
+
+def varied(hook: HookSpec, values: Mapping[str, Any], place: str = "") -> tuple[HookSpec, list[Problem]]:
+    """The hook with other values of its keys, and every mistake in them.
+
+    place: where the values are, below the key's own place in `over`
+    """
+    keys, action, problems = hook.keys, hook.action, list[Problem]()
+    for key, value in values.items():
+        where = f"{WHERE}.{key}{place}"
+        if key in type(action).model_fields:
+            given = {name: getattr(action, name) for name in action.model_fields_set} | {key: value}
+            changed, wrong = parse(type(action), given, where)
+            action = changed or action
+            problems += [replace(each, where=where) for each in wrong]
+            continue
+        name = "select" if key == MODULE else key
+        given = {"select": keys.select, "hook": keys.hook, name: _completed(keys, key, value)}
+        read, wrong = parse(HookKeys, given, where)
+        problems += [replace(each, where=where) for each in wrong]
+        keys = keys if read is None else keys.model_copy(update={name: getattr(read, name)})
+    return replace(hook, keys=keys, action=action), problems
+
+
+_PLACES = {"position", "id", "text", "span", "exclude", "query", "key"}
+
+
+def _completed(keys: HookKeys, key: str, value: Any) -> Any:
+    """The value with what the hook itself says about its heads (`count`, `dim`) or tokens (`phase`, `dim`, …)."""
+    if key == HEADS and keys.heads is not None and not isinstance(value, Mapping):
+        about = {name: given for name, given in keys.heads.to_dict().items() if name != "pick"}
+        return {**about, "pick": value}
+    if key == TOKENS and keys.tokens is not None:
+        said = value if isinstance(value, Mapping) else {"position": value}
+        return {name: each for name, each in keys.tokens.to_dict().items() if name not in _PLACES} | dict(
+            said
+        )
+    return value
