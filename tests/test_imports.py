@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("integrations",),
     ("compose",),
     ("sweeps",),
-    ("__init__", "__main__", "api", "cli", "schema", "testing", "verify"),
+    ("__init__", "__main__", "api", "cli", "compare", "schema", "testing", "verify"),
 )
 SURFACE = LAYERS[-1]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

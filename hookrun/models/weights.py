@@ -94,7 +94,7 @@ def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
     if problems := misplaced(config, published=False):
         raise SpecError(problems)
     path = _absolute(config.own_weights)
-    state = _state_dict(path)
+    state = read_weights(path)
     own = model.state_dict(keep_vars=True)
     if problems := [*_missing(own, state, path), *_mismatched(own, state, path)]:
         raise SpecError(problems)
@@ -126,7 +126,7 @@ def _absolute(weights: str) -> Path:
     return Path(weights).expanduser().absolute()
 
 
-def _state_dict(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name, on the CPU, without the wrapping of training scripts."""
     import torch
     from safetensors.torch import load_file

@@ -18,6 +18,8 @@ from hookrun.errors import HookrunError, Lookup
 from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors, read_captures
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, open_tensors, read_tensor, write_tensors
+from hookrun.store.comparison import MOST_LISTED, By, Cka, Comparison, compare_captures, in_order, records
+from hookrun.store.comparison.predictions import predicted, predictions
 from hookrun.store.effects import Effects, read_effects
 from hookrun.store.files import StoreError, collector_paused, os_reason, read_lines, replacing
 from hookrun.store.format import (
@@ -162,8 +164,8 @@ class Run:
     def generations(self) -> list[dict[str, Any]]:
         """The lines of generations.jsonl in the order of the samples; empty if the run did not generate.
 
-        For each sample `prompt`, `prompt_ids`, `text`, `ids`, `reason`, `next`; with `task.compare` also those without
-        hooks (`text_without`, …) and `kl_first`.
+        For each sample `prompt`, `prompt_ids`, `text`, `ids`, `reason`, `next`; with `task.without_hooks` also those
+        without hooks (`text_without`, …) and `kl_first`.
         """
         return read_records(self.path / GENERATIONS, GenerationLine)
 
@@ -271,6 +273,61 @@ class Run:
         import pyarrow
 
         return pyarrow.table(columns)
+
+    def compare(
+        self,
+        other: Run | str | os.PathLike[str],
+        *,
+        by: Sequence[By] = ("module",),
+        tolerance: float = 1e-3,
+        cka: Cka | None = None,
+    ) -> Comparison:
+        """How this run differs from another one, given as a run or its directory, with the tables of task=compare.
+
+        Captures are paired by hook and module, their rows by sample, epoch, call and token.
+
+        by:        module, and tokens: each position of a token by itself
+        tolerance: a row differs if the norm of its difference is above this times the norm of the row of this run;
+                   metrics and statistics if they differ by more than this times the larger one
+        cka:       computes the CKA of the rows of two captures; None: it is not computed
+
+        Raises StoreError if a file of a run is missing or damaged.
+        """
+        run = other if isinstance(other, Run) else open_run(other)
+        first, captures, unpaired = compare_captures(
+            in_order(self.captures, self.path / CAPTURES),
+            in_order(run.captures, run.path / CAPTURES),
+            run.captures,
+            self.samples.by_sample,
+            by=by,
+            tolerance=tolerance,
+            # A learning rate was logged, or it is a run of an own loop.
+            trains=not self.config or any("lr" in line for line in self.metrics),
+            cka=cka,
+        )
+        file, other_file = (
+            records.weights_file(each.path, each.model.get("weights")) for each in (self, run)
+        )
+        weights, weights_of = records.weights(file, other_file, tolerance)
+        here, there = (predicted(each.samples, each.generations) for each in (self, run))
+        return Comparison(
+            run=str(self.path),
+            other=str(run.path),
+            first=first,
+            captures=captures,
+            unpaired=unpaired,
+            metrics=records.side_by_side(
+                records.metrics(self.metrics), records.metrics(run.metrics), tolerance
+            ),
+            predictions=predictions(here, there, self.predictions, run.predictions, self.samples, tolerance),
+            weights=weights,
+            weights_of=weights_of,
+            statistics=records.differing(
+                records.statistics(self.stats), records.statistics(run.stats), tolerance
+            )[:MOST_LISTED],
+            plan=records.differing(records.plan(self.plan), records.plan(run.plan)),
+            config=records.differing(self.config, run.config),
+        )
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file, and return its keys.

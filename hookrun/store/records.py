@@ -188,6 +188,25 @@ class HooksRecord(Record):
     sites: Listing[SiteRecord] = []
 
 
+class ComparisonRecord(Record):
+    """compare.json: two runs, or `jobs`, the name of a job -> its comparison, for two sweeps."""
+
+    run: Text = ""
+    other: Text = ""
+    first: dict[Name, Any] | None = None
+    reasons: Listing[Text] = []
+    captures: Listing[Any] = []
+    unpaired: Listing[Any] = []
+    metrics: Listing[Any] = []
+    predictions: dict[Name, Any] = {}
+    weights: Listing[Any] = []
+    weights_of: Text = ""
+    statistics: Listing[Any] = []
+    plan: Listing[Any] = []
+    config: Listing[Any] = []
+    jobs: dict[Name, ComparisonRecord] = {}
+
+
 class EnvRecord(Record):
     """env.json."""
 

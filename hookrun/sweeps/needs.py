@@ -269,7 +269,8 @@ def previous_run(experiments: Iterable[Experiment], folder: Path) -> str | None:
 
 def _named_runs(experiment: Experiment) -> Iterator[tuple[str, str | None]]:
     """Key path and name of every run that the experiment names."""
-    yield "task.run", getattr(experiment.settings.task, "run", None)
+    for key in ("run", "other"):
+        yield f"task.{key}", getattr(experiment.settings.task, key, None)
     yield from runs_of(experiment.settings).items()
     for hook in experiment.hooks.hooks:
         if hook.keys.enabled:

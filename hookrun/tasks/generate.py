@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hookrun.errors import Problem, counted, listed
 from hookrun.spec import Experiment, HookSpec, Settings
@@ -34,7 +35,8 @@ class GenerateTask(TaskOfSplits):
 
     max_new_tokens: the largest number of tokens by which each prompt is continued
     sampling:       draw each token, with draws that do not depend on the batch; null: take the most probable token
-    compare:        also continue the same prompts without the hooks, with the same draws
+    without_hooks:  also continue the same prompts without the hooks, with the same draws
+    compare:        the name of `without_hooks` in earlier versions
     stop:           tokens that end a sequence; null: the model's own, or its tokenizer's
     prompt_tokens:  use only this many first tokens of a sample as its prompt; null: all of them
     cache:          keep keys and values from token to token, if the model can; false: recompute them
@@ -44,14 +46,23 @@ class GenerateTask(TaskOfSplits):
 
     max_new_tokens: Count = 32
     sampling: Sampling | None = None
-    compare: bool = False
+    without_hooks: bool = False
+    compare: bool | None = None
     stop: tuple[Token, ...] | None = Field(default=None, max_length=1000)
     prompt_tokens: Count | None = None
     cache: bool = True
 
+    @model_validator(mode="before")
+    @classmethod
+    def _old_name(cls, raw: Any) -> Any:
+        is_old = isinstance(raw, Mapping) and raw.get("compare") is not None
+        return {**raw, "without_hooks": raw["compare"]} if is_old else raw
+
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
-        """The metrics of a comparison, if `compare` is set."""
-        return {f"{self.split}/{name}": None for name in ("changed", "kl_first")} if self.compare else {}
+        """The metrics of a comparison, if `without_hooks` is set."""
+        return (
+            {f"{self.split}/{name}": None for name in ("changed", "kl_first")} if self.without_hooks else {}
+        )
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
         """The common problems of the settings, compilation, and data whose samples are not prompts."""
@@ -106,13 +117,15 @@ class GenerateTask(TaskOfSplits):
         return [Problem("task.max_new_tokens", what, hint)]
 
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
-        """The common problems of the plan, and under `compare` hooks that change the model itself, in both passes."""
+        """The common problems of the plan, and under `without_hooks` hooks that change the model itself."""
         problems = super().plan_problems(plan, settings)
-        for hook in (planned.spec for planned in plan.hooks if self.compare and planned.spec.keys.enabled):
+        for hook in (
+            planned.spec for planned in plan.hooks if self.without_hooks and planned.spec.keys.enabled
+        ):
             can_pause = hook.action.freezes or hook.action.adds(hook.name) is not None
             if hook.hook_type.phase == "installation" and not can_pause:
                 what = "changes the model itself, so the pass without hooks would still have the change"
-                hint = f"leave task.compare out, and compare with a run without {hook.name}"
+                hint = f"leave task.without_hooks out, and compare with a run without {hook.name}"
                 problems.append(Problem(f"{hook.where}.hook", what, hint))
         return problems
 
@@ -134,15 +147,17 @@ class GenerateTask(TaskOfSplits):
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
         """One line about the length of the continuations and how tokens are chosen."""
         how = "always the most probable one" if self.sampling is None else f"drawn with {self.sampling}"
-        more = "; then once more without the hooks" if self.compare else ""
+        more = "; then once more without the hooks" if self.without_hooks else ""
         tokens = counted(self.max_new_tokens, "token")
         return [f"each prompt is continued by up to {tokens}, {how}{more}"]
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
-        """The common notes, and a note if `compare` is set and there are no hooks."""
+        """The common notes, and a note if `without_hooks` is set and there are no hooks."""
         notes = super().remarks(settings, hooks)
-        if self.compare and not any(hook.keys.enabled for hook in hooks):
-            notes.append("task.compare: there are no hooks, so both continuations are the same")
+        if self.compare is not None:
+            notes.append("task.compare is the old name of task.without_hooks: write the new one")
+        if self.without_hooks and not any(hook.keys.enabled for hook in hooks):
+            notes.append("task.without_hooks: there are no hooks, so both continuations are the same")
         return notes
 
     def perform(self, context: RunContext) -> None:
@@ -154,7 +169,7 @@ class GenerateTask(TaskOfSplits):
         batches = BatchesOfSplits(context.prepared, self.splits)
         names = context.sample_names(batches.parts)
         keys = GenerationKeys(
-            self.max_new_tokens, self.sampling, self.compare, self.stop, self.prompt_tokens, self.cache
+            self.max_new_tokens, self.sampling, self.without_hooks, self.stop, self.prompt_tokens, self.cache
         )
         generation, sums = Generation(keys, context), Sums()
         with context.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
@@ -166,8 +181,8 @@ class GenerateTask(TaskOfSplits):
                     sums.add(record)
                 names.write(batch, None)
                 context.hooks.step()
-        context.conclude(self.split, sums.read(compared=self.compare))
-        show(sums, context.screen.console, compared=self.compare)
+        context.conclude(self.split, sums.read(compared=self.without_hooks))
+        show(sums, context.screen.console, compared=self.without_hooks)
 
 
 def _wrong_inputs(info: DataInfo) -> list[Problem]:

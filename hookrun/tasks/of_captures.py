@@ -1,10 +1,10 @@
-"""The base class of tasks that analyse the captures of a run. They need neither a model nor hooks."""
+"""The base classes of tasks that read other runs. They need neither a model nor hooks."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -16,21 +16,54 @@ if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.analysis.features import Features
     from hookrun.tasks.analysis.input import Analysing, Analysis
+    from hookrun.tasks.run.progress import Screen
 
 MOST_BYTES = 2**50
 MOST_FEATURES = 2**24
 
 
-class TaskOfCaptures(Task):
+class TaskOfRuns(Task):
+    """Base of the tasks that read other runs.
+
+    run: the directory of the run
+    """
+
+    run: str | None = None
+
+    @abstractmethod
+    def examine(self, prepared: Any, run_dir: RunDir, screen: Screen) -> str | None:
+        """Do the task with the result of `prepare`, and write its results. Returns why it stopped with 3, or None."""
+
+    def unused(self, experiment: Experiment) -> list[str]:
+        """Hooks, and the sections `train` and `compute`: the captures exist already."""
+        settings = experiment.settings
+        hooks = ["hooks"] if experiment.hooks.hooks else []
+        return [*changed("train", settings.train), *changed("compute", settings.compute), *hooks]
+
+    def execute(self, prepared: Any, run_dir: RunDir) -> str | None:
+        """Record which runs are read, and do the task."""
+        from hookrun.store.format import ENV
+        from hookrun.store.run_dir import environment
+        from hookrun.tasks.run.progress import Screen
+
+        screen = Screen()
+        if run_dir.resumed is not None:
+            screen.say(f"resumed from {run_dir.resumed.path.name}")
+        run_dir.write(ENV, environment() | {"runs": [run.model_dump() for run in prepared.runs]})
+        screen.note(prepared.experiment.notes)
+        stopped = self.examine(prepared, run_dir, screen)
+        screen.say(f"run directory: {run_dir.path}")
+        return stopped
+
+
+class TaskOfCaptures(TaskOfRuns):
     """Base of the tasks that analyse the captures of a run.
 
-    run:       the directory of the run
     capture:   the name of the hook that captured; None: the only one of the run
     max_bytes: the memory that the analysis may use; its need is estimated before it begins
     project:   randomly project rows with more features to this number of features; None: no projection
     """
 
-    run: str | None = None
     capture: str | None = None
     max_bytes: Annotated[int, Field(ge=1, le=MOST_BYTES, strict=True)] = 2**31
     project: Annotated[int | None, Field(ge=1, le=MOST_FEATURES, strict=True)] = None
@@ -38,12 +71,6 @@ class TaskOfCaptures(Task):
     @abstractmethod
     def analyse(self, analysing: Analysing) -> None:
         """Run the analysis and write its results to metrics.jsonl."""
-
-    def unused(self, experiment: Experiment) -> list[str]:
-        """Hooks, and the sections `train` and `compute`: the captures exist already."""
-        settings = experiment.settings
-        hooks = ["hooks"] if experiment.hooks.hooks else []
-        return [*changed("train", settings.train), *changed("compute", settings.compute), *hooks]
 
     def problem(self, analysis: Analysis) -> Problem | None:
         """Why the run cannot be analysed, or None."""
@@ -60,23 +87,13 @@ class TaskOfCaptures(Task):
             raise SpecError([problem])
         return analysis
 
-    def execute(self, prepared: Analysis, run_dir: RunDir) -> str | None:
-        """Run the analysis. Returns None, since checks do not run here."""
-        from hookrun.store.format import ENV
-        from hookrun.store.run_dir import environment
+    def examine(self, prepared: Analysis, run_dir: RunDir, screen: Screen) -> None:
+        """Run the analysis."""
         from hookrun.tasks.analysis.input import Analysing
         from hookrun.tasks.resume.states import results_of
-        from hookrun.tasks.run.progress import Screen
 
-        screen = Screen()
-        if run_dir.resumed is not None:
-            screen.say(f"resumed from {run_dir.resumed.path.name}")
-        run_dir.write(ENV, environment() | {"runs": [run.model_dump() for run in prepared.runs]})
         screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
-        screen.note(prepared.experiment.notes)
         self.analyse(Analysing(prepared, run_dir, screen, results_of(prepared, run_dir)))
-        screen.say(f"run directory: {run_dir.path}")
-        return None
 
     def features(self, analysis: Analysis) -> dict[str, Features]:
         """Module path -> the rows of its capture as vectors, projected if `project` is set."""

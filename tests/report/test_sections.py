@@ -225,6 +225,23 @@ def test_analyses_have_their_table_and_their_picture(run: Callable[..., Path], p
         assert [float(cell) for cell in cells] == [float(f"{line['cka']:.3g}") for line in lines]
 
 
+def test_a_comparison_has_its_picture_tables_and_bounds(run, page, remade, tmp_path: Path) -> None:
+    seen = "{select: [layers.1, fc], hook: forward, action: capture}"
+    paths = [run("task=predict", f"seed={seed}", seen=seen) for seed in (0, 1)]
+    path = run("task=compare", f"task.run={paths[0]}", f"task.other={paths[1]}")
+    found = page(path)
+    assert "first: layers.1, sample 0" in found.text and found.tags.count("svg") == 1
+    first = json.loads((path / "compare.json").read_text())["captures"][0]
+    assert table_rows(found.source, "comparison")[0][:2] == ["layers.1", f"{first['relative_l2']:.4g}"]
+    evil = {"module": "<script>1</script>", "relative_l2": 1e300, "token": 10**12, "path": ["x"]}
+    hostile = {"captures": [evil, 3], "predictions": {"changes": 5}, "reasons": ["<b>"]}
+    for name, content in (("status.json", {"status": "done"}), ("compare.json", hostile)):
+        (tmp_path / name).write_text(json.dumps(content))
+    assert remade(tmp_path).tags.count("script") == 1
+    (tmp_path / "compare.json").write_text("{")
+    assert "is not JSON" in remade(tmp_path).text
+
+
 def test_places_and_sizes_in_the_files_of_a_lens_are_bounded(tmp_path: Path) -> None:
     about = {"split": "val", "module": "blocks.0.attn", "kind": "heads", "layer": 0, "logit_difference": 1.0}
     strange = [{**about, "head": head} for head in (-5, -1, "x", 1.5, True, 10**9)]

@@ -60,24 +60,34 @@ def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis
 
     Raises SpecError if there is no run, no such hook, or no capture with one row for each sample.
     """
-    if path is None:
-        raise spec_error(
-            "task.run",
-            f"task={experiment.settings.task.name} reads the captures of another run, and no run is named",
-            "name its directory: task.run=outputs/latest",
-        )
+    run, used = opened(experiment, "task.run", path)
     try:
-        runs = RunReferences.of(experiment)
-        run, used = runs.open(path), runs.used("task.run", path)
-        if run is None or used is None:
-            raise spec_error(
-                "task.run", f"{path} has not been run yet", "leave out task=plan, so that it runs first"
-            )
         return Analysis(experiment, run, _captures(run, hook), used)
     except SpecError:
         raise
     except HookrunError as error:
         raise spec_error("task.run", str(error)) from error
+
+
+def opened(experiment: Experiment, where: str, path: str | None) -> tuple[Run, UsedRunRecord]:
+    """The run that the key `where` names by its directory or name, and how it was found.
+
+    Raises SpecError if there is none.
+    """
+    if path is None:
+        raise spec_error(
+            where,
+            f"task={experiment.settings.task.name} reads the captures of another run, and no run is named",
+            f"name its directory: {where}=outputs/latest",
+        )
+    runs = RunReferences.of(experiment)
+    try:
+        run, used = runs.open(path), runs.used(where, path)
+    except HookrunError as error:
+        raise spec_error(where, str(error)) from error
+    if run is None or used is None:
+        raise spec_error(where, f"{path} has not been run yet", "leave out task=plan, so that it runs first")
+    return run, used
 
 
 def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:

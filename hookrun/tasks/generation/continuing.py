@@ -28,7 +28,7 @@ class GenerationKeys:
 
     max_new_tokens: int = 32
     sampling: Sampling | None = None
-    compare: bool = False
+    without_hooks: bool = False
     stop: tuple[int, ...] | None = None
     prompt_tokens: int | None = None
     cache: bool = True

@@ -53,9 +53,9 @@ class Generation:
         """The lines of generations.jsonl for the samples of the batch, in their order."""
         context, texts = self._context, self._texts
         prompts = prompts_of(batch, self._keys.prompt_tokens)
-        before = generator_states() if self._keys.compare else {}
+        before = generator_states() if self._keys.without_hooks else {}
         now, without = self._continued(batch, prompts), list[Continuation]()
-        if self._keys.compare:
+        if self._keys.without_hooks:
             after = generator_states()
             set_generators(before)  # so that random numbers that the model itself draws are the same
             with context.hooks.paused():

@@ -110,7 +110,7 @@ def test_compare_has_the_same_prompts_without_hooks(generate: Runs, capsys: Any)
         hook("seen", LAYER["decoder"], "capture", "all"),
         hook("counted", "blocks.1", "stats", "-1"),
     )
-    found = generate("decoder", *hooks, DRAWN, "data.batch_size=3", "task.compare=true")
+    found = generate("decoder", *hooks, DRAWN, "data.batch_size=3", "task.without_hooks=true")
     with_hooks = generate("decoder", *hooks, DRAWN, "data.batch_size=3")
     without = generate("decoder", DRAWN)
     assert ids_of(found) == ids_of(with_hooks)
@@ -124,9 +124,20 @@ def test_compare_has_the_same_prompts_without_hooks(generate: Runs, capsys: Any)
     assert len(rows) == len(others), "the pass without hooks captures nothing"
     assert len(found.stats) == 2, "nor does it record or count anything"
     assert "first new token: the samples that changed most" in capsys.readouterr().out
-    nothing = generate("decoder", hook("same", "blocks.0", "scale", "all", factor=1), "task.compare=true")
+    nothing = generate(
+        "decoder", hook("same", "blocks.0", "scale", "all", factor=1), "task.without_hooks=true"
+    )
     assert nothing.metrics[-1]["changed"] == nothing.metrics[-1]["kl_first"] == 0
     assert "the hooks changed neither the first new token" in capsys.readouterr().out
+
+
+def test_the_old_name_of_without_hooks_still_works(generate: Runs, capsys: Any) -> None:
+    steer = hook("steer", LAYER["decoder"], "scale", "all", factor=-3)
+    old, new = (
+        generate("decoder", steer, f"task.{name}=true").generations for name in ("compare", "without_hooks")
+    )
+    assert old == new and old[0]["ids_without"]
+    assert capsys.readouterr().out.count("task.compare is the old name of task.without_hooks") == 1
 
 
 def test_an_end_token_ends_its_sequence_and_no_other(generate: Runs) -> None:
@@ -224,7 +235,7 @@ def test_prompts_that_cannot_be_continued_are_refused_before_the_run(refused, tm
     wrong = refused(*MODELS["decoder"], *names, "compute.compile=true", "task.stop=[9999]")
     assert "compute.compile" in wrong and "does not have 9999" in wrong
     fill = "+hooks.zero={select: unembed, hook: apply, action: fill, value: 0}"
-    assert "changes the model itself" in refused(*MODELS["decoder"], *names, fill, "task.compare=true")
+    assert "changes the model itself" in refused(*MODELS["decoder"], *names, fill, "task.without_hooks=true")
     bert = "{model_type: bert, num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2, intermediate_size: 16}"
     masked = ("model=transformers", f"model.args.config={bert}", "model.args.class=masked_lm")
     assert "does not predict next tokens" in refused(*masked, *names)

@@ -146,7 +146,7 @@ def test_a_run_killed_between_the_last_step_of_an_epoch_and_its_schedule(tmp_pat
 
 GENERATE = [
     *("model=decoder", "model.args.width=16", "model.args.length=48", "data=names", "data.batch_size=2"),
-    *("task=generate", "task.compare=true", "task.max_new_tokens=3", "task.sampling={top_k: 40}"),
+    *("task=generate", "task.without_hooks=true", "task.max_new_tokens=3", "task.sampling={top_k: 40}"),
     "+hooks.all={select: blocks.0, hook: forward, action: capture, tokens: {phase: generation}}",
     "+hooks.noisy={select: blocks.0, hook: forward, action: noise, std: 0.5, tokens: all}",
     "+hooks.seldom={select: blocks.1, hook: forward, action: scale, factor: 2, when: {probability: 0.5}}",

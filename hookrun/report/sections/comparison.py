@@ -1,0 +1,88 @@
+"""The results of task=compare: where two runs differ first, the differences by module, and what else differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hookrun.errors import shortened
+from hookrun.report.draw.charts import Figure, bars
+from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.text import module_name, number
+from hookrun.report.facts import Facts
+from hookrun.report.lines import is_number
+from hookrun.store.files import StoreError
+from hookrun.store.format import COMPARE_JSON
+from hookrun.store.inside import is_there
+from hookrun.store.records import ComparisonRecord, typed_record
+
+MOST_ROWS = 400
+"""The rows of each table, and the modules and the tokens of a picture."""
+
+MOST_JOBS = 50
+_TABLES = ("captures", "unpaired", "metrics", "weights", "statistics", "plan", "config")
+
+
+def build(facts: Facts) -> dict[str, Any] | None:
+    """The parts of the section, one for each job of two sweeps; None if the run compared nothing.
+
+    problem: why the file cannot be read
+    """
+    if not is_there(facts.path / COMPARE_JSON):
+        return None
+    try:
+        record = typed_record(facts.path / COMPARE_JSON, ComparisonRecord)
+    except StoreError as error:
+        return {"problem": str(error), "reasons": [], "parts": []}
+    jobs = list(record.jobs.items())[:MOST_JOBS] or [("", record)]
+    return {"problem": "", "reasons": record.reasons, "parts": [_part(*job) for job in jobs]}
+
+
+def _part(job: str, record: ComparisonRecord) -> dict[str, Any]:
+    """The picture and the tables of two runs."""
+    numbers = {key: value for key, value in record.predictions.items() if key != "changes"}
+    tables = [_table(name, getattr(record, name)) for name in _TABLES]
+    changes = record.predictions.get("changes")
+    tables += [
+        _table("predictions", [numbers]),
+        _table("changes", changes if isinstance(changes, list) else []),
+    ]
+    return {
+        "job": job,
+        "runs": (record.run, record.other),
+        "weights_of": record.weights_of,
+        "figures": _figures(record.captures),
+        "tables": [table for table in tables if table["rows"]],
+    }
+
+
+def _table(title: str, rows: Sequence[Any]) -> dict[str, Any]:
+    """A table of the first mappings of a list, with a column for each key."""
+    known = [row for row in rows if isinstance(row, Mapping)][:MOST_ROWS]
+    heads = list(dict.fromkeys(str(key) for row in known for key in row))
+    cells = [[shortened(number(row.get(head, "")), 200) for head in heads] for row in known]
+    return {"title": title.replace("changes", "changed predictions"), "heads": heads, "rows": cells}
+
+
+def _figures(rows: Sequence[Any]) -> list[Figure]:
+    """The relative L2 of each module in the order of execution: bars, or a map by token."""
+    cells = dict[tuple[str, int | None], float]()
+    for row in rows:
+        if isinstance(row, Mapping) and is_number(row.get("relative_l2")):
+            name = f"{module_name(str(row.get('module')))} {row.get('path') or ''}".rstrip()
+            token = row.get("token")
+            cells.setdefault((name, token if isinstance(token, int) else None), float(row["relative_l2"]))
+    names = list(dict.fromkeys(name for name, _ in cells))[:MOST_ROWS]
+    tokens = sorted({token for _, token in cells if token is not None})[:MOST_ROWS]
+    title = "relative L2 of the difference, in the order of execution"
+    if not tokens:
+        values = [cells[name, None] for name in names]
+        return [bars(title, values, x="module", y="relative L2", names=names)] if names else []
+    grid = np.array([[cells.get((name, token), math.nan) for token in tokens] for name in names])
+    columns = [str(token) for token in tokens]
+    return [
+        heat(title, grid.clip(0, 1e30).astype(np.float32), rows=names, columns=columns, x="token", log=True)
+    ]

@@ -1,0 +1,157 @@
+"""What differs between two runs, from their directories alone; `Run.compare` calls the functions here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hookrun.errors import Lookup, counted, listed
+from hookrun.store.captures.read import Leaf, StoredCapture, captured_tensors
+from hookrun.store.captures.shard import read_index
+from hookrun.store.comparison.rows import Compared, Difference, MatchedRows, Samples, compared, known
+
+By = Literal["module", "tokens"]
+Cka = Callable[[MatchedRows, MatchedRows], float | None]
+Row = dict[str, Any]
+Place = tuple[str, str, str]
+"""Hook, module, and place in a container."""
+
+MOST_LISTED = 1_000
+"""The statistics that are listed, and the captures in compare.json."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a run differs from another one. Each list is a table: a dict for each row.
+
+    run, other:  their directories
+    first:       where they differ first, in the order of execution: `module`, `sample` and `token`, of which the last
+                 two may be None; None: no captured value differs by more than the tolerance
+    captures:    a row for each capture of both runs, or with `tokens` for each position of a token of it, in the order
+                 of execution
+    unpaired:    captures of one of the runs only
+    metrics:     each metric of both
+    predictions: what `hookrun.store.comparison.predictions` returns
+    weights:     tensors that differ; `weights_of` says what was compared, or why nothing was
+    statistics, plan, config: values that differ
+    """
+
+    run: str
+    other: str
+    first: Row | None
+    captures: list[Row]
+    unpaired: list[Row]
+    metrics: list[Row]
+    predictions: Row
+    weights: list[Row]
+    weights_of: str
+    statistics: list[Row]
+    plan: list[Row]
+    config: list[Row]
+
+    @property
+    def reasons(self) -> list[str]:
+        """What differs in the results, in words; empty if nothing does. Plan and configuration are no results."""
+        reasons = list[str]()
+        if self.first is not None:
+            where = [f"{key} {self.first[key]}" for key in ("sample", "token") if self.first[key] is not None]
+            reasons.append(", ".join([f"first: {self.first['module'] or '(root)'}", *where]))
+        notes = {
+            (row["hook"], row["module"], row["path"]): row["note"] for row in self.captures if row["note"]
+        }
+        reasons += [f"{counted(count, 'capture')}: {note}" for note, count in Counter(notes.values()).items()]
+        for side in ("run", "other"):
+            if names := [label(row) for row in self.unpaired if row["only"] == side]:
+                reasons.append(f"only {getattr(self, side)} has {listed(names, 6)}")
+        for name in ("metrics", "weights", "statistics"):
+            if count := sum(row.get("differs", True) for row in getattr(self, name)):
+                reasons.append(f"{name} that differ: {count:,}")
+        found = self.predictions
+        if found["changed"]:
+            reasons.append(f"predictions that changed: {found['changed']:,} of {found['compared']:,}")
+        elif found["differs"]:
+            reasons.append(
+                f"predictions: {found['note'] or 'relative L2 ' + format(found['relative_l2'], '.3g')}"
+            )
+        return reasons
+
+    def to_dict(self) -> Row:
+        """The content of compare.json; all captures are in compare.csv."""
+        return {**vars(self), "captures": self.captures[:MOST_LISTED], "reasons": self.reasons}
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """``seen at layers.0``, with the place in a container."""
+    return f"{row['hook']} at {row['module'] or '(root)'} {row['path']}".rstrip()
+
+
+def in_order(captures: Lookup[Lookup[Leaf]], folder: Path) -> dict[Place, StoredCapture]:
+    """The captures in the order in which they were first recorded."""
+    entries = (entry for shard in read_index(folder)[0] for entry in shard.entries)
+    places = dict.fromkeys((each.hook, each.module, each.path) for each in entries)
+    by_place = {_place(capture): capture for capture in captured_tensors(captures)}
+    return {place: by_place[place] for place in places}
+
+
+def _place(capture: StoredCapture) -> Place:
+    return capture.hook, capture.module, capture.path
+
+
+def compare_captures(
+    here: Mapping[Place, StoredCapture],
+    there: Mapping[Place, StoredCapture],
+    others: Lookup[Lookup[Leaf]],
+    samples: Samples,
+    *,
+    by: Sequence[By],
+    tolerance: float,
+    trains: bool,
+    cka: Cka | None,
+) -> tuple[Row | None, list[Row], list[Row]]:
+    """Where captures differ first, a row for each of both runs, and those of one run only.
+
+    others: the captures of the other run by any name of their modules
+    trains: the weights change from step to step, so that the first step that differs counts before the first module
+    """
+    rows, unpaired, paired = list[Row](), list[Row](), set[Place]()
+    firsts = list[tuple[int, int, Row]]()
+    for number, (place, capture) in enumerate(here.items()):
+        hook, module, path = place
+        leaf = others[hook].get(module) if hook in others else None
+        partner = leaf.get(path) if isinstance(leaf, Lookup) else None if path else leaf
+        about = {"hook": hook, "module": module, "path": path}
+        if partner is None:
+            unpaired.append({**about, "only": "run"})
+            continue
+        paired.add(_place(partner))
+        comparison = compared(capture, partner, samples, tolerance, by_token="tokens" in by)
+        rows += [about | row for row in _rows(comparison, cka)]
+        found = [each.first for each in comparison.by_token.values() if each.first is not None]
+        if found or comparison.other_shape:
+            time, _, sample, token = min(found, default=(0, 0, -1, -1))
+            first = {"module": module, "sample": known(sample), "token": known(token)}
+            firsts.append((time if trains else 0, number, first))
+    alone = (place for place in there if place not in paired)
+    unpaired += [
+        {"hook": hook, "module": module, "path": path, "only": "other"} for hook, module, path in alone
+    ]
+    return min(firsts, default=(0, 0, None), key=lambda first: first[:2])[2], rows, unpaired
+
+
+def _rows(comparison: Compared, cka: Cka | None) -> list[Row]:
+    """The rows of the table of captures; a single one with the reason if no values were compared."""
+    matched = comparison.pairs
+    similarity = cka(matched[0].rows, matched[0].other) if cka is not None and len(matched) == 1 else None
+    return [
+        {
+            "token": known(token),
+            **(found.numbers() if comparison.by_token else {**dict.fromkeys(found.numbers()), "rows": 0}),
+            "cka": similarity,
+            "differs": comparison.other_shape or found.first is not None,
+            "note": "; ".join(comparison.notes),
+        }
+        for token, found in sorted((comparison.by_token or {-1: Difference()}).items())
+    ]

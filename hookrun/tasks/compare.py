@@ -1,0 +1,124 @@
+"""task=compare: what differs between two runs, or between the jobs of two sweeps, and where it begins."""
+
+from __future__ import annotations
+
+from csv import DictWriter
+from io import StringIO
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from hookrun.errors import HookrunError, counted
+from hookrun.spec import Experiment
+from hookrun.store.format import COMPARE_CSV, COMPARE_JSON
+from hookrun.tasks.base import JobCache
+from hookrun.tasks.of_captures import TaskOfRuns
+
+if TYPE_CHECKING:
+    from hookrun.store.comparison import Comparison
+    from hookrun.store.comparison.rows import MatchedRows
+    from hookrun.store.run_dir import RunDir
+    from hookrun.tasks.analysis.two_runs import TwoRuns
+    from hookrun.tasks.run.progress import Screen
+
+_MOST_BYTES = 2**31
+"""The memory that the CKA of two captures may use."""
+
+_SHOWN, _LINES = 40, 8
+"""The rows of the table in the terminal, and the lines of the configuration."""
+
+
+class CompareTask(TaskOfRuns):
+    """Compares two runs, and writes compare.json and compare.csv.
+
+    other:         the run, or the sweep, with which `run` is compared
+    by:            module; with tokens, each position of a token by itself
+    tolerance:     a row differs if the norm of its difference is above this times the norm of the row of `run`
+    on_difference: report; stop: the exit code is 3 if results differ
+    cka:           also compute the linear CKA of each two captures
+    """
+
+    task_name: ClassVar[str] = "compare"
+
+    other: str | None = None
+    by: tuple[Literal["module", "tokens"], ...] = ("module",)
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-3
+    on_difference: Literal["report", "stop"] = "report"
+    cka: bool = False
+
+    @field_validator("by")
+    @classmethod
+    def _of_modules(cls, by: tuple[str, ...]) -> tuple[str, ...]:
+        if by not in (("module",), ("module", "tokens")):
+            raise ValueError(f"found {list(by)}, expected [module] or [module, tokens]")
+        return by
+
+    def prepare(
+        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
+    ) -> TwoRuns:
+        """Find both runs. Raises SpecError if one is missing, or only one is a sweep."""
+        from hookrun.tasks.analysis.two_runs import find_both
+
+        return find_both(experiment, self.run, self.other)
+
+    def examine(self, prepared: Any, run_dir: RunDir, screen: Screen) -> str | None:
+        """Compare the runs, job by job if they are sweeps. Returns what differs under `on_difference: stop`."""
+        from hookrun.store.files import replacing
+
+        jobs, rows, reasons = dict[str, dict[str, Any]](), list[dict[str, Any]](), list[str]()
+        for job, (run, other) in prepared.jobs.items():
+            screen.say(" ".join(filter(None, [job, f"{run.path} and {other.path}"])))
+            cka = self._cka if self.cka else None
+            found = run.compare(other, by=self.by, tolerance=self.tolerance, cka=cka)
+            rows += [({"job": job} if prepared.are_sweeps else {}) | row for row in found.captures]
+            reasons += [f"{job}: {reason}" if job else reason for reason in found.reasons]
+            jobs[job] = found.to_dict()
+            self._show(found, screen)
+        reasons += [f"only one of the sweeps has {job}" for job in prepared.unpaired]
+        firsts = [each["first"] for each in jobs.values() if each["first"] is not None]
+        of_sweeps = {"first": next(iter(firsts), None), "unpaired": list(prepared.unpaired), "jobs": jobs}
+        content = of_sweeps if prepared.are_sweeps else jobs[""]
+        run_dir.write(COMPARE_JSON, {**content, "reasons": reasons})
+        text = StringIO()
+        writer = DictWriter(text, list(rows[0]) if rows else ["hook", "module"])
+        writer.writeheader()
+        writer.writerows(rows)
+        with replacing(run_dir.path / COMPARE_CSV) as file:
+            file.write(text.getvalue().encode())
+        for reason in reasons or ["no difference"]:
+            screen.say(reason)
+        return "; ".join(reasons) if reasons and self.on_difference == "stop" else None
+
+    def _cka(self, rows: MatchedRows, other: MatchedRows) -> float | None:
+        """Linear CKA; None for rows that are not of samples or not finite, and if it would need too much memory."""
+        from hookrun.tasks.analysis.cka import chosen_way, linear_cka_of_all
+        from hookrun.tasks.analysis.features import SHARE, Features
+
+        features = [Features("", each, _MOST_BYTES // SHARE) for each in (rows, other)]
+        way = chosen_way(features, _MOST_BYTES)
+        if len(rows) < 2 or not rows.capture.is_by_sample or way.needed > _MOST_BYTES:
+            return None
+        try:
+            return float(linear_cka_of_all(features, way)[0, 1])
+        except HookrunError:  # values that are not finite, which the table counts
+            return None
+
+    def _show(self, comparison: Comparison, screen: Screen) -> None:
+        """Print the table of captures, or of those that differ if there are many, and the configuration."""
+        from hookrun.store.comparison import label
+        from hookrun.tasks.analysis.input import table
+
+        rows, shown = comparison.captures, table("capture", "cosine", "relative L2", "largest", "sample", "")
+        if len(rows) > _SHOWN:
+            rows = [row for row in rows if row["differs"]][:_SHOWN]
+        for row in rows:
+            name = label(row) + ("" if row["token"] is None else f", token {row['token']}")
+            keys = {"cosine": ".6f", "relative_l2": ".2e", "largest": ".2e", "largest_sample": ""}
+            numbers = ("" if row[key] is None else format(row[key], form) for key, form in keys.items())
+            shown.add_row(name, *numbers, "differs" if row["differs"] else "")
+        if rows:
+            screen.console.print(shown)
+        shown_of = f"{len(rows)} of {counted(len(comparison.captures), 'row')} of {COMPARE_CSV} are shown"
+        screen.say(shown_of if comparison.captures else "no module was captured by both runs")
+        for line in comparison.config[:_LINES]:
+            screen.say(f"configuration: {line['key']}: {line['run']!r:.100}, other {line['other']!r:.100}")
