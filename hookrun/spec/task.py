@@ -20,7 +20,7 @@ def parse_task(
     """The task with its keys, a note on each key that it does not use, and every mistake in the section.
 
     A key of another task is allowed, because an experiment that sets it may be run with a different task; its value
-    must be valid for that task. The task is None if there are mistakes.
+    must be valid for a task that has it. The task is None if there are mistakes.
 
     tasks: every task by name
     """
@@ -41,9 +41,17 @@ def parse_task(
     task, wrong = (None, []) if chosen is None else parse(chosen, own, WHERE)
     problems += wrong
     for key, value in ignored.items():
-        owner = next(each for each in tasks.values() if key in each.model_fields)
-        _, wrong = parse(owner, {key: value}, WHERE)
-        problems += [each for each in wrong if f"{each.where}.".startswith(f"{WHERE}.{key}.")]
+        of_owners: list[list[Problem]] = [
+            [
+                each
+                for each in parse(task, {key: value}, WHERE)[1]
+                if f"{each.where}.".startswith(f"{WHERE}.{key}.")
+            ]
+            for task in tasks.values()
+            if key in task.model_fields
+        ]
+        fewest = min(of_owners, key=len)  # tasks may share the name of a key
+        problems += fewest
     refused = chosen.refuses if chosen is not None else {}
     problems += [
         Problem(f"{WHERE}.{key}", refused[key], "leave it out, or set it to null")
