@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
@@ -43,7 +43,8 @@ class Capture(Action):
     dtype:  dtype in which floating-point tensors are stored, for complex ones that of both parts; by default their own
     device: device on which they are kept in memory; by default their own
     reduce: store less of each tensor. `{mean: [2, 3]}` and `{norm: [1]}` reduce these dimensions, by default all except
-            the first; `{topk: 5}` stores the 5 largest elements of the last dimension, in descending order;
+            the first; `{topk: 5}` stores the 5 largest elements of the last dimension, `values` in descending
+            order, and where they are, `indices`;
             `{project: 64}` projects each row's elements to 64 numbers by a fixed random matrix (Gaussian, scaled to
             keep lengths on average: Johnson and Lindenstrauss), the same for every row, call and run of the hook
     keep:   store some samples only, the same at all modules and in every epoch. `{every: 10}` is every tenth sample of
@@ -107,11 +108,11 @@ class Capture(Action):
 
         return chosen
 
-    def _changes(self, site: HookSite) -> list[Callable[[Tensor], Tensor]]:
+    def _changes(self, site: HookSite) -> list[Callable[[Any], Any]]:
         """What is done with each tensor before it is stored: reduced, then converted."""
         import torch
 
-        changes: list[Callable[[Tensor], Tensor]] = []
+        changes: list[Callable[[Any], Any]] = []
         if self.reduce is not None:
             dims, count, width = self.reduce.mean or self.reduce.norm, self.reduce.topk, self.reduce.project
             over = torch.mean if "mean" in self.reduce.model_fields_set else torch.linalg.vector_norm
@@ -132,7 +133,11 @@ class Capture(Action):
         if self.device is not None or self.dtype is not None:
             dtype = None if self.dtype is None else getattr(torch, self.dtype)
 
-            def converted(x: Tensor) -> Tensor:
+            def converted(x: Any) -> Any:
+                if isinstance(x, Largest):
+                    return Largest(*map(converted, x))
+                if not (x.is_floating_point() or x.is_complex()):
+                    return x.to(self.device or x.device)
                 real, restored = as_real(x)
                 return restored(real.to(device=self.device or x.device, dtype=dtype or real.dtype))
 
@@ -140,13 +145,20 @@ class Capture(Action):
         return changes
 
 
-def _largest(count: int, x: Tensor) -> Tensor:
-    """x [..., n] -> [..., count], in descending order. ValueError if n < count."""
+class Largest(NamedTuple):
+    """The largest elements of the last dimension in descending order, and their indices there: each [..., k]."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def _largest(count: int, x: Tensor) -> Any:
+    """x [..., n] -> its `count` largest elements. ValueError if n < count."""
     if x.dim() and x.shape[-1] < count:
         raise ValueError(
             f"reduce: topk: the last dimension of shape {list(x.shape)} has fewer than {count} elements"
         )
-    return x.topk(count).values if x.dim() else x
+    return Largest(*x.topk(count)) if x.dim() else x
 
 
 def _projection(width: int, seed: int) -> Callable[[Tensor], Tensor]:

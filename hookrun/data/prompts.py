@@ -25,7 +25,7 @@ from hookrun.data.text_files import (
     text_field,
 )
 from hookrun.data.tokenizer import BYTES, Encoded, Tokenizer, tokenizer_named
-from hookrun.data.tokens import MOST_LENGTH, TokenLayout
+from hookrun.data.tokens import AMBIGUOUS, MOST_LENGTH, TokenLayout
 from hookrun.errors import SpecError, printable, spec_error
 
 FILE = "data.args.file"
@@ -40,8 +40,10 @@ class Prompts(FileTokens):
     answer, wrong:  the fields of the right and the wrong continuation, of which the first token is used. null: not
                     read; with these default names the fields may be missing. Without an answer the targets are the
                     prompt's own next tokens
-    spans:          the field of a mapping: name -> a part of the text, which comes once in it, or token positions
-                    [first, end], the end excluded, counted from the first token. Or such a mapping, for every prompt
+    spans:          the field of a mapping: name -> a part of the text, or token positions [first, end], the end
+                    excluded, counted from the first token; null: the prompt has no such span. Or such a mapping, for
+                    every prompt; null: none is read. A part that is in the text more than once is refused where a
+                    hook or the task uses its span
     tokenizer:      the folder of a tokenizer of transformers, or bytes
     length:         the largest number of tokens in a prompt, including special ones; null: that of the longest prompt
     special_tokens: whether the tokenizer adds its special tokens to a prompt
@@ -165,14 +167,16 @@ def _prompt(
         if keys.tokenizer == BYTES:
             hint += "; data.args.tokenizer=bytes has a token for each byte: a common space goes to the prompt's end"
         raise spec_error("data.args.wrong", what, hint)
-    places = {name: _positions(name, span, text, encoded, at) for name, span in spans.items()}
+    places = {
+        name: _positions(name, span, text, encoded, at) for name, span in spans.items() if span is not None
+    }
     return FileSample(
         f"{path.name}:{number}", array("i", list(encoded.ids)), answers["answer"], answers["wrong"], places
     )
 
 
 def _positions(name: str, span: Any, text: str, encoded: Encoded, at: str) -> tuple[int, int]:
-    """First position and end of a span among the tokens. Raises SpecError if it is not found or is ambiguous."""
+    """First position and end of a span among the tokens; AMBIGUOUS. Raises SpecError if it is not found."""
     where = f"data.args.spans.{printable(name[:80])}"
     count = len(encoded.ids)
     if isinstance(span, list) and len(span) == 2 and all(type(each) is int for each in span):
@@ -193,11 +197,7 @@ def _positions(name: str, span: Any, text: str, encoded: Encoded, at: str) -> tu
             "correct it: it must be a part of the prompt, letter by letter",
         )
     if text.find(span, start + 1) >= 0:
-        raise spec_error(
-            where,
-            f"{at}: {span[:80]!r} is in the prompt more than once: {text[:80]!r}",
-            "give token positions: [first, end]",
-        )
+        return AMBIGUOUS
     stop = start + len(span)
     inside = [place for place, (a, b) in enumerate(encoded.offsets) if a < stop and b > start and b > a]
     if not inside:

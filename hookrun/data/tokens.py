@@ -21,6 +21,9 @@ from hookrun.data.tokenizer import Tokenizer
 NO_SPAN = (-1, -1)
 """The first position and end of a span that a sample does not have."""
 
+AMBIGUOUS = (-2, -2)
+"""The same if the text of the span is there more than once: see `hookrun.runtime.tokens.choice.TWICE`."""
+
 MOST_LENGTH = 2**17
 
 

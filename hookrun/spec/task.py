@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from hookrun.config.validation import Section, not_a_mapping, parse, unknown_key
 from hookrun.errors import Problem, nearest
@@ -20,7 +20,7 @@ def parse_task(
     """The task with its keys, a note on each key that it does not use, and every mistake in the section.
 
     A key of another task is allowed, because an experiment that sets it may be run with a different task; its value
-    must be valid for that task. The task is None if there are mistakes.
+    must be valid for a task that has it. The task is None if there are mistakes.
 
     tasks: every task by name
     """
@@ -41,9 +41,17 @@ def parse_task(
     task, wrong = (None, []) if chosen is None else parse(chosen, own, WHERE)
     problems += wrong
     for key, value in ignored.items():
-        owner = next(each for each in tasks.values() if key in each.model_fields)
-        _, wrong = parse(owner, {key: value}, WHERE)
-        problems += [each for each in wrong if f"{each.where}.".startswith(f"{WHERE}.{key}.")]
+        of_owners: list[list[Problem]] = [
+            [
+                each
+                for each in parse(task, {key: value}, WHERE)[1]
+                if f"{each.where}.".startswith(f"{WHERE}.{key}.")
+            ]
+            for task in tasks.values()
+            if key in task.model_fields
+        ]
+        fewest = min(of_owners, key=len)  # tasks may share the name of a key
+        problems += fewest
     refused = chosen.refuses if chosen is not None else {}
     problems += [
         Problem(f"{WHERE}.{key}", refused[key], "leave it out, or set it to null")
@@ -73,18 +81,35 @@ class Sampling(Section):
         return ", ".join(parts)
 
 
+LOGIT_DIFFERENCE = "logit_difference"
+SCORES = ("label", "top", "class", "output", "loss", LOGIT_DIFFERENCE)
+"""The scores by name, from which a backward pass without training may start."""
+
+_MOST_NAME = 1_000
+
+
 class BackwardPass(Section):
     """`task.backward`: the score whose gradients are computed.
 
-    It is a sum over samples, so each row of a gradient depends on one sample.
+    It is a sum over samples, so each row of a gradient depends on one sample. For sequences of tokens, label, top and
+    class are summed over the tokens of `task.tokens`.
 
     score: label: the logit of the sample's label; top: the logit of the predicted class; class: the logit of `class`;
-           output: the sum of the sample's outputs; loss: `train.loss` of the sample, as in a batch of one
+           output: the sum of the sample's outputs; loss: `train.loss` of the sample, as in a batch of one;
+           logit_difference: the logit of the right answer minus that of the wrong one; or a function of a trusted
+           package, (output, target) -> one number, called for each sample as in a batch of one
     class: the number of the class, for `score: class`
     """
 
-    score: Literal["label", "top", "class", "output", "loss"]
+    score: Annotated[str, Field(max_length=_MOST_NAME)]
     class_: int | None = Field(default=None, alias="class", strict=True, ge=0, le=MOST)
+
+    @field_validator("score")
+    @classmethod
+    def _is_score(cls, name: str) -> str:
+        if name not in SCORES and ":" not in name:
+            raise ValueError(f"found {name!r}, which is not a score: {nearest(name, SCORES)}")
+        return name
 
     @model_validator(mode="after")
     def _class_goes_with_it(self) -> BackwardPass:
@@ -99,4 +124,18 @@ class BackwardPass(Section):
             "class": f"the logit of class {self.class_}",
             "output": "the output",
             "loss": "the loss",
-        }[self.score]
+            LOGIT_DIFFERENCE: "the logit of the right answer minus that of the wrong one",
+        }.get(self.score, self.score)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the score is a function of the user's own."""
+        return self.score not in SCORES
+
+
+def _named(raw: Any) -> Any:
+    return {"score": raw} if isinstance(raw, str) else raw
+
+
+ScoreKeys = Annotated[BackwardPass, BeforeValidator(_named, json_schema_input_type=str | BackwardPass)]
+"""A score; the short form is its name alone."""

@@ -17,12 +17,13 @@ from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.errors import HookrunError, Lookup
 from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors, read_captures
 from hookrun.store.captures.shard import index_names, read_index
-from hookrun.store.captures.tensor_file import Chunks, write_tensors
+from hookrun.store.captures.tensor_file import Chunks, open_tensors, read_tensor, write_tensors
 from hookrun.store.comparison import MOST_LISTED, By, Cka, Comparison, compare_captures, in_order, records
 from hookrun.store.comparison.predictions import predicted, predictions
 from hookrun.store.effects import Effects, read_effects
 from hookrun.store.files import StoreError, collector_paused, os_reason, read_lines, replacing
 from hookrun.store.format import (
+    ATTRIBUTIONS,
     CAPTURES,
     CONFIG,
     ENV,
@@ -121,6 +122,19 @@ class Run:
     def lens(self) -> list[dict[str, Any]]:
         """The lines of lens.jsonl, which task=lens writes, in order: one for each sample, part and position."""
         return read_records(self.path / LENS, LensLine)
+
+    @cached_property
+    def attributions(self) -> dict[str, Tensor]:
+        """The tensors of attributions.safetensors, which task=attribute writes, each with a row for each sample.
+
+        `attributions` (of several inputs `attributions.NAME`), `sample_ids`, `scores`, and for integrated gradients
+        `delta`: by how much a sample's attributions miss the difference of its scores. Empty if the run has none.
+        """
+        path = self.path / ATTRIBUTIONS
+        if not is_there(path):
+            return {}
+        with open_tensors(path, self.path) as file:
+            return {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
     @cached_property
     def effects(self) -> Effects:

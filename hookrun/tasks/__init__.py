@@ -225,6 +225,8 @@ LOSSES = (
     "output_mean",
     "output_sum",
 )
+ACTIVATION = "activation"
+"""The loss that reads a module instead of the output."""
 KL = "kl"
 METRICS = (
     "loss",
@@ -250,7 +252,7 @@ def unknown_names(config: Mapping[str, Any]) -> Iterator[Problem]:
         for name in _mapping(data.get(key)):
             if isinstance(name, str) and name not in TRANSFORMS:
                 yield Problem(f"data.{key}.{name}", "unknown transform", nearest(name, TRANSFORMS))
-    yield from _unknown(train.get("loss"), "train.loss", "a loss", LOSSES, OWN_LOSS)
+    yield from _unknown(train.get("loss"), "train.loss", "a loss", (*LOSSES, ACTIVATION), OWN_LOSS)
     metrics = task.get("metrics")
     listed = metrics if isinstance(metrics, Sequence) and not isinstance(metrics, str) else [metrics]
     for place, metric in enumerate(listed):

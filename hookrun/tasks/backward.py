@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import Problem
+from hookrun.errors import Problem, SpecError
 from hookrun.spec import HookSpec, Settings
-from hookrun.spec.task import BackwardPass
+from hookrun.spec.task import LOGIT_DIFFERENCE, BackwardPass
 from hookrun.tasks.under_hooks import TaskOfSplits
 
 if TYPE_CHECKING:
@@ -18,6 +18,37 @@ if TYPE_CHECKING:
     from hookrun.tasks.run.batches import Batch
     from hookrun.tasks.run.context import RunContext
     from hookrun.tasks.training.parameter_groups import Trained
+
+
+WHERE = "task.backward"
+
+
+def score_problems(backward: BackwardPass, where: str, info: DataInfo | None) -> list[Problem]:
+    """The problems of a score: data without what it needs, or a function that cannot be loaded.
+
+    where: the key path of the section
+    info:  None if the data is invalid
+    """
+    where = f"{where}.score"
+    if backward.is_own:
+        from hookrun.tasks.run.backward_pass import own_score
+
+        try:
+            own_score(backward, where)
+        except SpecError as error:
+            return list(error.errors)
+    if info is None:
+        return []
+    target, of_tokens = info.target, info.tokenizer is not None
+    if backward.score == LOGIT_DIFFERENCE and not (of_tokens and info.has_wrong):
+        text = f"{backward.score!r} needs a right and a wrong answer, and the data {info.name!r} does not have them"
+        return [Problem(where, text, "use data=names, or data=prompts with the fields `answer` and `wrong`")]
+    is_label = target is not None and not target.dtype.is_floating_point and (of_tokens or not target.shape)
+    if backward.score == "label" and not is_label:
+        there = f"has targets {target}" if target is not None else "has no targets"
+        text = f"'label' needs a class label of each sample, and the data {info.name!r} {there}"
+        return [Problem(where, text, "use top, class, output or loss")]
+    return []
 
 
 class TaskWithBackward(TaskOfSplits):
@@ -41,30 +72,25 @@ class TaskWithBackward(TaskOfSplits):
             return None
         return f"needs an optimizer step, which task={self.name} does not make", needs[1]
 
-    def score(self, loss: TrainLoss) -> Score | None:
+    def starts_from(self, loss: TrainLoss) -> Score | None:
         """The score that the backward pass starts from; None: no backward pass."""
-        from hookrun.tasks.run.backward_pass import score_of
+        from hookrun.tasks.run.backward_pass import Scoring
 
-        return partial(score_of, self.backward, loss) if self.backward is not None else None
+        return Scoring(self.backward, WHERE, loss) if self.backward is not None else None
 
     def forward(self, context: RunContext) -> Callable[[Batch], Any]:
         """The function batch -> output of the model; it runs the backward pass too, if `backward` is set."""
-        from hookrun.tasks.run.backward_pass import forward_and_backward
+        from hookrun.tasks.run.backward_pass import Scoring, forward_and_backward
 
-        score = self.score(context.prepared.loss)
-        return context.forward if score is None else partial(forward_and_backward, context, score)
+        if self.backward is None:
+            return context.forward
+        scoring = Scoring(self.backward, WHERE, context.prepared.loss, context.measuring)
+        return partial(forward_and_backward, context, scoring)
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
-        """The common problems of the settings, and data without labels, which `score: label` needs."""
+        """The common problems of the settings, and those of the score."""
         problems = super().problems(settings, info)
-        if info is None or self.backward is None or self.backward.score != "label":
-            return problems
-        target = info.target
-        if target is None or target.shape or target.dtype.is_floating_point:
-            there = f"has targets {target}" if target is not None else "has no targets"
-            text = f"'label' needs a class label of each sample, and the data {info.name!r} {there}"
-            problems.append(Problem("task.backward.score", text, "use top, class, output or loss"))
-        return problems
+        return problems + (score_problems(self.backward, WHERE, info) if self.backward is not None else [])
 
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
         """One line about the backward pass."""

@@ -81,7 +81,7 @@ class TaskUnderHooks(Task):
         """Whether the task computes `train.loss`, which may need targets."""
         return self.scores
 
-    def score(self, loss: TrainLoss) -> Score | None:
+    def starts_from(self, loss: TrainLoss) -> Score | None:
         """The score from which a backward pass without training starts; None: there is no such pass."""
         return None
 
@@ -142,7 +142,7 @@ class TaskUnderHooks(Task):
         notes = self._idle_hooks(parts)
         if info is not None and model is not None:
             parts.add(self.model_problems(experiment, info, model))
-            score = None if loss is None else parts.tried(self.score, loss)
+            score = None if loss is None else parts.tried(self.starts_from, loss)
             plan = parts.tried(
                 compiled,
                 parts,
@@ -243,7 +243,7 @@ class TaskUnderHooks(Task):
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
         """Problems of the settings; info: None if the data is invalid."""
         from hookrun.tasks.loggers import not_installed
-        from hookrun.tasks.metrics.losses import NEED_TARGET
+        from hookrun.tasks.metrics.losses import ACTIVATION, NEED_TARGET
         from hookrun.tasks.metrics.metrics import LOSS
         from hookrun.tasks.metrics.problems import metric_problems
         from hookrun.tasks.training.optimizers import check_optimizer, check_scheduler
@@ -263,6 +263,9 @@ class TaskUnderHooks(Task):
             text = f"{train.loss.name!r} needs targets, and the data {info.name!r} has none"
             hint = "use output, output_mean or output_sum, or name a target"
             problems.append(Problem("train.loss", text, hint))
+        if settings.compute.compile and train.loss.name == ACTIVATION:
+            what = "'activation' reads the output of a module, which a compiled model does not have"
+            problems.append(Problem("train.loss", what, "set compute.compile=false"))
         problems += not_installed("task.loggers", self.loggers)
         problems += not_installed("task.tensorboard", ["tensorboard"] if self.tensorboard else [])
         return problems

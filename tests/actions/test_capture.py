@@ -42,7 +42,6 @@ X = torch.linspace(-2, 3, 48).reshape(2, 4, 3, 2)
         ({"mean": -1}, X.mean(-1)),
         ("norm", X.flatten(1).norm(dim=1)),
         ({"norm": [1]}, X.norm(dim=1)),
-        ({"topk": 1}, X.amax(-1, keepdim=True)),
     ],
 )
 def test_reductions_store_less_of_each_tensor(reduce: Any, expected: torch.Tensor) -> None:
@@ -50,6 +49,14 @@ def test_reductions_store_less_of_each_tensor(reduce: Any, expected: torch.Tenso
     found = kept({"a": (X, None)}, reduce=reduce)
     torch.testing.assert_close(found["a"][0], expected)
     assert found["a"][1] is None
+
+
+def test_the_largest_elements_are_kept_with_their_indices() -> None:
+    found = kept(X, reduce={"topk": 1}, dtype="float16")
+    assert torch.equal(found.values, X.amax(-1, keepdim=True).half()) and found.values.dtype == torch.float16
+    assert torch.equal(found.indices, X.argmax(-1, keepdim=True))
+    (nested, nothing) = kept({"a": (X, None)}, reduce={"topk": 2})["a"]
+    assert torch.equal(X.gather(-1, nested.indices), nested.values) and nothing is None
 
 
 def test_a_random_projection_is_the_same_for_every_row_and_preserves_lengths() -> None:

@@ -535,7 +535,7 @@ PARTS: dict[str, tuple[Callable[[Tensor], Any], dict[str, Any], int]] = {
     "target": (lambda x: {"a": x[:, 0], "b": x}, {"target": "a"}, BATCH * FEATURES),
     "target and index": (lambda x: {"a": x * 1}, {"target": "a", "index": "..., 0"}, BATCH * LENGTH),
     "one chunk": (lambda x: x.chunk(4, dim=-1)[0], {}, BATCH * LENGTH * FEATURES // 4),
-    "the largest": (lambda x: x * 1, {"reduce": {"topk": 1}}, BATCH * LENGTH),
+    "the largest": (lambda x: x * 1, {"reduce": {"topk": 1}}, 3 * BATCH * LENGTH),  # indices take two
     "a mean over nothing": (lambda x: x[:, 0, 0], {"reduce": "mean"}, BATCH),
     "another dtype that is its own": (lambda x: x[:, 0], {"dtype": "float32"}, BATCH * FEATURES),
     "real of complex": (lambda x: torch.complex(x, x).real, {}, BATCH * LENGTH * FEATURES),

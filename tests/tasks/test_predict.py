@@ -155,6 +155,7 @@ def test_a_reduced_capture_is_stored(run) -> None:
         "whole": "{select: relu2, hook: forward, action: capture}",
         "mean": "{select: relu2, hook: forward, action: capture, reduce: {mean: [2, 3]}}",
         "half": "{select: fc, hook: forward, action: capture, dtype: float16}",
+        "fc": "{select: fc, hook: forward, action: capture}",
         "some": "{select: fc, hook: forward, action: capture, reduce: {topk: 3}}",
         "projected": "{select: flatten, hook: forward, action: capture, reduce: {project: 16}}",
     }
@@ -162,7 +163,9 @@ def test_a_reduced_capture_is_stored(run) -> None:
     whole = found["whole"]["relu2"][:]
     torch.testing.assert_close(found["mean"]["relu2"][:], whole.mean((2, 3)))
     assert found["half"]["fc"].dtype == torch.float16
-    assert found["some"]["fc"].shape == (359, 3)
+    some, scores = found["some"]["fc"], found["fc"]["fc"][:]
+    assert torch.equal(some["values"][:], scores.topk(3).values)
+    assert torch.equal(some["indices"][:], scores.topk(3).indices)
     assert found["projected"]["flatten"].shape == (359, 16)
     assert found["projected"]["flatten"].sample_ids.tolist() == list(range(359))
 

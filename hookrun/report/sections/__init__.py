@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 from hookrun.report.facts import Facts
 from hookrun.report.sections import (
     analysis,
+    attribution,
     classes,
     comparison,
     effects,
@@ -64,6 +65,7 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
     ReportSection("latest", "", metrics.latest, "latest.html", "numbers"),
     ReportSection("summary", "", summary.build, "summary.html", "numbers"),
     ReportSection("analysis", "Analysis", analysis.build, "analysis.html"),
+    ReportSection("attribution", "Attribution", attribution.build, "attribution.html"),
     ReportSection("comparison", "Comparison", comparison.build, "comparison.html"),
     ReportSection("generations", "Generations", generations.build, "generations.html"),
     ReportSection("lens", "Lens", lens.build, "lens.html"),

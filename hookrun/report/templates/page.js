@@ -105,6 +105,11 @@
     show();
   }
 
+  // Maps over pictures: how strongly they cover them.
+  for (const slider of all("[data-strength]")) {
+    slider.addEventListener("input", () => slider.closest(".overlays").style.setProperty("--strength", slider.value));
+  }
+
   // Saving a figure: what the page shows of it, drawn again onto a canvas of twice its size.
   const HIDDEN = "button, details, label, .page-of";
   const styled = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "stroke-linecap", "opacity",

@@ -15,6 +15,9 @@ from hookrun.errors import nearest
 from hookrun.runtime.tokens.calls import Pass
 from hookrun.spec.tokens import Place, TokenFilter, Tokens, TokenSet
 
+TWICE = -2
+"""The position of a span whose text a sample has more than once; -1: it does not have the span."""
+
 Texts = Mapping[str, tuple[int, ...]]
 """Text -> its token ids."""
 
@@ -292,6 +295,9 @@ class _Columns:
         bounds = self._of.spans[name]
         bounds = bounds[self._of.samples_of_rows(len(bounds))]
         first, end = bounds[:, :1], bounds[:, 1:]
+        if self._of.first and (first == TWICE).any():
+            what = "a sample has its text more than once: give token positions in the data, [first, end]"
+            raise ValueError(f"tokens: span {name!r}: {what}")
         lacks = ((first < 0) | (end <= first) | (end > self._lengths)).squeeze(1)
         if strict and self._of.first and lacks.any():
             self._raise_missing(lacks, f"span {name!r}")

@@ -96,7 +96,7 @@ def find_places(
             "use a causal language model (model.args.class=causal_lm)",
         )
     blocks = mistakes.tried(
-        lambda: _selected(names, residual, "task.residual") if residual else _blocks(model)
+        lambda: selected(names, residual, "task.residual") if residual else _blocks(model)
     )
     norm = final_norm
     if final_norm:
@@ -106,7 +106,7 @@ def find_places(
     scores = mistakes.tried(_unembed, names, unembed)
     heads_of_blocks = list[HeadsPlace | None]()
     if by_head and blocks:
-        chosen = mistakes.tried(lambda: _selected(names, heads, "task.heads") if heads else None)
+        chosen = mistakes.tried(lambda: selected(names, heads, "task.heads") if heads else None)
         heads_of_blocks = [
             mistakes.tried(_heads, model, block, chosen)
             for block in blocks
@@ -120,7 +120,8 @@ def find_places(
 _SEE = "look at the modules with task=modules"
 
 
-def _selected(names: ModelNames, selector: Selector, where: str) -> list[str]:
+def selected(names: ModelNames, selector: Selector, where: str) -> list[str]:
+    """The paths of the modules that a selector of the task matches. Raises CompileError if there are none."""
     paths = list(dict.fromkeys(names.first_name(path) for path in selector.select(names.tree)))
     if not paths:
         raise compile_error(

@@ -14,6 +14,7 @@ from hookrun.config.validation import parameters, unknown_arguments, wrong_call
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason, spec_error
 from hookrun.spec.experiment import Named
+from hookrun.tasks.metrics.activation import ActivationLoss
 from hookrun.tasks.metrics.rows import are_labels, main_tensor, precise_dtype
 from hookrun.trust.callables import Code
 from hookrun.trust.load import LOSSES as KIND
@@ -24,6 +25,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 WHERE = "train.loss"
 NEXT_TOKEN = "next_token"
+ACTIVATION = "activation"
 
 
 # ---- the losses by name ----------------------------------------------------------------------------------------------
@@ -203,6 +205,8 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
             f"{name!r} does not compare scores with the next token of each position, the target of the data",
             f"use {NEXT_TOKEN}, or output if the model computes its own loss",
         )
+    if name == ACTIVATION:
+        return TrainLoss(name, ActivationLoss(args, WHERE), needs_target=False)
     if name in LOSSES:
         loss = LOSSES[name]
         if args and (problems := _wrong_arguments(loss, name, args)):
@@ -214,7 +218,7 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
         function = UserFunction.of(own, args, WHERE)
         module = function.call if isinstance(function.call, nn.Module) else None
         return TrainLoss(own.name, function.loss, False, own.code, module=module)
-    known = [*LOSSES, *short_names(KIND)]
+    known = [*LOSSES, ACTIVATION, *short_names(KIND)]
     raise spec_error(WHERE, f"found {name!r}, which is not a loss", nearest(name, known))
 
 

@@ -22,7 +22,7 @@ from hookrun.tasks.base import metric_tokens_of
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.losses import NEXT_TOKEN_LOSSES
 from hookrun.tasks.metrics.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE
-from hookrun.tasks.metrics.rows import BatchRows, of_samples, of_tokens, precise, token_scores
+from hookrun.tasks.metrics.rows import BatchRows, main_tensor, of_samples, of_tokens, precise, token_scores
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.prepare import Prepared
 
@@ -89,6 +89,8 @@ class Measuring:
         self._prepared = prepared
         self._metrics = prepared.metrics
         self._names = {metric.name for metric in prepared.metrics}
+        backward = getattr(prepared.task, "backward", None)
+        self._needs_answers = LOGIT_DIFFERENCE in self._names | {backward and backward.score}
         self._has_decoder = DECODER_IDS in parameters_of(prepared.model)
         tokens = metric_tokens_of(prepared.task)
         texts, _ = texts_of(tokens, "task", FoundTokenizer(prepared.data.tokenizer))
@@ -153,6 +155,11 @@ class Measuring:
                 total = total + precise(mean) * len(part.targets)
         return total / max(len(chosen), 1)
 
+    def scored(self, output: Any, batch: Batch) -> BatchRows:
+        """The rows of the chosen tokens, whose scores keep their gradient. HookrunError as `add` raises it."""
+        rows = self._tokens(output, batch)
+        return replace(rows, scores=main_tensor(output).flatten(0, 1))
+
     # ---- tokens ----------------------------------------------------------------------------------------------------
 
     def _tokens(self, output: Any, batch: Batch) -> BatchRows:
@@ -178,7 +185,7 @@ class Measuring:
         rows = of_tokens(output, target, chosen, real.cumsum(1) - 1)
         if rows is None:
             raise HookrunError(f"{WHERE}: the model's output has no score for each token at each position")
-        if LOGIT_DIFFERENCE not in self._names:
+        if not self._needs_answers:
             return rows
         if decodes and self._rule is None:
             text = f"{WHERE}: {LOGIT_DIFFERENCE!r} needs one token of the answer, and the decoder's answer has more"

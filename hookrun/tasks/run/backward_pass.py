@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -12,81 +12,135 @@ from torch import Tensor
 
 from hookrun.errors import Problem, SpecError, counted, spec_error
 from hookrun.spec.task import BackwardPass
-from hookrun.tasks.metrics.losses import TrainLoss
+from hookrun.tasks.metrics.losses import ACTIVATION, TrainLoss, UserFunction
+from hookrun.tasks.metrics.measuring import Measuring
 from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
+from hookrun.trust.load import METRICS, load
 from hookrun.values.containers import differentiable, rebuild
 
-Score = Callable[[Any, Tensor], Tensor]
-"""(the model's output for a batch, its targets [B, ...]) -> the sum of its samples' scores, without dimensions."""
+Score = Callable[[Any, Tensor, Batch | None], Tensor]
+"""(the model's output for a batch, its targets [B, ...], the batch; None: an example of the data) -> the sum of its
+samples' scores, without dimensions."""
 
-_WHERE = "task.backward"
 
+@dataclass(frozen=True)
+class Scoring:
+    """Computes the score from which a backward pass starts. Raises SpecError if the output does not fit it.
 
-def score_of(backward: BackwardPass, loss: TrainLoss, output: Any, target: Tensor) -> Tensor:
-    """The score that `backward` names, summed over the samples. Raises SpecError if the output does not fit.
-
-    loss: the loss of `train.loss`
+    where:     the key path of the score
+    loss:      the loss of `train.loss`
+    measuring: chooses the tokens; None for a trial run, in which the sum of the output stands for what needs a batch
     """
-    score = _total(backward, loss, rebuild(output, _precise), target)
-    if not score.requires_grad:
-        raise spec_error(
-            _WHERE,
-            "the score requires no gradient: neither a parameter of the model nor an input requires one",
-            "freeze less of the model",
-        )
-    return score
+
+    keys: BackwardPass
+    where: str
+    loss: TrainLoss
+    measuring: Measuring | None = None
+
+    def __call__(self, output: Any, target: Tensor, batch: Batch | None = None) -> Tensor:
+        """The sum of the samples' scores, a tensor without dimensions."""
+        score = self.of_samples(output, target, batch).sum()
+        if not score.requires_grad:
+            raise spec_error(
+                self.where,
+                "the score requires no gradient: neither a parameter of the model nor an input requires one",
+                "freeze less of the model",
+            )
+        return score
+
+    def of_samples(self, output: Any, target: Tensor, batch: Batch | None) -> Tensor:
+        """[B]: the score of each sample; [1] if `output` has no row for each sample."""
+        output = rebuild(output, _precise)
+        scores, samples = main_tensor(output), target.shape[0]
+        by_row = scores.dim() > 0 and scores.shape[0] == samples
+        if self.keys.score == "output":
+            return scores.reshape(samples if by_row else 1, -1).sum(1)
+        if not by_row:
+            found = f"the model returned shape {list(scores.shape)} for {counted(samples, 'sample')}"
+            text = f"{found}, expected a row for each sample"
+            raise self._refused(text, "score: output takes any shape")
+        if self.keys.score == "loss" or self.keys.is_own:
+            return self._one_by_one(output, target)
+        of_tokens = scores.dim() == 3 if batch is None else batch.data.of_tokens
+        if not of_tokens or batch is None or self.measuring is None:
+            if scores.dim() == 2 + of_tokens:
+                return self._of_rows(scores.flatten(0, -2), target.reshape(-1) if not of_tokens else None)
+            text = f"{self.keys.score!r} needs an output [batch, classes], and the model returned {list(scores.shape)}"
+            raise self._refused(text, "use output or loss")
+        rows = self.measuring.scored(output, batch)
+        rows = rows.with_targets if self.keys.score == "label" else rows
+        if not len(rows):
+            text = "no sample of the batch has a token to score"
+            raise self._refused(text, "set task.tokens, such as -1; `label` needs tokens that have a target")
+        assert rows.scores is not None and rows.samples is not None
+        answers = None if rows.answers is None or rows.wrong is None else (rows.answers, rows.wrong)
+        of_rows = self._of_rows(rows.scores[rows.chosen], rows.targets, answers)
+        return of_rows.new_zeros(samples).index_add(0, rows.samples, of_rows)
+
+    def _of_rows(
+        self, scores: Tensor, target: Tensor | None, answers: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """[N]: the score of each row of scores [N, classes].
+
+        target:  [N]; None: not known in a trial run
+        answers: the right and the wrong answer [N] of each row
+        """
+        if self.keys.score == "class":
+            if (number := self.keys.class_) is None or number >= scores.shape[1]:
+                text = f"found {number}, and the model has {scores.shape[1]} classes"
+                raise self._refused(text, f"use a number from 0 to {scores.shape[1] - 1}", "class")
+            return scores[:, number]
+        if self.keys.score == "top" or target is None:
+            return scores.max(1).values
+        if self.keys.score == "label":
+            return scores.gather(1, target[:, None].long()).squeeze(1)
+        if answers is None:
+            text = "'logit_difference' needs sequences of tokens with a right and a wrong answer"
+            raise self._refused(text, "use data=names, or data=prompts with the fields `answer` and `wrong`")
+        right, wrong = (scores.gather(1, each[:, None]).squeeze(1) for each in answers)
+        return right - wrong
+
+    def _one_by_one(self, output: Any, target: Tensor) -> Tensor:
+        """[B]: each sample's loss or own function, computed alone: a mean over the batch would depend on its size."""
+        if self.keys.score == "loss" and self.loss.name in ("output", ACTIVATION):
+            text = "'loss' needs a loss of each sample, and with "
+            text += f"train.loss={self.loss.name} the model returns one for the batch"
+            raise self._refused(text, "use output, top or class, or another train.loss")
+        samples = target.shape[0]
+        if (
+            self.keys.is_own and self.measuring is None
+        ):  # the user's code may look at values, which an example lacks
+            return main_tensor(output).reshape(samples, -1).sum(1)
+        function = self._own if self.keys.is_own else self.loss
+
+        def alone(number: int) -> Tensor:
+            def row(leaf: Any) -> Any:
+                batched = isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == samples
+                return leaf[number : number + 1] if batched else leaf
+
+            return function(rebuild(output, row), target[number : number + 1])
+
+        return torch.stack([alone(number) for number in range(samples)])
+
+    @cached_property
+    def _own(self) -> Callable[[Any, Tensor], Tensor]:
+        return own_score(self.keys, f"{self.where}.score")
+
+    def _refused(self, what: str, hint: str, key: str = "score") -> SpecError:
+        return SpecError([Problem(f"{self.where}.{key}", what, hint)])
+
+
+def own_score(keys: BackwardPass, where: str) -> Callable[[Any, Tensor], Tensor]:
+    """The user's function (output, target) -> score. Raises SpecError if it is not trusted or cannot be called so."""
+    return UserFunction.of(load(keys.score, METRICS, where), {}, where).loss
 
 
 def _precise(leaf: Any) -> Any:
     """A tensor in half precision as float32: a sum in half precision would be inexact."""
     is_half = isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
     return leaf.float() if is_half else leaf
-
-
-def _total(backward: BackwardPass, loss: TrainLoss, output: Any, target: Tensor) -> Tensor:
-    scores, samples = main_tensor(output), target.shape[0]
-    if backward.score == "output":
-        return scores.sum()
-    if scores.dim() == 0 or scores.shape[0] != samples:
-        found = f"the model returned shape {list(scores.shape)} for {counted(samples, 'sample')}"
-        text = f"{found}, expected a row for each sample"
-        raise _refused("score", text, "score: output takes any shape")
-    if backward.score == "loss":
-        return _losses(loss, output, target)
-    if scores.dim() != 2:
-        text = f"{backward.score!r} needs an output [batch, classes], and the model returned {list(scores.shape)}"
-        raise _refused("score", text, "use output or loss")
-    if backward.score == "top":
-        return scores.max(1).values.sum()
-    if backward.score == "label":
-        return scores.gather(1, target.reshape(samples, 1).long()).sum()
-    if (number := backward.class_) is None or number >= scores.shape[1]:
-        text = f"found {number}, and the model has {scores.shape[1]} classes"
-        raise _refused("class", text, f"use a number from 0 to {scores.shape[1] - 1}")
-    return scores[:, number].sum()
-
-
-def _losses(loss: TrainLoss, output: Any, target: Tensor) -> Tensor:
-    """The sum of the samples' losses, each computed alone: with a batch mean, gradients depend on the batch size."""
-    if loss.name == "output":
-        text = "'loss' needs a loss of each sample, and with train.loss=output the model returns one for the batch"
-        raise _refused("score", text, "use output, top or class, or another train.loss")
-    samples = target.shape[0]
-
-    def alone(number: int) -> Tensor:
-        def row(leaf: Any) -> Any:
-            batched = isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == samples
-            return leaf[number : number + 1] if batched else leaf
-
-        return loss(rebuild(output, row), target[number : number + 1])
-
-    return torch.stack([alone(number) for number in range(samples)]).sum()
-
-
-def _refused(key: str, what: str, hint: str) -> SpecError:
-    return SpecError([Problem(f"{_WHERE}.{key}", what, hint)])
 
 
 def _reduce(context: RunContext) -> None:
@@ -125,7 +179,7 @@ def forward_and_backward(context: RunContext, score: Score, batch: Batch) -> Any
     try:
         with torch.enable_grad():
             output = context.forward(replace(batch, inputs=inputs))
-            total = score(output, batch.target)
+            total = score(output, batch.target, batch)
         total.backward()
         _reduce(context)
     finally:

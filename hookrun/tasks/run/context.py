@@ -156,7 +156,7 @@ class RunContext:
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """Within the block the model computes only for other ranks: hooks count and record nothing of it."""
+        """Within the block the model computes for other ranks or for the task: hooks count and record nothing of it."""
         clock = self.hooks.clock
         clock.stands_in = True
         try:

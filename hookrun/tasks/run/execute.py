@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from hookrun.store.states.files import newest_state, read_state, remove_states, 
 from hookrun.tasks.base import Ready, goal_of
 from hookrun.tasks.loggers import Loggers
 from hookrun.tasks.loggers.base import LoggedRun
+from hookrun.tasks.metrics.activation import ActivationLoss
 from hookrun.tasks.resume.states import Resuming, require_same
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.endings import (
@@ -115,7 +117,8 @@ def run_under_hooks(
     screen = Screen(quiet=not ranks.is_main)
     show_plan(prepared, screen, table.SHOWN)
     sharded = ranks.several and settings.compute.strategy == "fsdp"
-    reduced = ReducedGradients(stands_in=sharded) if ranks.several else None
+    repeats = prepared.task.repeats_passes
+    reduced = ReducedGradients(stands_in=sharded or repeats) if ranks.several or repeats else None
     opened, logged = Loggers(), LoggedRun(run_dir.path, _config(prepared) if loggers else {})
     sink = RunSink(run_dir, screen.say, opened)
     hooked = [hook.spec for hook in prepared.plan.hooks]
@@ -134,6 +137,7 @@ def run_under_hooks(
             reduced=reduced,
             around=prepared.around,
         ) as hooks,
+        loss.watching(model) if isinstance(loss := prepared.loss.function, ActivationLoss) else nullcontext(),
     ):
         _load_leftover(prepared, hooks)
         resuming = Resuming(prepared, run_dir, model, hooks)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from hookrun.actions.base import Action
 from hookrun.hook_types import HookType
 from hookrun.plan.plan import Match, PlannedHook
@@ -28,7 +30,23 @@ class Observe(Action):
         return partial(self.see, site)
 
 
+class Exchange(Action):
+    """Call `change` with the site and each floating-point tensor, which its result replaces."""
+
+    action_name = "exchange"
+    change: Callable[[HookSite, Tensor], Tensor]
+
+    def build(self, site: Any) -> Callable[[Any], Any]:
+        """`change` for this site."""
+        return partial(self.change, site)
+
+
 def observer(name: str, hook_type: HookType, matches: tuple[Match, ...], see: See) -> PlannedHook:
-    """A hook of that type that observes each match; its name is one that a hook of an experiment cannot have."""
+    """A hook of that type that observes each match."""
+    return planned(name, hook_type, matches, Observe(see=see))
+
+
+def planned(name: str, hook_type: HookType, matches: tuple[Match, ...], action: Action) -> PlannedHook:
+    """A hook of that type with an action; its name is one that a hook of an experiment cannot have."""
     keys = HookKeys.model_validate({"select": "**", "hook": hook_type.name})
-    return PlannedHook(HookSpec(f"({name})", keys, Observe(see=see)), matches)
+    return PlannedHook(HookSpec(f"({name})", keys, action), matches)

@@ -16,6 +16,7 @@ from hookrun.actions.values import InlineFunction
 from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
 from hookrun.data.samples import IGNORED
+from hookrun.data.tokens import AMBIGUOUS
 from hookrun.errors import CompileError, Problem, Refusal, SpecError, listed
 from hookrun.models.arguments import unfit_tokens
 from hookrun.plan.model_tree import unhookable
@@ -27,6 +28,7 @@ from hookrun.spec import Experiment, Settings, Spec
 from hookrun.spec.tokens import Tokens
 from hookrun.store.records import UsedRunRecord
 from hookrun.tasks.base import JobCache, Ready, metrics_of, model_key
+from hookrun.tasks.metrics.activation import ActivationLoss
 from hookrun.tasks.metrics.losses import WHERE as LOSS
 from hookrun.tasks.metrics.losses import TrainLoss, load_loss
 from hookrun.tasks.metrics.metrics import WHERE as METRICS
@@ -36,6 +38,7 @@ from hookrun.tasks.training.optimizers import OPTIMIZER, SCHEDULER, check_argume
 from hookrun.tasks.training.parameter_groups import Trained, chosen
 from hookrun.trust.callables import Code
 from hookrun.trust.load import DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
+from hookrun.trust.load import METRICS as OWN_METRIC
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 _SOME_SHAPE = (3, 64, 64)
@@ -44,8 +47,8 @@ _SOME_TOKENS = 256
 MOST_CHECKED = 4_096
 """The number of samples that are checked before the run; a later sample without a span makes the run fail there."""
 
-Score = Callable[[Any, Tensor], Tensor]
-"""(output, targets) -> the score from which a backward pass without training starts."""
+Score = Callable[[Any, Tensor, None], Tensor]
+"""(output, targets, None) -> the score from which a backward pass without training starts."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -219,6 +222,8 @@ def build(
             cache.model[key] = load_model(settings, info, trust)
         parts.model, parts.leftover, parts.applied, problems = cache.model[key]
     parts.add(problems)
+    if isinstance(function := parts.loss and parts.loss.function, ActivationLoss) and parts.model is not None:
+        parts.add(function.problems(parts.model))
     if info is not None and parts.model is not None:
         parts.add(unfit_tokens(parts.model, info.vocab_size, info.length))
     parts.weights = models.origin(settings.model)
@@ -287,6 +292,10 @@ def own_code(
         named.append(("train.optimizer.name", train.optimizer.name, OPTIMIZERS))
     if trains and train.scheduler is not None and ":" in train.scheduler.name:
         named.append(("train.scheduler.name", train.scheduler.name, SCHEDULERS))
+    backward = getattr(settings.task, "backward", None)
+    if backward is not None and backward.is_own:
+        where = "task.backward.score" if "backward" in type(settings.task).model_fields else "task.score"
+        named.append((where, backward.score, OWN_METRIC))
     code = {where: load(text, kind, where).code for where, text, kind in named if text is not None}
     loaded = {LOSS: loss.code, **{f"{METRICS}.{metric.name}": metric.code for metric in metrics}}
     return code | {where: each for where, each in loaded.items() if each is not None}
@@ -339,7 +348,7 @@ def compiled(
     target = info.example_target(EXAMPLE_BATCH)
     runs = RunReferences.of(parts.experiment, split, info)
     compiling = partial(compile_plan, hooks, model, runs=runs, training=training)
-    backward = training if score is None else lambda output: score(output, target)
+    backward = training if score is None else lambda output: score(output, target, None)
     if cache is None:
         return compiling(example=example, backward=backward)
     loss = None if score is None else settings.train.loss.model_dump(mode="json")
@@ -418,7 +427,7 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> list[Probl
 def missing_spans(
     clauses: Iterable[tuple[Tokens | None, str]], settings: Settings, split: Split, samples: int | None
 ) -> list[Problem]:
-    """A problem for each span that a sample lacks.
+    """A problem for each span that a sample lacks, or whose text it has more than once.
 
     clauses: (clause, the key path of its owner)
     samples: samples with ids below this are checked; None: nothing is checked
@@ -443,11 +452,12 @@ def missing_spans(
             number = int(lacking[0])
             file = rows.file(number)
             sample = f"sample {number} ({file})" if file else f"sample {number}"
-            problems.append(
-                Problem(
-                    f"{owner}.tokens.span",
-                    f"{sample} of the split '{split}' has no span {name!r}",
-                    "give it one, or leave such samples out: tokens: {span: …, missing: skip}",
+            what, hint = "has no", "give it one, or leave such samples out: tokens: {span: …, missing: skip}"
+            if first[number] == AMBIGUOUS[0]:
+                what, hint = (
+                    "has more than once the text of the",
+                    "give token positions in the data: [first, end]",
                 )
-            )
+            what = f"{sample} of the split '{split}' {what} span {name!r}"
+            problems.append(Problem(f"{owner}.tokens.span", what, hint))
     return problems

@@ -45,6 +45,7 @@ TASKS = {
         "+hooks.grads={select: relu1, hook: output_grad, action: capture}",
         "+hooks.weights={select: fc, hook: grad, action: noise}",
     ],
+    "attribution": ["task=attribute", "task.steps=2"],
     "validation": ["task=train", "train.epochs=1", "train.checkpoint.save=last"],
 }
 
@@ -103,6 +104,7 @@ def recorded(run: Run) -> dict[str, Any]:
         "predictions": None if predicted is None else (predicted[:].tolist(), predicted.sample_ids.tolist()),
         "files": files,
         "weights": weights,
+        "attributions": {name: tensor.tolist() for name, tensor in run.attributions.items()},
         "status": {key: run.status[key] for key in ("status", "exit_code")},
         "left": sorted(each.name for each in run.path.iterdir() if each.name != "report.html"),
     }

@@ -87,6 +87,15 @@ def test_each_hook_with_a_missing_span_is_told_with_the_first_sample_without_it(
     ]
 
 
+def test_a_span_that_is_there_twice_is_refused_only_where_it_is_used(tmp_path: Path) -> None:
+    twice = {"prompt": "Rome and Rome is", "spans": {"town": "Rome", "verb": "is", "none": None}}
+    of = settings_of(tmp_path, twice, {"prompt": "Rome", "spans": None})
+    assert lacking(of, 1, {"span": "verb"}, -1) == []
+    (said,) = lacking(of, 2, {"span": "town"})
+    assert said.startswith("hooks.h0.tokens.span: sample 0 (prompts.jsonl:1) of the split 'val'")
+    assert said.endswith("has more than once the text of the span 'town'")
+
+
 @pytest.mark.parametrize("keys", [{}, {"enabled": False}, {"when": {"step": [0]}}])
 def test_hooks_that_may_miss_a_sample_without_the_span_are_prepared(keys: dict[str, Any], tmp_path) -> None:
     data = {"name": "prompts", "args": {"file": prompts(tmp_path, ROME, {"prompt": "Oslo"})}}

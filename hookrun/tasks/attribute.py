@@ -1,0 +1,160 @@
+"""task=attribute: how much each pixel, token or place of a layer adds to a score of its sample."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from hookrun.errors import Problem, compile_error, listed
+from hookrun.spec import Experiment, HookSpec, Settings
+from hookrun.spec.objective import Direction
+from hookrun.spec.selector import AnySelector
+from hookrun.spec.task import BackwardPass, ScoreKeys
+from hookrun.spec.tokens import TokensClause
+from hookrun.tasks.backward import score_problems
+from hookrun.tasks.under_hooks import TaskOfOneSplit
+
+if TYPE_CHECKING:
+    from hookrun.data import DataInfo
+    from hookrun.plan.plan import ResolvedPlan
+    from hookrun.tasks.base import JobCache
+    from hookrun.tasks.metrics.losses import TrainLoss
+    from hookrun.tasks.run.backward_pass import Score
+    from hookrun.tasks.run.context import RunContext
+    from hookrun.tasks.run.prepare import Prepared
+    from hookrun.tasks.training.parameter_groups import Trained
+
+WHERE, SCORE = "task", "task.score"
+MOST_STEPS = 1_000
+INTEGRATED, GUIDED = "integrated_gradients", "guided_backprop"
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class AttributeTask(TaskOfOneSplit):
+    """Attributes a score of each sample to its inputs or to a layer, with the hooks in place.
+
+    method:   integrated_gradients: the mean gradient on the line from the baseline to the value, times their
+              difference; the attributions of a sample add up to the difference of its scores. grad_cam: the channels
+              of a layer, each weighted by the mean of its gradient, summed. guided_backprop: the gradient, of which
+              each nn.ReLU passes back only what is positive
+    steps:    of integrated_gradients: how many gradients (Gauss-Legendre quadrature)
+    baseline: of integrated_gradients: the number in every element at which the line starts
+    select:   the module whose output is attributed to, which grad_cam needs; null: the inputs, for token ids the
+              output of their embedding, summed over its width
+    score:    as `task.backward`, or its name alone: label, top (of the unchanged sample), output, loss,
+              logit_difference, {score: class, class: 3}, or a function of a trusted package
+    tokens:   for sequences: the positions at which the score is read; null: all with a token to predict
+    """
+
+    task_name: ClassVar[str] = "attribute"
+    repeats_passes: ClassVar[bool] = True
+    metrics: ClassVar[None] = None
+
+    method: Literal["integrated_gradients", "grad_cam", "guided_backprop"] = "integrated_gradients"
+    steps: Annotated[int, Field(strict=True, ge=1, le=MOST_STEPS)] = 50
+    baseline: Finite = 0.0
+    select: AnySelector | None = None
+    score: ScoreKeys = BackwardPass(score="label")
+    tokens: TokensClause | None = None
+
+    @model_validator(mode="after")
+    def _has_a_layer(self) -> AttributeTask:
+        if self.method == "grad_cam" and self.select is None:
+            raise ValueError("`method: grad_cam` needs `select`, the layer whose channels it weights")
+        return self
+
+    @property
+    def backward(self) -> BackwardPass:
+        """The score, as `task.backward` of other tasks names it."""
+        return self.score
+
+    def scores_with_loss(self) -> bool:
+        """Whether the score is the loss."""
+        return self.score.score == "loss"
+
+    def starts_from(self, loss: TrainLoss) -> Score | None:
+        """The score, of which the trial run computes the gradient."""
+        from hookrun.tasks.run.backward_pass import Scoring
+
+        return Scoring(self.score, SCORE, loss)
+
+    def idle(self, hook: HookSpec) -> tuple[str, str] | None:
+        """Gradient hooks do not fire: the backward passes are the task's own."""
+        if super().idle(hook) is None:
+            return None
+        why = "does not see the gradients that task=attribute computes for itself"
+        return why, "use task.backward of task=predict, or leave the hook out"
+
+    def measures(self, settings: Settings) -> dict[str, Direction | None]:
+        """The mean score, whose direction depends on what it is."""
+        return {f"{self.split}/score": None}
+
+    def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
+        """The common problems of the settings, and those of the score."""
+        return super().problems(settings, info) + score_problems(self.score, SCORE, info)
+
+    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
+        """A problem with `compute.compile`: the task exchanges outputs of modules, which a graph does not have."""
+        if not settings.compute.compile:
+            return []
+        what = (
+            "task=attribute takes the place of outputs of modules, which is not possible in a compiled model"
+        )
+        return [Problem("compute.compile", what, "set it to false")]
+
+    def prepare(
+        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
+    ) -> Prepared:
+        """As for other tasks; also finds the selected module. Raises SpecError or CompileError."""
+        from torch import nn
+
+        prepared = super().prepare(experiment, trust=trust, cache=cache)
+        self._module(prepared)
+        if self.method == GUIDED and not any(isinstance(each, nn.ReLU) for each in prepared.model.modules()):
+            what = "guided_backprop changes the gradient of nn.ReLU, and the model has no such module"
+            raise compile_error(f"{WHERE}.method", what, "make F.relu a module, or use integrated_gradients")
+        return prepared
+
+    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+        """One line about the method."""
+        how = f" in {self.steps} steps from {self.baseline:g}" if self.method == INTEGRATED else ""
+        to = "the inputs" if self.select is None else str(self.select)
+        return [f"{self.method}{how}: attributes {self.score} to {to}"]
+
+    def _module(self, prepared: Prepared) -> str | None:
+        """The path of the selected module; None: the inputs. Raises CompileError unless there is exactly one."""
+        from hookrun.plan.model_tree import ModelNames
+        from hookrun.tasks.lens.places import selected
+
+        if self.select is None:
+            return None
+        where = f"{WHERE}.select"
+        paths = selected(ModelNames(prepared.model), self.select, where)
+        if len(paths) > 1:
+            what = f"{str(self.select)!r} matches {len(paths)} modules: {listed(paths, 4)}"
+            raise compile_error(where, what, "name one")
+        return paths[0]
+
+    def perform(self, context: RunContext) -> None:
+        """Attribute the scores of the split's samples, and write attributions.safetensors."""
+        from hookrun.tasks.run.attributing import Attributing, AttributionRows, Method
+        from hookrun.tasks.run.backward_pass import Scoring
+        from hookrun.tasks.run.batches import Batches
+
+        batches = Batches(context.prepared, self.split)
+        scoring = Scoring(self.score, SCORE, context.prepared.loss, context.measuring)
+        method = Method(self.method, self.steps, self.baseline)
+        attributing = Attributing(context, method, scoring, self._module(context.prepared))
+        rows, names = AttributionRows(), context.sample_names({self.split: batches})
+        with context.evaluating(batches, self.name, {"rows": rows, "names": names}) as (passed, _):
+            for batch in passed:
+                with context.logged(context.hooks.clock.step):
+                    output = attributing.forward(batch)
+                names.write(batch, output)
+                rows.add(batch.ids, attributing.of(batch, output))
+                context.hooks.step()
+        names.write_pictures()
+        rows.write(context.run_dir.path, {"method": self.method, "split": self.split})
+        context.conclude(self.split, {"samples": names.seen.total(), **rows.means()})

@@ -1,0 +1,340 @@
+"""Attributions of one batch at a time: integrated gradients, Grad-CAM, guided backpropagation.
+
+The model runs once with everything that its hooks do. It then runs again for the gradients, where hooks that edit the
+forward pass act as before, and nothing is recorded or counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.nn import functional as F
+
+from hookrun.actions.clamp import Clamp
+from hookrun.data.samples import IGNORED
+from hookrun.errors import HookrunError, counted, listed
+from hookrun.hook_types import FORWARD, FORWARD_PRE, OUTPUT_GRAD
+from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
+from hookrun.runtime import Installation
+from hookrun.runtime.site import HookSite
+from hookrun.runtime.tokens.calls import IDS, MASK
+from hookrun.spec.task import BackwardPass
+from hookrun.store.format import ATTRIBUTIONS
+from hookrun.tasks.base import metric_tokens_of
+from hookrun.tasks.metrics.rows import main_tensor
+from hookrun.tasks.run.backward_pass import Scoring
+from hookrun.tasks.run.batches import Batch
+from hookrun.tasks.run.context import RunContext
+from hookrun.tasks.run.observers import Exchange, observer, planned
+from hookrun.values.containers import rebuild, tensors
+
+MOST_BYTES = 2 * 2**30
+"""How much memory the attributions of all samples may take."""
+
+_RELU = "ReluBackward0"
+
+Values = dict[str, Tensor]
+"""Name of an input, or path of a module -> a tensor with a row for each sample."""
+
+
+class Method(NamedTuple):
+    """The method and its keys, as in `task`."""
+
+    name: Literal["integrated_gradients", "grad_cam", "guided_backprop"]
+    steps: int
+    baseline: float
+
+
+class Attributing:
+    """Attributes the score of each sample to the inputs or to the output of one module.
+
+    module: the path of the module; None: the inputs, for token ids the module that embeds them
+    """
+
+    def __init__(self, context: RunContext, method: Method, scoring: Scoring, module: str | None) -> None:
+        self._context, self._method, self._scoring = context, method, scoring
+        self._module, self._is_embedding = module, False
+        self._leaves, self._values = Values(), Values()
+        self._relus = 0
+        self._draws = list[tuple[HookSite, Any]]()
+
+    def forward(self, batch: Batch) -> Any:
+        """The model's output for a batch, which stays as it is if the model writes into its inputs."""
+        self._draws = [(site, site.draws_place) for site in self._context.hooks.sites if site.draws]
+        return self._context.forward(_copied(batch))
+
+    def _again(self, batch: Batch) -> Any:
+        """The output for the same samples, with the same random numbers of hooks."""
+        for site, place in self._draws:
+            site.draws_place = place
+        return self._context.forward(batch)
+
+    def of(self, batch: Batch, output: Any) -> Values:
+        """`attributions` [B, ...] (of several inputs `attributions.NAME`), `scores` [B], maybe `delta` [B].
+
+        output: the model's output for the batch, under all hooks
+
+        Raises HookrunError if the method does not fit the model.
+        """
+        scores = self._scoring.of_samples(output, batch.target, batch)
+        scoring, batch = self._of_fixed_classes(batch, output)
+        with self._context.standing_in():
+            if self._module is None and not _floating(batch):
+                self._module, self._is_embedding = self._embedding(batch), True
+            match self._method.name:
+                case "grad_cam":
+                    found = self._grad_cam(*self._gradients(scoring, batch))
+                case "guided_backprop":
+                    _, found = self._gradients(scoring, batch)
+                case _:
+                    found = self._integrated(scoring, batch)
+            result: Values = {"scores": scores}
+            if self._method.name == "integrated_gradients" and len(scores) == len(batch.ids):
+                with self._installed(0.0):
+                    at_baseline = scoring.of_samples(self._forward(batch, 0.0), batch.target, batch)
+                total = sum(values.flatten(1).sum(1) for values in found.values())
+                result["delta"] = total - (scores - at_baseline)
+        if self._is_embedding:
+            found = {name: values.sum(-1) for name, values in found.items()}
+        if batch.data.of_tokens:
+            found = {name: _from_first_real(values, batch) for name, values in found.items()}
+        named = {f"attributions.{name}" if len(found) > 1 else "attributions": found[name] for name in found}
+        return {name: values.detach().cpu() for name, values in (named | result).items()}
+
+    def _of_fixed_classes(self, batch: Batch, output: Any) -> tuple[Scoring, Batch]:
+        """For `score: top` the score of the class that the unchanged sample has, which stays the same on the way."""
+        if self._scoring.keys.score != "top":
+            return self._scoring, batch
+        scores = main_tensor(output)
+        target = scores.argmax(-1)
+        if batch.data.of_tokens and metric_tokens_of(self._context.prepared.task) is None:
+            target = target.masked_fill(batch.target == IGNORED, IGNORED)
+        return replace(self._scoring, keys=BackwardPass(score="label")), replace(batch, target=target)
+
+    # ---- the methods -----------------------------------------------------------------------------------------------
+
+    def _integrated(self, scoring: Scoring, batch: Batch) -> Values:
+        nodes, weights = np.polynomial.legendre.leggauss(self._method.steps)
+        total: Values = {}
+        for node, weight in zip(nodes, weights, strict=True):
+            _, gradients = self._gradients(scoring, batch, (1 + node) / 2)
+            for name, gradient in gradients.items():
+                part = gradient * (weight / 2)
+                total[name] = total[name] + part if name in total else part
+        return {name: each * (self._values[name] - self._method.baseline) for name, each in total.items()}
+
+    def _grad_cam(self, values: Values, gradients: Values) -> Values:
+        """[B, 1, height, width]: the sum over the channels [B, C, height, width], weighted by their mean gradients."""
+        maps: Values = {}
+        for name, gradient in gradients.items():
+            if gradient.dim() not in (4, 5):
+                raise HookrunError(
+                    f"task.select: grad_cam weights channels [batch, channels, height, width], and {name} returns "
+                    f"shape {list(gradient.shape)}: select a convolution, or use integrated_gradients"
+                )
+            weights = gradient.mean(tuple(range(2, gradient.dim())), keepdim=True)
+            maps[name] = (weights * values[name]).sum(1, keepdim=True)
+        return maps
+
+    # ---- a forward and a backward ----------------------------------------------------------------------------------
+
+    def _gradients(self, scoring: Scoring, batch: Batch, share: float = 1.0) -> tuple[Values, Values]:
+        """The values that scores are attributed to, and the gradient of the score there, in float32 or float64.
+
+        share: where to take the gradient, from 0 at the baseline to 1 at the values
+        """
+        with self._installed(share):
+            with torch.enable_grad():
+                output = self._forward(batch, share)
+                total = scoring(output, batch.target, batch)
+            if not self._leaves:
+                raise HookrunError(f"task.select: {self._module} was not called")
+            if self._method.name == "guided_backprop":
+                self._require_modules(total)
+            # a leaf requires no gradient where the model switches gradients off
+            leaves = {name: leaf for name, leaf in self._leaves.items() if leaf.requires_grad}
+            gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True) if leaves else ()
+        found = {name: each for name, each in zip(leaves, gradients, strict=True) if each is not None}
+        if not found:
+            raise HookrunError(f"task.select: the score does not depend on {listed(list(self._leaves), 4)}")
+        if wrong := [name for name, each in found.items() if len(each) != len(batch.ids)]:
+            raise HookrunError(
+                f"task.select: the first dimension of what {wrong[0]} returns is not the samples"
+            )
+        return self._values, {name: _precise(each) for name, each in found.items()}
+
+    def _installed(self, share: float) -> Installation:
+        return Installation(ResolvedPlan("", self._hooks(share)), self._context.model)
+
+    def _forward(self, batch: Batch, share: float) -> Any:
+        """The model's output with the values at `share` of the way from the baseline, as leaves of the graph."""
+        self._leaves, self._values, self._relus = {}, {}, 0
+        if self._module is not None:
+            return self._again(_copied(batch))
+        change = {name: self._leaf(name, tensor, share) for name, tensor in _floating(batch).items()}
+        inputs = {**batch.inputs, **change} if isinstance(batch.inputs, dict) else change[""]
+        return self._again(replace(batch, inputs=inputs))
+
+    def _leaf(self, name: str, value: Tensor, share: float) -> Tensor:
+        """The tensor that takes the place of a value; a clone, because the model may write into it."""
+        if name in self._leaves:
+            raise HookrunError(
+                f"task.select: {name} is called several times, or returns several tensors: name another"
+            )
+        value = self._values[name] = value.detach().clone()
+        start = self._method.baseline
+        leaf = value if share == 1 else start + share * (value - start)
+        self._leaves[name] = leaf = leaf.to(value.dtype).requires_grad_(torch.is_grad_enabled())
+        return leaf.clone()
+
+    def _hooks(self, share: float) -> tuple[PlannedHook, ...]:
+        hooks = list[PlannedHook]()
+        if self._module is not None:
+            exchange = Exchange(change=lambda site, value: self._leaf(site.path, value, share))
+            hooks.append(planned("attributed", FORWARD, (self._match(self._module),), exchange))
+        if self._method.name == "guided_backprop":
+            matches = self._matches(nn.ReLU)
+            hooks.append(observer("relus", FORWARD, matches, self._count))
+            hooks.append(planned("guided", OUTPUT_GRAD, matches, Clamp(min=0)))
+        return tuple(hooks)
+
+    def _count(self, site: HookSite, value: Any) -> None:
+        self._relus += 1
+
+    def _require_modules(self, total: Tensor) -> None:
+        """Raise HookrunError unless every ReLU of the graph is an nn.ReLU, whose gradient a hook can change."""
+        assert total.grad_fn is not None
+        in_graph = sum(node.name() == _RELU for node in _nodes(total.grad_fn))
+        if in_graph > self._relus:
+            raise HookrunError(
+                f"task.method: guided_backprop changes the gradient of nn.ReLU, and {in_graph - self._relus} of the "
+                f"{in_graph} ReLUs that the model computes are functions (F.relu, torch.relu), which no hook reaches: "
+                "make them nn.ReLU modules, or use integrated_gradients"
+            )
+
+    # ---- modules ---------------------------------------------------------------------------------------------------
+
+    def _embedding(self, batch: Batch) -> str:
+        """The path of the nn.Embedding that is called with the batch's token ids. HookrunError unless there is one."""
+        batch = _copied(batch)
+        inputs = batch.inputs if isinstance(batch.inputs, dict) else {IDS: batch.inputs}
+        ids = {tensor.data_ptr() for tensor in ([inputs[IDS]] if IDS in inputs else inputs.values())}
+        paths = dict[str, None]()
+
+        def see(site: HookSite, value: Any) -> None:
+            if any(tensor.data_ptr() in ids for tensor in tensors(value)):
+                paths[site.path] = None
+
+        plan = ResolvedPlan("", (observer("embeddings", FORWARD_PRE, self._matches(nn.Embedding), see),))
+        with Installation(plan, self._context.model):
+            self._again(batch)
+        if len(paths) != 1:
+            which = listed(list(paths), 4) or "none"
+            raise HookrunError(
+                f"task.select: integer inputs have no gradient, and {counted(len(paths), 'nn.Embedding')} of the model "
+                f"takes them ({which}): name the module to whose output the score is attributed"
+            )
+        return next(iter(paths))
+
+    def _matches(self, kind: type[nn.Module]) -> tuple[Match, ...]:
+        modules = self._context.model.named_modules()
+        return tuple(self._match(path) for path, module in modules if isinstance(module, kind))
+
+    def _match(self, path: str) -> Match:
+        return Match(path, (path,), type(self._context.model.get_submodule(path)).__name__, 0)
+
+
+def _floating(batch: Batch) -> Values:
+    """The floating-point inputs by name; a single input has the name ''."""
+    inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {"": batch.inputs}
+    return {name: tensor for name, tensor in inputs.items() if tensor.is_floating_point()}
+
+
+def _copied(batch: Batch) -> Batch:
+    return replace(batch, inputs=rebuild(batch.inputs, torch.clone))
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _from_first_real(values: Tensor, batch: Batch) -> Tensor:
+    """Values [B, T, ...] in columns that count from each sample's first real token; 0 behind its last one."""
+    mask = batch.inputs.get(MASK) if isinstance(batch.inputs, dict) else None
+    if mask is None or values.shape[:2] != mask.shape:
+        return values
+    real = mask != 0
+    order = (~real).to(torch.uint8).argsort(dim=1, stable=True)
+    rows = torch.arange(len(values), device=values.device)[:, None]
+    kept = real[rows, order].reshape(*real.shape, *[1] * (values.dim() - 2))
+    return values[rows, order] * kept
+
+
+def _nodes(last: Node) -> set[Node]:
+    """All nodes of a graph."""
+    seen, waiting = {last}, [last]
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting.append(node)
+    return seen
+
+
+class AttributionRows:
+    """The attributions of all batches so far."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[Tensor]] = {}
+        self._bytes = 0
+
+    def add(self, ids: Tensor, values: Values) -> None:
+        """Add the values of a batch. HookrunError if they take too much memory."""
+        for name, tensor in {"sample_ids": ids, **values}.items():
+            self._parts.setdefault(name, []).append(tensor)
+            self._bytes += tensor.nbytes
+        if self._bytes > MOST_BYTES:
+            raise HookrunError(
+                f"task=attribute keeps its results in memory, at most {MOST_BYTES // 2**30} GiB: "
+                "set train.limit_batches"
+            )
+
+    def write(self, folder: Path, metadata: Mapping[str, str]) -> None:
+        """Write all rows, by sample; sequences are as long as the longest, with 0 behind their end."""
+        save_file(self._whole(), folder / ATTRIBUTIONS, dict(metadata))
+
+    def _whole(self) -> Values:
+        whole: Values = {}
+        for name, parts in self._parts.items():
+            longest = max((part.shape[1] for part in parts if part.dim() > 1), default=0)
+            grown = [
+                F.pad(part, [0, 0] * (part.dim() - 2) + [0, longest - part.shape[1]])
+                if part.dim() > 1
+                else part
+                for part in parts
+            ]
+            whole[name] = torch.cat(grown).contiguous()
+        return whole
+
+    def means(self) -> dict[str, float]:
+        """The mean score, and for integrated gradients the mean of how far a sample's sum is off."""
+        found = {"score": torch.cat(self._parts["scores"]).double().mean().item()}
+        if "delta" in self._parts:
+            found["delta"] = torch.cat(self._parts["delta"]).double().abs().mean().item()
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows so far."""
+        return self._whole()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the rows by saved ones."""
+        self._parts = {name: [tensor] for name, tensor in state.items()}

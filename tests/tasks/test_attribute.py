@@ -1,0 +1,233 @@
+"""task=attribute: the methods equal their formulas, written by hand, under the experiment's hooks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hookrun.compose.compose import compose_dict
+from hookrun.tasks import parse_experiment, prepare
+from hookrun.tasks.run.batches import Batches
+
+FEW = ("task=attribute", "data.batch_size=5", "train.limit_batches=2")
+NET = """
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 4, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(4)
+        self.conv2 = nn.Conv2d(4, 4, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, x):
+        x -= 0.1
+        x = self.relu(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        y = self.conv2(x)
+        y += x
+        return self.head(self.relu(y).mean((2, 3)))
+"""
+"""It writes into its inputs, and into the outputs of layers."""
+
+
+def by_hand(
+    model: Any, x: Tensor, at: dict[str, Tensor], relu: Callable[[Tensor], Tensor] = F.relu
+) -> Tensor:
+    """The logits of NET, without in-place operations; `at` gets the outputs of its layers."""
+    at["input"] = x
+    at["conv1"] = model.conv1(relu(x - 0.1))
+    at["bn1"] = model.bn1(at["conv1"])
+    hidden = relu(at["bn1"])
+    at["conv2"] = model.conv2(hidden)
+    logits: Tensor = model.head(relu(at["conv2"] + hidden).mean((2, 3)))
+    return logits
+
+
+def parts(*overrides: str) -> tuple[Any, Tensor, Tensor]:
+    """The model in evaluation mode, the samples and the labels."""
+    prepared: Any = prepare(parse_experiment(compose_dict(["compute.device=cpu", *FEW, *overrides])))
+    batches = list(Batches(prepared, "val").epoch(0))
+    inputs, target = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("inputs", "target"))
+    return prepared.model.eval(), inputs, target
+
+
+SCORES = {
+    "label": lambda logits, labels, top: logits.gather(1, labels[:, None]).squeeze(1),
+    "top": lambda logits, labels, top: logits.gather(1, top[:, None]).squeeze(1),
+    "{score: class, class: 3}": lambda logits, labels, top: logits[:, 3],
+    "loss": lambda logits, labels, top: F.cross_entropy(logits, labels, reduction="none"),
+}
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_integrated_gradients_equal_the_quadrature_and_add_up_to_the_scores(
+    run, own_model, score: str
+) -> None:
+    own = own_model(NET)
+    found = run(*FEW, *own, f"task.score={score}", "task.steps=20", "task.baseline=0.3").attributions
+    model, images, labels = parts(*own)
+    top = by_hand(model, images, {}).argmax(1)
+    total = torch.zeros_like(images)
+    for node, weight in zip(*np.polynomial.legendre.leggauss(20), strict=True):
+        x = (0.3 + (1 + node) / 2 * (images - 0.3)).float().requires_grad_()
+        scores = SCORES[score](by_hand(model, x, {}), labels, top)
+        total += torch.autograd.grad(scores.sum(), x)[0] * weight / 2
+    torch.testing.assert_close(found["attributions"], total * (images - 0.3), rtol=1e-4, atol=1e-6)
+    ends = [SCORES[score](by_hand(model, x, {}), labels, top) for x in (images, torch.full_like(images, 0.3))]
+    torch.testing.assert_close(found["scores"], ends[0], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        found["delta"], total.mul(images - 0.3).flatten(1).sum(1) - (ends[0] - ends[1]), rtol=1e-3, atol=1e-6
+    )
+    assert found["delta"].abs().max() < 0.1 * (ends[0] - ends[1]).abs().max()
+    assert found["sample_ids"].tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("layer", ["conv1", "bn1", "conv2"])
+def test_grad_cam_weights_channels_by_their_mean_gradients(run, own_model, layer: str) -> None:
+    own = own_model(NET)
+    found = run(*FEW, *own, "task.method=grad_cam", f"task.select={layer}").attributions["attributions"]
+    model, images, labels = parts(*own)
+    at: dict[str, Tensor] = {}
+    scores = SCORES["label"](by_hand(model, images, at), labels, labels)
+    (gradient,) = torch.autograd.grad(scores.sum(), at[layer])
+    expected = (gradient.mean((2, 3), keepdim=True) * at[layer]).sum(1, keepdim=True)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-7)
+
+
+class Guided(torch.autograd.Function):
+    """A ReLU that passes back what is positive."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clamp(min=0) * (ctx.saved_tensors[0] > 0)
+
+
+def test_guided_backprop_passes_positive_gradients_through_relus_in_place(run, own_model) -> None:
+    own = own_model(NET)
+    found = run(*FEW, *own, "task.method=guided_backprop").attributions["attributions"]
+    model, images, labels = parts(*own)
+    images.requires_grad_()
+    scores = SCORES["label"](by_hand(model, images, {}, Guided.apply), labels, labels)
+    expected = torch.autograd.grad(scores.sum(), images)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+    assert not torch.allclose(
+        found,
+        torch.autograd.grad(SCORES["label"](by_hand(model, images, {}), labels, labels).sum(), images)[0],
+    )
+
+
+def test_guided_backprop_refuses_relus_that_are_functions(run, refused, own_model, capsys) -> None:
+    own = own_model(NET.replace("self.head(self.relu(y)", "self.head(torch.relu(y)"))
+    run(*FEW, *own, "task.method=guided_backprop", code=1)
+    assert "1 of the 3 ReLUs that the model computes are functions" in capsys.readouterr().err
+    without = ("model=decoder", "data=names", "task.score=logit_difference", "task.method=guided_backprop")
+    assert "the model has no such module" in refused("task=attribute", *without)
+
+
+def test_hooks_stay_in_place_and_record_the_unchanged_samples_once(run, hook) -> None:
+    see = "+hooks.seen={select: conv1, hook: forward, action: capture}"
+    off = hook(select="conv1", hook="forward", action="scale", factor=0)
+    found = run(*FEW, see, off)
+    assert not found.attributions["attributions"].any()
+    assert found.captures["seen"]["conv1"].sample_ids.tolist() == list(range(10))
+    noisy = run(*FEW, "task.steps=200", hook(select="conv1", hook="forward", action="noise", std=0.1))
+    assert noisy.attributions["delta"].abs().max() < 0.01, "every pass has the noise of the unchanged sample"
+    half = run(*FEW, hook(select="fc", hook="forward", action="scale", factor=0.5)).attributions[
+        "attributions"
+    ]
+    torch.testing.assert_close(2 * half, run(*FEW).attributions["attributions"])
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_attributions_of_tokens_are_those_of_each_sequence_alone(run, padding: str) -> None:
+    data = ("data=repeated_tokens", "data.args.half=[3,5]", f"data.args.padding={padding}", "model=decoder")
+    score = ("task.score={score: class, class: 2}", "task.tokens=-1", "task.steps=8")
+    together = run("task=attribute", *data, *score, "data.batch_size=4", "train.limit_batches=1").attributions
+    alone = run("task=attribute", *data, *score, "data.batch_size=1", "train.limit_batches=4").attributions
+    prepared: Any = prepare(parse_experiment(compose_dict(["task=evaluate", *data, "data.batch_size=4"])))
+    (batch, *_) = Batches(prepared, "val").epoch(0)
+    model, ids, mask = prepared.model.eval(), batch.inputs["input_ids"], batch.inputs["attention_mask"]
+    embedding = next(module for module in model.modules() if isinstance(module, nn.Embedding))
+    for row in range(4):
+        tokens = ids[row][mask[row] != 0][None]
+        embedded, total = embedding(tokens).detach(), 0
+        for node, weight in zip(*np.polynomial.legendre.leggauss(8), strict=True):
+            leaf = (embedded * (1 + node) / 2).float().requires_grad_()
+            handle = embedding.register_forward_hook(lambda *_, leaf=leaf: leaf)
+            output = model(tokens)
+            handle.remove()
+            logits = output if isinstance(output, Tensor) else output.logits
+            total = total + torch.autograd.grad(logits[0, -1, 2], leaf)[0] * weight / 2
+        expected = (total * embedded).sum(-1)[0]
+        for found in (together, alone):
+            values = found["attributions"][row]
+            torch.testing.assert_close(values[: len(expected)], expected, rtol=1e-3, atol=1e-6)
+            assert not values[len(expected) :].any()
+
+
+def test_logit_differences_and_functions_of_ones_own_are_scores(
+    run, own_model, tmp_path, monkeypatch
+) -> None:
+    names = ("model=decoder", "data=names", "data.batch_size=4", "train.limit_batches=1", "task.steps=5")
+    found = run("task=attribute", *names, "task.score=logit_difference")
+    metric = run("task=evaluate", *names[:4], "task.metrics=[logit_difference]").metrics[-1][
+        "logit_difference"
+    ]
+    assert found.metrics[-1]["score"] == pytest.approx(metric, abs=1e-5)
+    (tmp_path / "own_scores.py").write_text("def third(output, target):\n    return output[:, 3].mean()\n")
+    monkeypatch.setenv("HOOKRUN_TRUST", "own_scores")
+    own = run(*FEW, "task.score='own_scores:third'").attributions
+    third = run(*FEW, "task.score={score: class, class: 3}").attributions
+    torch.testing.assert_close(own["attributions"], third["attributions"])
+
+
+NO_GRADIENT = {
+    "    self.inside(x)\n    return self.head(x[:, 0, 0])\n": "the score does not depend on inside",
+    "    with torch.no_grad():\n        y = self.inside(x)\n    return self.head(y[:, 0, 0])\n": "does not depend",
+    "    return self.head(self.inside(x[:, 0].transpose(0, 1)).mean(0))\n": "is not the samples",
+}
+
+
+def test_what_a_method_cannot_take_is_refused(run, refused, own_model, capsys) -> None:
+    assert "needs `select`" in refused(*FEW, "task.method=grad_cam")
+    assert "matches 2 modules: conv1, conv2" in refused(*FEW, "task.method=grad_cam", "task.select=conv*")
+    assert "goes with `score: class`" in refused(*FEW, "task.score=class")
+    assert "compute.compile" in refused(*FEW, "compute.compile=true")
+    assert "found 10, and the model has 10 classes" in refused(*FEW, "task.score={score: class, class: 10}")
+    run(*FEW, "task.method=grad_cam", "task.select=fc", code=1)
+    assert "fc returns shape [5, 10]" in capsys.readouterr().err
+    for forward, said in NO_GRADIENT.items():
+        body = "def __init__(self):\n    super().__init__()\n    self.inside = nn.Linear(8, 8)\n"
+        own = own_model(body + f"    self.head = nn.Linear(8, 10)\ndef forward(self, x):\n{forward}")
+        run(*FEW, *own, "task.select=inside", code=1)
+        assert said in capsys.readouterr().err
+        sys.modules.pop("own_models")
+
+
+def test_the_page_lays_maps_over_pictures_and_colours_tokens(run, pages) -> None:
+    found = run("experiment=grad_cam", *FEW[1:])
+    assert found.attributions["attributions"].shape == (10, 1, 4, 4)
+    page = (found.path / "report.html").read_text(encoding="utf-8")
+    assert page.count('class="overlay"') == 10 and "data-strength" in page
+    tokens = run(
+        "experiment=integrated_gradients",
+        "model=decoder",
+        "data=names",
+        "task.score=logit_difference",
+        *FEW[1:],
+    )
+    page = (tokens.path / "report.html").read_text(encoding="utf-8")
+    assert "attribution of each token" in page and "lowers" in page
+    assert run("experiment=integrated_gradients", *FEW[1:]).metrics[-1]["delta"] < 0.01
