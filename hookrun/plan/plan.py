@@ -201,7 +201,7 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
             why = f"hook type {kind.name!r} belongs to training: an exported program computes outputs only"
             problems.append(Problem(spec.where, why, f"leave it out: ~{spec.where}"))
         for key in ("step", "epoch"):
-            if getattr(when, key) is not None and not kind.on_parameters:
+            if getattr(when, key) is not None and (kind.of_rows or kind.in_graph):
                 why = f"an exported program has no {key}"
                 problems.append(Problem(f"{spec.where}.when.{key}", why, f"leave `{key}` out"))
     return problems
