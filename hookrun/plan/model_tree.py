@@ -110,7 +110,7 @@ class ModelNames:
         self.frozen = set[str]()
         self._trees = dict[
             bool, Tree
-        ]()  # of parameters and of their readings; reset when a hook adds parameters
+        ]()  # of parameters, of readings; reset when a planned hook adds parameters
 
     @cached_property
     def tree(self) -> Tree:
@@ -165,19 +165,17 @@ class ModelNames:
     def select(self, spec: HookSpec) -> list[str]:
         """The modules or parameters that the hook's selector matches: first names, once per object, in order."""
         selector = spec.keys.select
-        if spec.hook_type.on == "reading":
-            selected = self.select_parameters(selector, readings=True)
-            # a parametrized parameter, and what it is computed from: one edit
-            return [name for name in selected if _parametrized_name(name) not in selected]
         if spec.on_parameters:
-            return self.select_parameters(selector)
+            return self.select_parameters(selector, readings=spec.hook_type.on == "reading")
         return list(dict.fromkeys(map(self.first_name, selector.select(self.tree))))
 
     def select_parameters(self, selector: Selector | None = None, *, readings: bool = False) -> list[str]:
         """The parameters that a selector matches, by default all: first names, once per object, in order."""
         tree = self.parameter_tree(readings=readings)
         matching = tree.nodes if selector is None else selector.select_parameters(self.tree, tree)
-        return list(dict.fromkeys(tree.first.get(name, name) for name in tree.nodes if name in matching))
+        # a parametrized parameter stands also for what it is computed from
+        names = [name for name in tree.nodes if name in matching and _parametrized_name(name) not in matching]
+        return list(dict.fromkeys(tree.first.get(name, name) for name in names))
 
     def first_name(self, path: str) -> str:
         """The first name of a module."""

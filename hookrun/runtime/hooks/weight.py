@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.errors import HookError, Problem
+from hookrun.errors import HookError
 from hookrun.hook_types import WEIGHT
 from hookrun.plan.model_tree import parametrized
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.runtime.clock import call_frame, finished
-from hookrun.runtime.compiled import refusal, tracing
+from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_backward, in_graph
-from hookrun.runtime.sharded import is_sharded
 
 _ABSENT = object()
 _LISTS = "parametrizations"
@@ -28,17 +27,28 @@ _OF_RECURRENT = ("_flat_weights", "_flat_weight_refs")
 """Attributes of torch's recurrent layers, which they renew when a weight is another tensor than at the last call."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Reading:
-    """A call of a module that reads edited parameters.
+    """A call of a module that reads edited parameters; all installations share it.
 
+    edited: the tensors that the call reads, by name
     before: what the module's `__dict__` had under the names of the attributes that are set during the call
     """
 
     module: nn.Module
     frame: FrameType
     thread: int = field(default_factory=get_ident)
+    edited: dict[str, Tensor] = field(default_factory=dict)
     before: dict[str, Any] = field(default_factory=dict)
+
+    def show(self, name: str, tensor: Tensor) -> None:
+        """Let the forward read the tensor as the parameter of that name."""
+        self.edited[name] = tensor
+        if name in self.module._parameters:
+            self.set(name, tensor)
+        else:
+            lists: Any = self.module.parametrizations
+            self.set(_LISTS, {**dict(lists.items()), name: lambda: tensor})
 
     def set(self, name: str, value: Any) -> None:
         """Set an attribute of the module until the call ends."""
@@ -48,11 +58,19 @@ class Reading:
 
     def end(self) -> None:
         """Give the module its attributes back."""
+        _open.remove(self)
         for name, value in self.before.items():
+            self.module.__dict__[name] = value
             if value is _ABSENT:
-                self.module.__dict__.pop(name, None)
-            else:
-                self.module.__dict__[name] = value
+                del self.module.__dict__[name]
+
+
+_open = list[Reading]()
+"""The current readings of all threads, of each module the innermost last."""
+
+
+def _of(module: nn.Module) -> list[Reading]:
+    return [reading for reading in _open if reading.module is module]
 
 
 class Weight(ModuleHook):
@@ -67,19 +85,9 @@ class Weight(ModuleHook):
 
     def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
-        self._by_name, problems = defaultdict[str, list[BoundHook]](list), list[Problem]()
+        self._by_name = defaultdict[str, list[BoundHook]](list)
         for firing in firings:
-            site, name = firing.site, firing.site.path.rpartition(".")[2]
-            self._by_name[name].append(firing)
-            if name in parametrized(site.module):
-                why = f"edits {site.path}, and a graph cannot contain edits of a parametrized parameter"
-                problems.append(
-                    Problem(
-                        site.spec.where, why, f"run it without compiling, or leave it out: ~{site.spec.where}"
-                    )
-                )
-        self._refused = refusal(problems)
-        self._readings = list[Reading]()  # the innermost last
+            self._by_name[firing.site.path.rpartition(".")[2]].append(firing)
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that runs after those that change the arguments."""
@@ -93,38 +101,19 @@ class Weight(ModuleHook):
         """torch's forward pre-hook."""
         if tracing():
             for name, firings in self._by_name.items():
-                if name not in module._parameters:
-                    self._refused.fire(None)  # raises CompileError
-                module.__dict__[name] = in_graph(firings, module._parameters[name])
+                module.__dict__[name] = in_graph(firings, module._parameters.get(name))
             return
-        # after KeyboardInterrupt and SystemExit torch runs no forward hooks
-        while self._readings and finished(self._readings[-1].frame):
-            self._readings.pop().end()
-        reading = Reading(module, call_frame())
-        self._readings.append(reading)
-        if any(other.thread != reading.thread for other in self._readings):
-            self._readings.remove(reading)
-            raise HookError(
-                f"{self.firings[0].site.where}: two threads call the module at the same time, and each would read the "
-                "parameter as it is edited for the other: call it in one thread, or give each thread a copy"
-            )
-        for name in _OF_RECURRENT:
-            if name in module.__dict__:
-                reading.set(name, module.__dict__[name])
-        lists: dict[str, Any] = dict(getattr(module._modules.get(_LISTS), "items", dict)())
+        reading = self._begin(module)
         for name, firings in self._by_name.items():
-            stored = self._stored(module, name, firings)
+            stored = reading.edited.get(name)
+            stored = self._stored(module, name) if stored is None else stored
             new = stored
             if graph_task() != NO_BACKWARD:
                 new = in_backward(firings, stored)
             else:
                 for firing in firings:
                     new = firing.op(new)
-            if name in lists:
-                lists[name] = lambda new=new: new
-                reading.set(_LISTS, lists)
-            elif new is not stored or len(self._readings) > 1:
-                reading.set(name, new)
+            reading.show(name, new)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """torch's forward hook, called also when the forward raised."""
@@ -133,28 +122,46 @@ class Weight(ModuleHook):
                 del module.__dict__[name]
             return
         frame = call_frame()
-        while any(reading.frame is frame for reading in self._readings):
-            self._readings.pop().end()
+        for reading in _of(module):
+            if reading.frame is frame:
+                reading.end()
 
     def clear(self) -> None:
         """Drop all firings, and end the readings that an exception has left open."""
+        for firing in self.firings:
+            for reading in reversed(_of(firing.site.module)):
+                reading.end()
         super().clear()
         self._by_name.clear()
-        while self._readings:
-            self._readings.pop().end()
 
-    def _stored(self, module: nn.Module, name: str, firings: Sequence[BoundHook]) -> Tensor:
-        """The parameter without our edits: the module's own, that of `functional_call`, or a parametrized one."""
-        if (parameter := module._parameters.get(name)) is None:
-            what = "the module has no parameter of this name any more: install the hooks afterwards"
-            if name in (lists := parametrized(module)):
-                if not parametrize._cache_enabled:
-                    value: Tensor = lists[name]()
-                    return value
-                what = "torch.nn.utils.parametrize.cached() keeps one tensor for all calls: leave it out"
-            raise HookError(f"{firings[0].site.where}: {what}")
-        if is_sharded(parameter):
+    def _begin(self, module: nn.Module) -> Reading:
+        """The reading of the current call, which another installation may have begun."""
+        frame, around = call_frame(), _of(module)
+        # after KeyboardInterrupt and SystemExit torch runs no forward hooks
+        while around and finished(around[-1].frame):
+            around.pop().end()
+        if around and around[-1].frame is frame:
+            return around[-1]
+        reading = Reading(module, frame)
+        _open.append(reading)
+        if any(other.thread != reading.thread for other in _of(module)):
+            reading.end()
             raise HookError(
-                f"{firings[0].site.where}: in this call the parameter is a DTensor: leave the hook out"
+                f"{self.firings[0].site.where}: two threads call the module at the same time, and each would read the "
+                "parameter as it is edited for the other: call it in one thread, or give each thread a copy"
             )
-        return parameter
+        for name in module.__dict__.keys() & _OF_RECURRENT:
+            reading.set(name, module.__dict__[name])
+        return reading
+
+    def _stored(self, module: nn.Module, name: str) -> Tensor:
+        """The parameter without our edits: the module's own, that of `functional_call`, or a parametrized one."""
+        stored: Tensor | None = module._parameters.get(name)
+        if stored is None and name in (lists := parametrized(module)) and not parametrize._cache_enabled:
+            stored = lists[name]()
+        if stored is None:
+            raise HookError(
+                f"{self._by_name[name][0].site.where}: the module has no such parameter now, or one tensor for all "
+                "calls: install the hooks afterwards, and leave out torch.nn.utils.parametrize.cached()"
+            )
+        return stored
