@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.errors import HookError
+from hookrun.errors import HookError, Problem
 from hookrun.hook_types import WEIGHT
 from hookrun.plan.model_tree import parametrized
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.runtime.clock import call_frame, finished
-from hookrun.runtime.compiled import tracing
+from hookrun.runtime.compiled import refusal, tracing
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_backward, in_graph
 
 _ABSENT = object()
@@ -88,6 +88,9 @@ class Weight(ModuleHook):
         self._by_name = defaultdict[str, list[BoundHook]](list)
         for firing in firings:
             self._by_name[firing.site.path.rpartition(".")[2]].append(firing)
+        why = "a graph cannot contain two edits of a parameter at once: its module calls itself, or is hooked twice"
+        hint = "run it without compiling, or put all hooks into one installation"
+        self._refused = refusal([Problem(firing.site.spec.where, why, hint) for firing in firings[:1]])
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that runs after those that change the arguments."""
@@ -101,6 +104,8 @@ class Weight(ModuleHook):
         """torch's forward pre-hook."""
         if tracing():
             for name, firings in self._by_name.items():
+                if name in module.__dict__:
+                    self._refused.fire(None)  # raises CompileError
                 module.__dict__[name] = in_graph(firings, module._parameters.get(name))
             return
         reading = self._begin(module)
@@ -127,10 +132,13 @@ class Weight(ModuleHook):
                 reading.end()
 
     def clear(self) -> None:
-        """Drop all firings, and end the readings that an exception has left open."""
+        """Drop all firings, and end the readings that an exception has left open, also one in a broken graph."""
         for firing in self.firings:
-            for reading in reversed(_of(firing.site.module)):
+            module, name = firing.site.module, firing.site.path.rpartition(".")[2]
+            for reading in reversed(_of(module)):
                 reading.end()
+            if name in module._parameters:
+                module.__dict__.pop(name, None)
         super().clear()
         self._by_name.clear()
 

@@ -302,15 +302,47 @@ def test_the_edit_is_part_of_one_compiled_graph(name: str) -> None:
     assert "weight" not in vars(model[0])
 
 
-@pytest.mark.parametrize("which", ["noise", "parametrized"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("which", ["noise", "parametrized", "recursive"])
 def test_a_compiled_graph_refuses_what_it_cannot_hold(which: str) -> None:
     torch._dynamo.reset()
-    model = net()
+    model = Recursive() if which == "recursive" else net()
     if which == "parametrized":
         parametrizations.orthogonal(model[0])
     hook = {"action": "noise"} if which == "noise" else {"action": "scale", "factor": 2}
-    with hooked(model, **hook), pytest.raises(CompileError, match="a graph cannot contain"):
+    with (
+        hooked(model, {"path": "**", "exclude": "2"}, **hook),
+        pytest.raises(CompileError, match="a graph cannot contain"),
+    ):
         torch.compile(model, backend="aot_eager")(X)
+    assert "w" not in vars(model)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_an_exception_between_two_graphs_leaves_nothing_after_the_block() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.fails = nn.Parameter(torch.ones(3)), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * self.w
+            torch._dynamo.graph_break()
+            if self.fails:
+                raise ValueError
+            return x * self.w
+
+    torch._dynamo.reset()
+    model = Broken()
+    with hooked(model, "w", action="scale", factor=2):
+        compiled = torch.compile(model, backend="aot_eager")
+        assert torch.equal(compiled(X), X * 4)
+        model.fails = True
+        with pytest.raises(ValueError):
+            compiled(X)
+        model.fails = False
+        assert torch.equal(model(X), X * 4)
+    assert model.w is model._parameters["w"]
 
 
 def test_gradients_of_samples_pass_through_a_constant() -> None:
