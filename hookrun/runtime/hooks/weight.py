@@ -88,7 +88,10 @@ class Weight(ModuleHook):
         self._by_name = defaultdict[str, list[BoundHook]](list)
         for firing in firings:
             self._by_name[firing.site.path.rpartition(".")[2]].append(firing)
-        why = "a graph cannot contain two edits of a parameter at once: its module calls itself, or is hooked twice"
+        why = (
+            "a graph cannot contain this edit: the parameter is parametrized, or edited twice at once, because its "
+            "module calls itself or is hooked by two installations"
+        )
         hint = "run it without compiling, or put all hooks into one installation"
         self._refused = refusal([Problem(firing.site.spec.where, why, hint) for firing in firings[:1]])
 
@@ -104,9 +107,9 @@ class Weight(ModuleHook):
         """torch's forward pre-hook."""
         if tracing():
             for name, firings in self._by_name.items():
-                if name in module.__dict__:
+                if name in module.__dict__ or name not in module._parameters:
                     self._refused.fire(None)  # raises CompileError
-                module.__dict__[name] = in_graph(firings, module._parameters.get(name))
+                module.__dict__[name] = in_graph(firings, module._parameters[name])
             return
         reading = self._begin(module)
         for name, firings in self._by_name.items():
