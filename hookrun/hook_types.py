@@ -17,7 +17,8 @@ class HookType:
     name:    the word after `hook:`
     fires:   when, for the reference table
     sees:    the value that the action gets, for the reference table
-    on:      what the hook is attached to; `select` names parameters unless it is "module"
+    on:      what the hook is attached to; "reading" is a module that reads one of its parameters; `select` names
+             parameters unless it is "module"
     phase:   in which part of a step it fires; "installation" is once, before the model runs
     takes:   the optional keys of a hook that have a meaning for this type
     in_graph: its hooks become part of a graph of torch.compile or torch.export
@@ -31,7 +32,7 @@ class HookType:
     name: str
     fires: str
     sees: str
-    on: Literal["module", "parameter", "optimizer"]
+    on: Literal["module", "parameter", "optimizer", "reading"]
     phase: Literal["installation", "forward", "backward", "step"]
     takes: frozenset[str] = frozenset({"target", "index", "tokens", "heads", "when", "when.call"})
     in_graph: bool = False
@@ -150,6 +151,15 @@ SAVED_TENSORS = HookType(
         "run it without compiling, or leave it out",
     ),
     until_backward=True,
+)
+WEIGHT = HookType(
+    "weight",
+    fires="when the module's forward reads a parameter, for that call only",
+    sees="the parameter as that call reads it",
+    on="reading",
+    phase="forward",
+    takes=frozenset({"index", "when", "when.call"}),
+    in_graph=True,
 )
 OPTIMIZER_STEP_PRE = HookType(
     "optimizer_step_pre",

@@ -35,6 +35,7 @@ NAMES = {
         "torch.nn.modules.batchnorm": "_BatchNorm _NormBase",
         "torch.nn.modules.dropout": "_DropoutNd",
         "torch.nn.modules.module": "_global_forward_hooks",
+        "torch.nn.utils.parametrize": "_cache_enabled",
         "torch.nn.parallel:DistributedDataParallel": "_get_active_ddp_module",
         "torch.utils._pytree": "SUPPORTED_NODES",
         "torch.utils.checkpoint": "_CheckpointFrame _StopRecomputationError",

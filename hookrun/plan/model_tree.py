@@ -10,8 +10,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from hookrun.errors import listed, shortened
 from hookrun.models.attention_points import POINTS, lacks_points
@@ -65,6 +66,24 @@ def children_first(module: nn.Module) -> Iterator[nn.Module]:
     yield module
 
 
+def parametrized(module: nn.Module) -> dict[str, ParametrizationList]:
+    """The parametrized parameters of a module, by the names under which its forward reads them."""
+    lists = module._modules.get("parametrizations")
+    members = lists.items() if isinstance(lists, nn.ModuleDict) else ()
+    return {
+        name: each for name, each in members if isinstance(each, ParametrizationList) and each._parameters
+    }
+
+
+def computed_before(module: nn.Module, name: str) -> str | None:
+    """The tensor that a pre-hook of the module computes from this parameter for the forward, or None.
+
+    As torch.nn.utils.prune does, and the older weight_norm and spectral_norm.
+    """
+    tensors = [key for key, value in vars(module).items() if isinstance(value, Tensor)]
+    return next((tensor for tensor in tensors if name.startswith(f"{tensor}_")), None)
+
+
 MOST_OF_A_CLASS = 200
 """How many characters of the name of a class are shown and stored."""
 
@@ -89,7 +108,9 @@ class ModelNames:
         self._names = _names_by_object(self.modules) | _names_by_object(self.parameters)
         self.added = defaultdict[str, list[str]](list)
         self.frozen = set[str]()
-        self._parameter_tree: Tree | None = None  # reset when a planned hook adds parameters
+        self._trees = dict[
+            bool, Tree
+        ]()  # of parameters, of readings; reset when a planned hook adds parameters
 
     @cached_property
     def tree(self) -> Tree:
@@ -104,21 +125,37 @@ class ModelNames:
                 numbered[path] = children
         return Tree(nodes, numbered, self._first_names(self.modules))
 
-    def parameter_tree(self) -> Tree:
-        """The parameters, with all of their names, including those that planned hooks will add."""
-        if self._parameter_tree is None:
-            added = [f"{path}.{name}".lstrip(".") for path, names in self.added.items() for name in names]
+    def parameter_tree(self, *, readings: bool = False) -> Tree:
+        """The parameters, with all of their names, including those that planned hooks will add.
+
+        readings: the same as modules read them: each reader of a shared parameter by itself, and parametrized ones
+        """
+        if readings not in self._trees:
+            every = [*self.parameters]
+            every += [f"{path}.{name}".lstrip(".") for path, names in self.added.items() for name in names]
+            first = self._first_names(self.parameters)
+            if readings:
+                of_modules = self.modules.items()
+                every += [
+                    f"{path}.{name}".lstrip(".") for path, owner in of_modules for name in parametrized(owner)
+                ]
+                first = {name: main for name in every if (main := self._first_reading(name)) != name}
             nodes = dict[str, Node]()
             numbered = {path: [*children] for path, children in self.tree.numbered.items()}
-            for name in dict.fromkeys([*self.parameters, *added]):
+            for name in dict.fromkeys(every):
                 container, _, last = name.rpartition(".")
                 owner = self.tree.nodes[container]
                 size = _numel(self.parameters[name]) if name in self.parameters else 0
                 nodes[name] = Node(name, owner.types, owner.leaf, size)
                 if last.isdecimal():
                     numbered.setdefault(container, []).append(last)
-            self._parameter_tree = Tree(nodes, numbered, self._first_names(self.parameters))
-        return self._parameter_tree
+            self._trees[readings] = Tree(nodes, numbered, first)
+        return self._trees[readings]
+
+    def _first_reading(self, name: str) -> str:
+        """The name of a parameter at the first name of its module."""
+        path, _, own = name.rpartition(".")
+        return f"{self.first_name(path)}.{own}".lstrip(".")
 
     def _first_names(self, objects: Mapping[str, object]) -> Mapping[str, str]:
         """Each name that is not the first of its object -> the first one."""
@@ -129,32 +166,39 @@ class ModelNames:
         """The modules or parameters that the hook's selector matches: first names, once per object, in order."""
         selector = spec.keys.select
         if spec.on_parameters:
-            return self.select_parameters(selector)
+            return self.select_parameters(selector, readings=spec.hook_type.on == "reading")
         return list(dict.fromkeys(map(self.first_name, selector.select(self.tree))))
 
-    def select_parameters(self, selector: Selector | None = None) -> list[str]:
+    def select_parameters(self, selector: Selector | None = None, *, readings: bool = False) -> list[str]:
         """The parameters that a selector matches, by default all: first names, once per object, in order."""
-        tree = self.parameter_tree()
+        tree = self.parameter_tree(readings=readings)
         matching = tree.nodes if selector is None else selector.select_parameters(self.tree, tree)
-        return list(dict.fromkeys(tree.first.get(name, name) for name in tree.nodes if name in matching))
+        # a parametrized parameter stands also for what it is computed from
+        names = [name for name in tree.nodes if name in matching and _parametrized_name(name) not in matching]
+        return list(dict.fromkeys(tree.first.get(name, name) for name in names))
 
     def first_name(self, path: str) -> str:
         """The first name of a module."""
         return self.tree.first.get(path, path)
 
-    def match(self, path: str, on_parameters: bool) -> Match:
-        """The Match of the module or parameter with this first name."""
+    def match(self, path: str, on_parameters: bool, *, reading: bool = False) -> Match:
+        """The Match of the module or parameter with this first name; `reading`: of one module that reads it."""
         if not on_parameters:
             module = self.modules[path]
             return Match(
                 path, tuple(self._names[id(module)]), class_name(module), self.tree.nodes[path].parameters
             )
-        owner = class_name(self.modules[path.rpartition(".")[0]])
-        parameter = self.parameters.get(path)
+        container, _, own = path.rpartition(".")
+        module = self.modules[container]
+        parameter, names = self.parameters.get(path), [path]
+        if reading:
+            names = [f"{each}.{own}".lstrip(".") for each in self._names[id(module)]]
+        elif parameter is not None:
+            names = self._names[id(parameter)]
         if parameter is None:
-            return Match(path, (path,), owner, 0)
+            return Match(path, tuple(names), class_name(module), 0)
         shape = None if is_lazy(parameter) else str(list(parameter.shape))
-        return Match(path, tuple(self._names[id(parameter)]), owner, _numel(parameter), shape)
+        return Match(path, tuple(names), class_name(module), _numel(parameter), shape)
 
     def trains(self, name: str) -> bool:
         """Whether the parameter will require a gradient when the hooks planned so far are installed."""
@@ -167,7 +211,7 @@ class ModelNames:
         for match in matches:
             if name is not None and name not in self.added[match.path]:
                 self.added[match.path].append(name)
-                self._parameter_tree = None
+                self._trees.clear()
             if spec.action.freezes:
                 frozen = {id(parameter) for parameter in self.modules[match.path].parameters()}
                 self.frozen |= {
@@ -204,6 +248,13 @@ def _names_by_object(objects: Mapping[str, object]) -> dict[int, list[str]]:
     for name, named in objects.items():
         names.setdefault(id(named), []).append(name)
     return names
+
+
+def _parametrized_name(name: str) -> str | None:
+    """``fc.parametrizations.weight.original`` -> ``fc.weight``, which is computed from it; else None."""
+    owner, found, own = f".{name}".rpartition(".parametrizations.")
+    tensor, _, last = own.partition(".")
+    return f"{owner}.{tensor}".lstrip(".") if found and last.startswith("original") else None
 
 
 def _type_names(cls: type) -> frozenset[str]:

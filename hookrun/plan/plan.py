@@ -189,7 +189,7 @@ class ResolvedPlan:
 
 def uncompilable(plan: ResolvedPlan) -> list[Problem]:
     """Every hook that cannot be part of a compiled graph, with the reason."""
-    return [problem for hook in plan.hooks for problem in _graph_problems(hook.spec)]
+    return [problem for hook in plan.hooks for problem in _graph_problems(hook)]
 
 
 def unexportable(plan: ResolvedPlan) -> list[Problem]:
@@ -201,14 +201,15 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
             why = f"hook type {kind.name!r} belongs to training: an exported program computes outputs only"
             problems.append(Problem(spec.where, why, f"leave it out: ~{spec.where}"))
         for key in ("step", "epoch"):
-            if getattr(when, key) is not None and not kind.on_parameters:
+            if getattr(when, key) is not None and (kind.of_rows or kind.in_graph):
                 why = f"an exported program has no {key}"
                 problems.append(Problem(f"{spec.where}.when.{key}", why, f"leave `{key}` out"))
     return problems
 
 
-def _graph_problems(spec: HookSpec) -> Iterator[Problem]:
+def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
     """A problem for each part of the hook that a graph cannot contain."""
+    spec = hook.spec
     action, kind, when = spec.action, spec.hook_type, spec.keys.when
     plainly = f"run it without compiling, or leave it out: ~{spec.where}"
 
@@ -225,6 +226,10 @@ def _graph_problems(spec: HookSpec) -> Iterator[Problem]:
         yield problem("", "passes values to Python at each firing, which breaks the graph")
     elif action.draws:
         yield problem("", "draws from a generator of its own, which a graph cannot contain")
+    elif kind.on == "reading" and (unknown := [match.path for match in hook.matches if match.shape is None]):
+        yield problem(
+            "", f"edits {unknown[0]}, which is parametrized or has no shape yet: a graph cannot contain that"
+        )
     for key, value in action.outside_values().items():
         if value.per_sample:
             yield problem(f".{key}", "takes rows of another run at each call, which a graph cannot do")

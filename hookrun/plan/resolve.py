@@ -17,7 +17,7 @@ from hookrun.actions.values import InlineFunction, OutsideValue
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
 from hookrun.hook_types import BACKWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
-from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, unhookable
+from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
 from hookrun.plan.plan import HeadCount, Match, PlannedHook, ResolvedPlan
 from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
 from hookrun.run_values import Source, read_value
@@ -27,6 +27,10 @@ from hookrun.trust.load import ACTIONS, Trusted, load
 
 _SHOWN = 4
 _LAZY = "it has no shape yet: a lazy module gets it at its first call; run one batch through the model first"
+_COMPUTED = (
+    "a pre-hook of torch.nn.utils computes {0!r} from it, which is what the forward reads: make that permanent "
+    "(prune.remove), or use torch.nn.utils.parametrizations"
+)
 
 _MOST_MEMBERS = 20
 """How many members of a list that match nothing are reported."""
@@ -76,7 +80,8 @@ def _resolve_hook(
     problems = [*_carrying(spec), *_meaningless(spec)]
     paths, unselected = select(spec, names)
     problems += unselected
-    matches = tuple(names.match(path, spec.on_parameters) for path in paths)
+    reading = spec.hook_type.on == "reading"
+    matches = tuple(names.match(path, spec.on_parameters, reading=reading) for path in paths)
     problems += _fitting(spec, matches, names)
     values, places = dict[str, dict[str, Source]](), {match.path: match.names for match in matches}
     for field, value in spec.action.outside_values().items():
@@ -161,7 +166,8 @@ def select(hook: HookSpec, names: ModelNames) -> tuple[list[str], list[Problem]]
     selector, kind = hook.keys.select, "parameter" if hook.on_parameters else "module"
     paths, problems = names.select(hook), list[Problem]()
     if 0 not in hook.keys.expect:
-        parameters = names.parameter_tree() if hook.on_parameters else None
+        readings = hook.hook_type.on == "reading"
+        parameters = names.parameter_tree(readings=readings) if hook.on_parameters else None
         for member in islice(selector.unmatched(names.tree, parameters), _MOST_MEMBERS):
             text = f"{str(member.selector)!r} ({member.place}) matches no {kind}"
             hint = names.nearest(member.selector, hook.on_parameters)
@@ -246,10 +252,16 @@ def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Ite
                     reasons["carries no gradient: it does not require one"].append(match.path)
                 elif match.path in names.parameters and is_lazy(names.parameters[match.path]):
                     reasons[_LAZY].append(match.path)
-            continue
-        module = names.modules[match.path]
+            if spec.hook_type.on != "reading":
+                continue
+        owner, _, own_name = match.path.rpartition(".") if spec.on_parameters else (match.path, "", "")
+        module = names.modules[owner]
         if id(module) in names.unhookable and spec.hook_type.phase != "installation":
             never_fired[names.unhookable[id(module)]].append(match.path)
+        if spec.on_parameters:
+            if (tensor := computed_before(module, own_name)) is not None:
+                reasons[_COMPUTED.format(tensor)].append(match.path)
+            continue
         own = [name for name, parameter in module._parameters.items() if parameter is not None]
         added, name = names.added.get(match.path, []), spec.action.adds(spec.name)
         taken = None if name is None else name_taken(module, name, added)

@@ -63,6 +63,8 @@ def function_of(site: HookSite) -> Op:
     action, part = site.spec.action, site.part
     function = action.build(site)
     checked = not action.observes and action.scope == "tensor"
+    if checked and site.hook_type.on == "reading":
+        function = _straight_through(function)
     checks_each = action.own_functions() or "args" in action.uses or part is not None
     if not checked or not checks_each:
         return function if part is None else _on_part(site, function, part)
@@ -73,6 +75,37 @@ def function_of(site: HookSite) -> Op:
         return new
 
     return edit if part is None else _on_part(site, edit, part)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The second tensor, whose gradient is that of the first."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(old: Tensor, new: Tensor) -> Tensor:
+        return new.view_as(new)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is saved."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def _straight_through(function: Op) -> Op:
+    """The function of a parameter; a result without a gradient passes its own on to the parameter, unchanged."""
+
+    def edit(old: Tensor) -> Any:
+        new = function(old)
+        has_none = isinstance(new, Tensor) and not new.requires_grad
+        if has_none and old.requires_grad and torch.is_grad_enabled():
+            return _StraightThrough.apply(old, new)
+        return new
+
+    return edit
 
 
 def _require_same_form(old: Tensor, new: Any) -> None:

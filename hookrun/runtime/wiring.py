@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.actions.user_code import may_draw
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
-from hookrun.plan.model_tree import children_first, class_name, unhookable
+from hookrun.plan.model_tree import children_first, class_name, parametrized, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, uncompilable
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
@@ -119,7 +119,10 @@ class Wiring:
         if (reason := unhookable(self._model)) is not None:
             raise CompileError([Problem("model", reason.what, reason.hint)])
         there = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
-        there.update(f"{owner}.{name}" if owner else name for owner, name in self.plan.added())
+        there.update(f"{owner}.{name}".lstrip(".") for owner, name in self.plan.added())
+        there.update(
+            f"{path}.{name}".lstrip(".") for path, owner in modules.items() for name in parametrized(owner)
+        )
         problems = []
         for hook, match in self._planned():
             # the hooked module, or the one that owns the hooked parameter
@@ -206,7 +209,8 @@ class Wiring:
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
         by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
         for hook, match in self._planned(ModuleHook):
-            by_module[id(modules[match.path])].append((hook, match))
+            owner = match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
+            by_module[id(modules[owner])].append((hook, match))
         for module in children_first(self._model):
             self._install_on(by_module, module)
 

@@ -214,7 +214,7 @@ class SavedTensors(ModuleHook):
     """
 
     hook_types = (SAVED_TENSORS,)
-    depth = 3
+    depth = 4
 
     def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)

@@ -578,7 +578,7 @@ def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
 def _writes(hook: PlannedHook, name: str) -> bool:
     """Whether the hook may change the parameter of this name or its gradient."""
     spec = hook.spec
-    if spec.action.observes or not (spec.on_parameters or spec.hook_type.phase == "installation"):
+    if spec.action.observes or spec.hook_type.of_rows or spec.hook_type.phase == "forward":
         return False
     return any(
         not path or name == path or name.startswith(f"{path}.") for m in hook.matches for path in m.names

@@ -141,6 +141,34 @@ def gradient_mlp(settings: Settings) -> Result:
         return measured(work, ways, settings, target=1.08)
 
 
+def weight_mlp(settings: Settings) -> Result:
+    """mlp, scale 8 weights as they are read."""
+    from torch.func import functional_call
+
+    ways, subject = Ways(), mlp()
+    x, hand, ours = subject.x, subject.make(), subject.make()
+    weights = {name: each for name, each in hand.named_parameters() if name.endswith("weight")}
+    hooked(ways, ours, select="**.weight", hook="weight", action="scale", factor=0.5)
+
+    def by_call() -> Any:
+        return functional_call(hand, {name: each * 0.5 for name, each in weights.items()}, (x,))
+
+    def step(model: Any, call: Callable[[], Any]) -> Outputs:
+        def outputs() -> dict[str, Any]:
+            model.zero_grad()
+            call().sum().backward()
+            return {name: each.grad for name, each in model.named_parameters()}
+
+        return outputs
+
+    with threads(1):
+        for name, model, call in (("functional_call", hand, by_call), (OURS, ours, lambda: ours(x))):
+            outputs = step(model, call)
+            ways.add(name, outputs, outputs)
+        work = "mlp, scale 8 weights as they are read, forward + backward"
+        return measured(work, ways, settings, target=1.05)
+
+
 def capture_resnet18(settings: Settings) -> Result:
     """resnet18, capture 52 leaves."""
     with threads(2, grad=False):
@@ -197,6 +225,7 @@ ROWS = (
     capture_mlp_inference,
     scale_mlp,
     gradient_mlp,
+    weight_mlp,
     compiled("scale 8 Linear outputs", {"select": "type:Linear", "action": "scale", "factor": 2.0}),
     compiled("clamp all ReLU outputs", {"select": "type:ReLU", "action": "clamp", "min": 0, "max": 1}),
     compiled("bias added to one output", {"select": "7", "action": "add_bias", "value": 0.5}),

@@ -21,7 +21,7 @@ def test_each_hook_type_has_one_class() -> None:
 
 def test_the_class_registers_on_what_the_record_says() -> None:
     for kind, registered in registered_hooks().items():
-        on_module = kind.on == "module" and kind.phase != "installation"
+        on_module = kind.on in ("module", "reading") and kind.phase != "installation"
         assert issubclass(registered, ModuleHook) == on_module, kind
         assert issubclass(registered, ParameterHook) == (kind.on == "parameter"), kind
 
