@@ -81,7 +81,7 @@ class ModelNames:
 
     @cached_property
     def tree(self) -> Tree:
-        """The modules, with all of their names."""
+        """The modules, with all of their names. Globs pass over those without a forward, but not in its `whole`."""
         types = {cls: _type_names(cls) for cls in set(map(type, self.modules.values()))}
         nodes, numbered = dict[str, Node](), dict[str, list[str]]()
         for path, module in self.modules.items():
@@ -90,7 +90,12 @@ class ModelNames:
             children = [name for name in module._modules.keys() if name.isdecimal()]  # noqa: SIM118 (a scripted one)
             if children:
                 numbered[path] = children
-        return Tree(nodes, numbered, self._first_names(self.modules))
+        silent = {path for path, module in self.modules.items() if _lacks_forward(module)}
+        return Tree(nodes, numbered, self._first_names(self.modules), silent)
+
+    def tree_of(self, spec: HookSpec) -> Tree:
+        """The modules as the hook sees them: without a forward they still have parameters and can be changed."""
+        return self.tree if spec.hook_type.of_rows else self.tree.whole
 
     def parameter_tree(self) -> Tree:
         """The parameters, with all of their names, including those that planned hooks will add."""
@@ -118,12 +123,12 @@ class ModelNames:
         selector = spec.keys.select
         if spec.on_parameters:
             return self.select_parameters(selector)
-        return list(dict.fromkeys(map(self.first_name, selector.select(self.tree))))
+        return list(dict.fromkeys(map(self.first_name, selector.select(self.tree_of(spec)))))
 
     def select_parameters(self, selector: Selector | None = None) -> list[str]:
         """The parameters that a selector matches, by default all: first names, once per object, in order."""
         tree = self.parameter_tree()
-        matching = tree.nodes if selector is None else selector.select_parameters(self.tree, tree)
+        matching = tree.nodes if selector is None else selector.select_parameters(self.tree.whole, tree)
         return list(dict.fromkeys(tree.first.get(name, name) for name in tree.nodes if name in matching))
 
     def first_name(self, path: str) -> str:
@@ -176,7 +181,10 @@ class ModelNames:
         return found
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
-        """A hint with the names closest to a selector that matches nothing."""
+        """A hint with what a selector that matches nothing finds beside it, or the names closest to it."""
+        if beside := selector.select(self.tree.whole):
+            lack = "that have none" if on_parameters else "without a forward, around which no hook fires"
+            return f"it matches modules {lack}: {listed([path or '(root)' for path in beside], 4)}"
         classes = {type(module).__name__ for module in self.model.modules()}
         parameters = tuple(self.parameters) if on_parameters else ()
         near = selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))
@@ -184,6 +192,11 @@ class ModelNames:
         if points and not on_parameters and any(map(lacks_points, self.modules.values())):
             near += f"; model.args.attention=points adds {listed(sorted(points), len(POINTS))} to each attention module"
         return near
+
+
+def _lacks_forward(module: nn.Module) -> bool:
+    """Whether calling the module raises: a list or dict of modules or parameters, or a class without a forward."""
+    return getattr(getattr(module, "forward", None), "__func__", None) is nn.Module.forward
 
 
 def _names_by_object(objects: Mapping[str, object]) -> dict[int, list[str]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from hookrun.errors import CompileError, Problem, SpecError, counted, nearest, spec_error
+from hookrun.errors import CompileError, Problem, SpecError, counted, spec_error
 from hookrun.spec import Experiment, parse_spec
 from hookrun.spec.selector import parse_selector
 from hookrun.tasks.base import JobCache, Task
@@ -51,7 +51,7 @@ class ModulesTask(Task):
         """Build the model, and run it once with a hook on every module to find the output shapes."""
         from hookrun.tasks.run.prepare import prepare_alone, without_data
 
-        every = parse_spec({"every": {"select": "**", "hook": "forward", "action": "capture"}})
+        every = parse_spec({"every": {"select": "type:*", "hook": "forward", "action": "capture"}})
         try:
             return prepare_alone(experiment, every, "train", trust)
         except SpecError as error:
@@ -160,6 +160,5 @@ def _picked(raw: object, model: Module) -> list[str]:
     picked = modules or selector.select(names.parameter_tree())
     if not picked:
         what = f"{str(selector)!r} matches no module and no parameter"
-        hint = nearest(str(selector), filter(None, names.modules))
-        raise CompileError([Problem("task.select", what, hint)])
+        raise CompileError([Problem("task.select", what, names.nearest(selector, on_parameters=False))])
     return list(dict.fromkeys(picked))
