@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, StackDataset
 
 from hookrun.data.info import SPLITS, DataInfo, Split
+from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, Lookup
 from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors, read_captures
 from hookrun.store.captures.shard import index_names, read_index
@@ -182,8 +185,14 @@ class Run:
 
         split: of the data; by default the split of the run's rows, or train if they are of both
 
+        Of samples of tokens they are the targets of all positions, -100 where there is none.
+
         HookrunError if the run does not say which data it used, SpecError if the data cannot be found.
         """
+        return self._labels(sample_ids, torch.full_like(sample_ids, -1), split)
+
+    def _labels(self, sample_ids: Tensor, positions: Tensor, split: Split | None) -> Tensor:
+        """As `labels`; if the positions [n] of tokens are not -1, the targets there."""
         from hookrun import data
 
         used, of_task, seed = self._data_used()
@@ -193,7 +202,20 @@ class Run:
             raise HookrunError(
                 f"the data of {self.path} has no sample {int(sample_ids[outside][0])}: it has {len(samples)}"
             )
-        return torch.stack([torch.as_tensor(samples[number][1]) for number in sample_ids.tolist()])
+        numbers, sample_of = sample_ids.unique(return_inverse=True)
+        if not samples.of_tokens:
+            return torch.stack([torch.as_tensor(samples[number][1]) for number in numbers.tolist()])[
+                sample_of
+            ]
+        at_tokens, targets = bool((positions >= 0).all()), list[Tensor]()
+        for inputs, target in map(samples.__getitem__, numbers.tolist()):
+            assert isinstance(inputs, dict)  # they are of tokens
+            targets.append(target[inputs["attention_mask"].bool()] if at_tokens else target)
+        padded = pad_sequence(targets, batch_first=True, padding_value=IGNORED)
+        if not at_tokens:
+            return padded[sample_of]
+        # Positions count without padding. A sequence that was continued has positions after its end.
+        return F.pad(padded, (0, 1), value=IGNORED)[sample_of, positions.clamp(max=padded.shape[1])]
 
     def _split(self) -> Split | None:
         """The first split of any captured or predicted row; None if no row has one."""
@@ -202,14 +224,20 @@ class Run:
         return SPLITS[min(parts)] if parts else None
 
     def labels_of(self, capture: StoredCapture) -> Tensor:
-        """[rows, ...]: the label of each row's sample. HookrunError if a row does not belong to a sample."""
-        ids, splits = capture.sample_ids, capture.splits
+        """[rows, ...]: the label of each row's sample; for rows of tokens the target at the row's position, or -100.
+
+        HookrunError if a row does not belong to a sample.
+        """
+        ids, splits, positions = capture.sample_ids, capture.splits, capture.positions
         if (ids < 0).any() or (splits < 0).any():
             raise HookrunError(
                 f"{capture.label}: some rows do not belong to a sample of the data and have no label"
             )
         order = torch.cat([(splits == part).nonzero().squeeze(1) for part in splits.unique()])
-        by_split = [self.labels(ids[splits == part], SPLITS[part]) for part in splits.unique().tolist()]
+        by_split = [
+            self._labels(ids[splits == part], positions[splits == part], SPLITS[part])
+            for part in splits.unique().tolist()
+        ]
         return torch.cat(by_split)[order.argsort()]
 
     def dataset(self, capture: StoredCapture) -> Dataset[tuple[Tensor, ...]]:

@@ -52,11 +52,12 @@ class Analysing:
     results: Results = field(default_factory=Results)
 
 
-def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis:
+def find(experiment: Experiment, path: str | None, hook: str | None, *, by_token: bool) -> Analysis:
     """Open the run and choose its captures.
 
-    path: the directory or name of the run; None is an error
-    hook: the name of the hook that captured; None: the only one of the run
+    path:     the directory or name of the run; None is an error
+    hook:     the name of the hook that captured; None: the only one of the run
+    by_token: a sample may have a row for each of its tokens
 
     Raises SpecError if there is no run, no such hook, or no capture with one row for each sample.
     """
@@ -73,15 +74,15 @@ def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis
             raise spec_error(
                 "task.run", f"{path} has not been run yet", "leave out task=plan, so that it runs first"
             )
-        return Analysis(experiment, run, _captures(run, hook), used)
+        return Analysis(experiment, run, _captures(run, hook, by_token), used)
     except SpecError:
         raise
     except HookrunError as error:
         raise spec_error("task.run", str(error)) from error
 
 
-def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
-    """Module path -> capture, for the captures that hold one tensor with one row for each sample."""
+def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCapture]:
+    """Module path -> capture, for the captures that hold one tensor with one row for each sample, or each token."""
     there = {hook: run.captures[hook] for hook in run.captures}
     if name is None and len(there) != 1:
         listed = ", ".join(there) or "nothing"
@@ -103,7 +104,7 @@ def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
         inside = (
             {f"{module} {path}": kept[path] for path in kept} if isinstance(kept, Lookup) else {module: kept}
         )
-        found |= {label: each for label, each in inside.items() if _is_by_sample(each)}
+        found |= {label: each for label, each in inside.items() if _is_by_sample(each, by_token)}
     if not found:
         text = f"in {run.path} no module of this hook has one row for each sample"
         whole = [each for each in map(modules.__getitem__, modules) if not isinstance(each, Lookup)]
@@ -113,9 +114,10 @@ def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
     return found
 
 
-def _is_by_sample(capture: StoredCapture) -> bool:
+def _is_by_sample(capture: StoredCapture, by_token: bool) -> bool:
     ids = capture.sample_ids
-    samples = torch.stack([capture.splits, ids], dim=1)
+    tokens = [capture.positions, capture.keys] if by_token else []
+    samples = torch.stack([capture.splits, ids, *tokens], dim=1)
     return bool((ids >= 0).all()) and len(samples.unique(dim=0)) == len(ids)
 
 
