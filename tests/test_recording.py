@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hookrun
-from hookrun.store.run_dir import cut_off
+from hookrun.store.run_dir import cut_off, update_latest
 from hookrun.store.verify import verify
 
 SPEC: dict[str, Any] = {
@@ -193,3 +193,32 @@ def test_hooks_that_did_nothing_are_a_warning(tmp_path: Path) -> None:
     with pytest.raises(hookrun.HookrunError, match="strict"), strict:
         model(torch.ones(1, 4))
     assert hookrun.open_run(tmp_path / "strict").status["status"] == "failed"
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_line_after_the_optimizer_s_step_has_the_step_of_its_batch(tmp_path: Path, by_hand: bool) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hookrun.record(model, {}, run_dir=tmp_path / "mine") as hooks:
+        hooks.log(begins=1)
+        for _ in range(2):
+            loss = model(torch.ones(5, 4)).mean()
+            loss.backward()
+            hooks.log(before=loss)
+            optimizer.step()
+            if by_hand:
+                hooks.step()
+            hooks.log(after=loss)
+        hooks.log(step=7, ends=1)
+    assert [line["step"] for line in hookrun.open_run(tmp_path / "mine").metrics] == [0, 0, 0, 1, 1, 7]
+
+
+def test_latest_is_made_in_the_folder_of_outputs_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOKRUN_OUTPUT", str(tmp_path / "mine"))
+    for folder, is_made in (("mine/outputs", True), ("elsewhere", False), ("mine/outputs2", False)):
+        run = tmp_path / folder / "run"
+        run.mkdir(parents=True)
+        assert update_latest(run) == ""
+        assert run.with_name("latest").is_symlink() == is_made, folder

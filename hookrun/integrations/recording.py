@@ -83,6 +83,7 @@ class Recording(Installation):
         self._rows = RunSink(self._run_dir, print)
         self._calls = CallWatcher(self._count_rows)
         self._counts = self._is_open = False
+        self._called_in: int | None = None  # the step of the model's latest call
         self._lock = ExitStack()
         super().__init__(
             plan,
@@ -138,7 +139,8 @@ class Recording(Installation):
         """Append a line to metrics.jsonl: ``hooks.log(loss=loss, accuracy=0.9)``.
 
         values: numbers, or tensors []; may be NaN or infinite
-        step, epoch: by default the hooks' current step and epoch
+        step:   by default that of the model's latest call, also after `optimizer.step()`
+        epoch:  by default the hooks' current epoch
         split: by default `train` if the model is in training mode, else `val`
 
         HookrunError for anything else, naming the key.
@@ -151,7 +153,9 @@ class Recording(Installation):
             if split is None
             else split_name(split),
             "epoch": self.clock.epoch if epoch is None else clock_value("epoch", epoch),
-            "step": self.clock.step if step is None else clock_value("step", step),
+            "step": (self.clock.step if self._called_in is None else self._called_in)
+            if step is None
+            else clock_value("step", step),
         }
         if not values or len(values) > MOST_METRICS:
             raise HookrunError(f"log: found {len(values)} metrics, expected 1 to {MOST_METRICS}")
@@ -204,7 +208,10 @@ class Recording(Installation):
     def _count_rows(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Number the rows of a call; passes that continue a generation have the rows of its prompts."""
         sequences = self._wiring.sequences
-        if not self._counts or (sequences is not None and sequences.continues(module, args, kwargs)):
+        if not self._counts:
+            return
+        self._called_in = self.clock.step
+        if sequences is not None and sequences.continues(module, args, kwargs):
             return
         if (size := batch_size((args, kwargs))) is not None:
             self._rows.number(size)
@@ -473,7 +480,8 @@ class LoopFollower:
             if _is_number(value)
         }
         if self.following is not None and plain:
-            self.following.log(split=split, step=step, **plain)
+            now = self.following.clock.step if step is None else step
+            self.following.log(split=split, step=now, **plain)
 
     @property
     def stops(self) -> bool:

@@ -190,7 +190,8 @@ class ModelNames:
         near = selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))
         points = set(re.findall(r"\w+", str(selector).rpartition(".")[2])).intersection(POINTS)
         if points and not on_parameters and any(map(lacks_points, self.modules.values())):
-            near += f"; model.args.attention=points adds {listed(sorted(points), len(POINTS))} to each attention module"
+            added = listed(sorted(points), len(POINTS))
+            near += f"; model.args.attention=points, or hookrun.points(model), adds {added} to each attention module"
         return near
 
 
