@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hookrun
-from hookrun.store.run_dir import cut_off, update_latest
+from hookrun.store.run_dir import cut_off
 from hookrun.store.verify import verify
 
 SPEC: dict[str, Any] = {
@@ -78,7 +78,7 @@ def test_samples_name_the_rows_and_the_split(tmp_path: Path) -> None:
         with pytest.raises(hookrun.HookrunError, match="split: found 'test'"):
             hooks.split = "test"
     rows = hookrun.open_run(tmp_path / "mine").captures["features"]["0"]
-    assert rows.sample_ids.tolist() == [1, 3, 7, 9] and set(rows.splits.tolist()) == {1}
+    assert rows.sample_ids.tolist() == [1, 3, 7, 9] and set(rows.splits) == {"val"}
     torch.testing.assert_close(rows[0], model[0](torch.ones(4)).detach())
 
 
@@ -211,14 +211,3 @@ def test_a_line_after_the_optimizer_s_step_has_the_step_of_its_batch(tmp_path: P
             hooks.log(after=loss)
         hooks.log(step=7, ends=1)
     assert [line["step"] for line in hookrun.open_run(tmp_path / "mine").metrics] == [0, 0, 0, 1, 1, 7]
-
-
-def test_latest_is_made_in_the_folder_of_outputs_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOOKRUN_OUTPUT", str(tmp_path / "mine"))
-    for folder, is_made in (("mine/outputs", True), ("elsewhere", False), ("mine/outputs2", False)):
-        run = tmp_path / folder / "run"
-        run.mkdir(parents=True)
-        assert update_latest(run) == ""
-        assert run.with_name("latest").is_symlink() == is_made, folder

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +17,14 @@ from torch.utils.data import Dataset, StackDataset
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, Lookup
-from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors, read_captures
+from hookrun.store.captures.read import (
+    Leaf,
+    SampleTable,
+    StoredCapture,
+    as_table,
+    captured_tensors,
+    read_captures,
+)
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, write_tensors
 from hookrun.store.files import StoreError, collector_paused, os_reason, read_lines, replacing
@@ -59,6 +65,7 @@ from hookrun.store.stored_config import data_used, read_yaml
 if TYPE_CHECKING:
     from hookrun.spec.experiment import Data
 
+Table = Literal["metrics", "stats", "samples"]
 _SHOWN = 12
 ROWS_AT_ONCE = 4096
 """The rows of a capture that are exported at a time."""
@@ -220,7 +227,7 @@ class Run:
     def _split(self) -> Split | None:
         """The first split of any captured or predicted row; None if no row has one."""
         tensors = [*captured_tensors(self.captures), *captured_tensors(self._captures(PREDICTIONS))]
-        parts = {part for tensor in tensors for part in tensor.splits.unique().tolist() if part >= 0}
+        parts = {part for tensor in tensors for part in tensor.split_numbers.unique().tolist() if part >= 0}
         return SPLITS[min(parts)] if parts else None
 
     def labels_of(self, capture: StoredCapture) -> Tensor:
@@ -228,7 +235,7 @@ class Run:
 
         HookrunError if a row does not belong to a sample.
         """
-        ids, splits, positions = capture.sample_ids, capture.splits, capture.positions
+        ids, splits, positions = capture.sample_ids, capture.split_numbers, capture.positions
         if (ids < 0).any() or (splits < 0).any():
             raise HookrunError(
                 f"{capture.label}: some rows do not belong to a sample of the data and have no label"
@@ -250,29 +257,21 @@ class Run:
 
     def table(
         self,
-        of: Literal["metrics", "stats", "samples"] = "metrics",
+        of: Table = "metrics",
         form: Literal["pandas", "arrow"] = "pandas",
     ) -> Any:
         """metrics.jsonl, stats.jsonl or samples.jsonl as a pandas DataFrame or an Arrow table.
 
-        There is a row for each line; keys that a line lacks are missing values. HookrunError if the library is not
-        installed.
+        There is a row for each line; keys that a line lacks are missing values. HookrunError if there is no such table,
+        or the library is not installed.
 
         The samples have the columns `split`, `sample`, `file`, `class` and, for the task predict, `predicted_class`.
         """
+        if of not in get_args(Table):
+            raise HookrunError(f"there is no table {of!r}; there are: {', '.join(get_args(Table))}")
         rows: Sequence[Mapping[str, Any]] = self.samples.lines if of == "samples" else getattr(self, of)
-        module = {"pandas": "pandas", "arrow": "pyarrow"}[form]
-        if importlib.util.find_spec(module) is None:
-            raise HookrunError(f"{module} is not installed: pip install {module}")
         keys = dict.fromkeys(key for row in rows for key in row)
-        columns = {key: [row.get(key) for row in rows] for key in keys}
-        if form == "pandas":
-            import pandas
-
-            return pandas.DataFrame(columns)
-        import pyarrow
-
-        return pyarrow.table(columns)
+        return as_table({key: [row.get(key) for row in rows] for key in keys}, form)
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file, and return its keys.

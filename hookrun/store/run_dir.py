@@ -348,13 +348,11 @@ def cut_off(status: Mapping[str, Any]) -> str:
 
 
 def update_latest(path: str | os.PathLike[str]) -> str:
-    """Point the link `latest` beside the directory at it, atomically, if it is in the folder of outputs.
+    """Point the link `latest` beside the directory at it, atomically.
 
     A run does not fail if the link cannot be made: returns ``""``, or a note that says why there is none.
     """
     folder = Path(path).absolute()
-    if not folder.parent.resolve().is_relative_to(outputs_folder().resolve()):
-        return ""
     link = folder.with_name("latest")
     aside = folder.with_name(f".latest.{os.getpid()}.tmp")
     if link.exists() and not link.is_symlink():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from hookrun.data.info import SPLITS
 from hookrun.errors import CompileError, Problem, SpecError, counted, spec_error
 from hookrun.spec import Experiment, parse_spec
 from hookrun.spec.selector import parse_selector
@@ -52,10 +53,13 @@ class ModulesTask(Task):
         from hookrun.tasks.run.prepare import prepare_alone, without_data
 
         every = parse_spec({"every": {"select": "type:*", "hook": "forward", "action": "capture"}})
-        try:
-            return prepare_alone(experiment, every, "train", trust)
-        except SpecError as error:
-            return without_data(experiment, every, "train", error, trust)
+        errors = list[SpecError]()
+        for split in SPLITS:  # data may have one split only
+            try:
+                return prepare_alone(experiment, every, split, trust)
+            except SpecError as error:
+                errors.append(error)
+        return without_data(experiment, every, SPLITS[0], errors[0], trust)
 
     def show(self, prepared: Prepared) -> None:
         """Print the tree.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hookrun.tasks.analysis.linear_probe import ProbeResult
 
 PROBES = "probes.safetensors"
+_HEADINGS = ("features", "train", "test", "95 %", "majority", "control")
 
 
 class LabelsFile(Section):
@@ -87,11 +89,11 @@ class ProbeTask(TaskOfCaptures):
         """
         from safetensors.torch import save_file
 
-        from hookrun.tasks.analysis.input import projection_entry, shown_width, table
+        from hookrun.tasks.analysis.input import projection_entry, show_table, shown_width
 
         analysis, seed = analysing.analysis, analysing.analysis.settings.seed
         features = self.features(analysis)
-        shown = table("module", "features", "train", "test", "95 %", "majority", "control")
+        shown = defaultdict[str, list[str]](list)
         labels = self._labels(analysis)
         every = [each.values for each in labels.values()]
         outputs = max(each[0].numel() if each.is_floating_point() else len(each.unique()) for each in every)
@@ -113,9 +115,11 @@ class ProbeTask(TaskOfCaptures):
             interval = (
                 f"{line['accuracy_low']:.3f}–{line['accuracy_high']:.3f}" if "accuracy_low" in line else "–"
             )
-            shown.add_row(module, shown_width(rows), *scores[:2], interval, *scores[2:])
+            texts = [shown_width(rows), *scores[:2], interval, *scores[2:]]
+            for heading, text in zip(_HEADINGS, texts, strict=True):
+                shown[heading].append(text)
             weights |= {f"{module}.{name}": tensor for name, tensor in probed["weights"].items()}
-        analysing.screen.console.print(shown)
+        show_table(analysing.screen.console, "module", list(features), shown)
         self.say_projections(analysing)
         names = next(iter(labels.values())).names
         metadata = None if names is None else {"classes": json.dumps(names)}
@@ -128,7 +132,7 @@ class ProbeTask(TaskOfCaptures):
         read: dict[bytes, Labels] = {}
         labels: dict[str, Labels] = {}
         for module, capture in analysis.captures.items():
-            columns = capture.splits, capture.sample_ids, capture.positions
+            columns = capture.split_numbers, capture.sample_ids, capture.positions
             rows = b"".join(column.numpy().tobytes() for column in columns)
             if rows not in read and isinstance(self.labels, LabelsFile):
                 read[rows] = labels_of_file(self.labels.file, self.labels.column, capture)
@@ -145,7 +149,7 @@ class ProbeTask(TaskOfCaptures):
 
         from hookrun.tasks.analysis.linear_probe import fit
 
-        numbered = torch.stack([capture.splits, capture.sample_ids], dim=1)
+        numbered = torch.stack([capture.split_numbers, capture.sample_ids], dim=1)
         _, samples = numbered.unique(dim=0, return_inverse=True)
         result = fit(rows, labels.values, samples, seed)
         line = {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from hookrun.errors import HookrunError, Lookup, SpecError, nearest, printable, spec_error
@@ -22,6 +23,9 @@ from hookrun.tasks.analysis.features import SHARE, Features, Projection
 from hookrun.tasks.base import Ready
 from hookrun.tasks.resume.states import Results
 from hookrun.tasks.run.progress import Screen
+
+_LEAST_NAME = 16
+"""The characters of a name that a table keeps on any terminal."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCap
 def _is_by_sample(capture: StoredCapture, by_token: bool) -> bool:
     ids = capture.sample_ids
     tokens = [capture.positions, capture.keys] if by_token else []
-    samples = torch.stack([capture.splits, ids, *tokens], dim=1)
+    samples = torch.stack([capture.split_numbers, ids, *tokens], dim=1)
     return bool((ids >= 0).all()) and len(samples.unique(dim=0)) == len(ids)
 
 
@@ -147,9 +151,22 @@ def shown_width(features: Features) -> str:
     return captured if features.projection is None else f"{captured} → {features.width:,}"
 
 
-def table(*columns: str) -> Table:
-    """An empty table; all columns except the first are for numbers and right-aligned."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        made.add_column(column, justify="right" if number else "left", no_wrap=True)
-    return made
+def show_table(
+    console: Console, title: str, names: Sequence[str], columns: Mapping[str, Sequence[str]]
+) -> None:
+    """Print a line for each name. Names that do not fit lose their left ends; numbers are never cut.
+
+    title:   the heading of the names
+    columns: heading -> the text beside each name
+    """
+    widths = [max(map(len, [heading, *texts])) for heading, texts in columns.items()]
+    room = max(console.width - sum(widths) - 3 * len(widths) - 2, _LEAST_NAME)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown.add_column(title, no_wrap=True)
+    for heading in columns:
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for name, *texts in zip(names, *columns.values(), strict=True):
+        shown.add_row(name if len(name) <= room else f"…{name[1 - room :]}", *texts)
+    narrow, console.width = console.width, max(console.width, room + sum(widths) + 3 * len(widths) + 2)
+    console.print(shown)
+    console.width = narrow

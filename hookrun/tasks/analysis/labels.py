@@ -44,7 +44,10 @@ def labels_of_data(run: Run, capture: StoredCapture, *, answer: bool) -> Labels:
     values = run.labels_of(capture)
     of_tokens = run.data_info().tokenizer is not None
     if of_tokens and answer and values.dim() == 1:
-        ids, splits = capture.sample_ids, capture.splits  # rows of tokens are in the order of the splits
+        ids, splits = (
+            capture.sample_ids,
+            capture.split_numbers,
+        )  # rows of tokens are in the order of the splits
         values = torch.cat([run.labels(ids[splits == part], SPLITS[part]) for part in splits.unique()])
     if of_tokens and values.dim() == 2:
         last = (values != IGNORED).long().mul(torch.arange(1, values.shape[1] + 1)).argmax(1, keepdim=True)
@@ -102,16 +105,12 @@ def labels_of_file(name: str, column: str, capture: StoredCapture) -> Labels:
 def _row_keys(capture: StoredCapture, keys: Sequence[str]) -> list[tuple[str, ...]]:
     """Of each row, its split, sample, file or position as a file of labels writes it."""
     columns = {
-        "split": [*map(_split_name, capture.splits.tolist())],
+        "split": capture.splits,
         "sample": [*map(str, capture.sample_ids.tolist())],
         "file": capture.files,
         "position": [*map(str, capture.positions.tolist())],
     }
     return list(zip(*(columns[key] for key in keys), strict=True))
-
-
-def _split_name(part: int) -> str:
-    return SPLITS[part] if part >= 0 else ""
 
 
 def _parsed(cells: Sequence[str]) -> Labels:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from draws import normal
+from rich.console import Console
 from safetensors import safe_open
 
 from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks.analysis.features import Features
+from hookrun.tasks.analysis.input import show_table
 from hookrun.tasks.analysis.labels import labels_of_data, labels_of_file
 from hookrun.tasks.analysis.linear_probe import fit, wilson
 
@@ -126,3 +129,34 @@ def test_rows_of_a_sample_are_never_in_both_parts() -> None:
 def test_one_class_is_refused_in_words() -> None:
     with pytest.raises(HookrunError, match="needs two classes, and the rows to fit it have only 3"):
         fit(Features("x", normal(9, 2), block_bytes=2**20), torch.full((9,), 3), torch.arange(9), seed=0)
+
+
+def test_a_frame_has_a_line_for_each_row_and_missing_values(run: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = prompts(run).captures["seen"]["blocks.0"]
+    frame = rows.frame()
+    assert list(frame) == ["sample", "split", "file", "class", "position", "text", "vector"]
+    assert set(frame["split"]) == {"val"} == set(rows.splits)
+    assert frame["text"].tolist()[:6] == list("ababcd") and frame["file"][2] == "prompts.jsonl:2"
+    assert frame["position"].tolist()[:6] == [0, 1, 0, 1, 2, 3]
+    assert torch.equal(torch.stack([*map(torch.from_numpy, frame["vector"])]), rows[:])
+    whole = prompts(run, tokens="").captures["seen"]["blocks.0"].frame()
+    assert pandas.isna(whole["position"]).all() and whole["vector"][0].shape == (4, 8)
+
+
+def test_a_table_that_there_is_not_is_an_error_that_names_those_there_are(run: Any) -> None:
+    with pytest.raises(HookrunError, match="no table 'wrong'; there are: metrics, stats, samples"):
+        prompts(run).table("wrong")
+
+
+def test_numbers_of_a_table_on_80_columns_are_never_cut_and_names_keep_their_right_ends() -> None:
+    console = Console(file=StringIO(), width=80)
+    names = [f"transformer.encoder.blocks.{n}.attention.output" for n in range(5)]
+    show_table(
+        console, "module", names, {head: ["0.123"] * 5 for head in ("train", "test", "a", "b", "c", "d")}
+    )
+    lines = console.file.getvalue().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    for number in range(5):
+        (line,) = (line for line in lines if f"{number}.attention.output" in line)
+        assert line.split()[1:] == ["0.123"] * 6
