@@ -211,9 +211,8 @@ class Run:
             )
         numbers, sample_of = sample_ids.unique(return_inverse=True)
         if not samples.of_tokens:
-            return torch.stack([torch.as_tensor(samples[number][1]) for number in numbers.tolist()])[
-                sample_of
-            ]
+            every = [torch.as_tensor(samples[number][1]) for number in numbers.tolist()]
+            return torch.stack(every)[sample_of]
         at_tokens, targets = bool((positions >= 0).all()), list[Tensor]()
         for inputs, target in map(samples.__getitem__, numbers.tolist()):
             assert isinstance(inputs, dict)  # they are of tokens

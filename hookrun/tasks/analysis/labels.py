@@ -44,10 +44,8 @@ def labels_of_data(run: Run, capture: StoredCapture, *, answer: bool) -> Labels:
     values = run.labels_of(capture)
     of_tokens = run.data_info().tokenizer is not None
     if of_tokens and answer and values.dim() == 1:
-        ids, splits = (
-            capture.sample_ids,
-            capture.split_numbers,
-        )  # rows of tokens are in the order of the splits
+        # Rows of tokens are in the order of the splits.
+        ids, splits = capture.sample_ids, capture.split_numbers
         values = torch.cat([run.labels(ids[splits == part], SPLITS[part]) for part in splits.unique()])
     if of_tokens and values.dim() == 2:
         last = (values != IGNORED).long().mul(torch.arange(1, values.shape[1] + 1)).argmax(1, keepdim=True)
@@ -74,9 +72,8 @@ def labels_of_file(name: str, column: str, capture: StoredCapture) -> Labels:
     keys = [key for key in _KEYS if key in header and key != column]
     if not {"sample", "file"} & set(keys):
         samples = set(_row_keys(capture, ["split", "sample"]))
-        if {number for _, number in samples} != set(map(str, range(len(records)))) or len(samples) > len(
-            records
-        ):
+        in_order = {(split, str(number)) for split, _ in samples for number in range(len(records))}
+        if samples != in_order or len(samples) > len(records):
             what = f"{path} has {len(records)} lines and no column `sample` or `file`, and the capture has "
             what += f"{len(samples)} samples of {' and '.join(sorted({split for split, _ in samples}))}"
             raise spec_error(
