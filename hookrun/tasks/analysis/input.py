@@ -160,6 +160,7 @@ def show_table(
     columns: heading -> the text beside each name
     """
     widths = [max(map(len, [heading, *texts])) for heading, texts in columns.items()]
+    names = [name or "(root)" for name in names]
     room = max(console.width - sum(widths) - 3 * len(widths) - 2, _LEAST_NAME)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     shown.add_column(title, no_wrap=True)

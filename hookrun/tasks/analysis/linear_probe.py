@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,8 +103,10 @@ def fit(features: Features, labels: Tensor, samples: Tensor, seed: int) -> Probe
     )
     parts = (x_train.numpy(), y[train]), (x_test.numpy(), y[test])
     shuffled = np.random.default_rng(seed % 2**32).permutation
-    control = clone(model).fit(parts[0][0], shuffled(y[train])).score(parts[1][0], shuffled(y[test]))
-    model.fit(*parts[0])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The number of unique classes is greater than", UserWarning)
+        control = clone(model).fit(parts[0][0], shuffled(y[train])).score(parts[1][0], shuffled(y[test]))
+        model.fit(*parts[0])
     accuracy = float(model.score(*parts[1]))
     dummy = (DummyClassifier() if classes else DummyRegressor()).fit(*parts[0])
     weight = torch.from_numpy(np.atleast_2d(model.coef_)).double()

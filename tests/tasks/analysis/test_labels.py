@@ -160,3 +160,9 @@ def test_numbers_of_a_table_on_80_columns_are_never_cut_and_names_keep_their_rig
     for number in range(5):
         (line,) = (line for line in lines if f"{number}.attention.output" in line)
         assert line.split()[1:] == ["0.123"] * 6
+
+
+def test_many_classes_with_few_rows_are_probed_without_a_warning() -> None:
+    labels = torch.tensor([0, *range(39)])
+    found = fit(Features("x", normal(40, 3), block_bytes=2**20), labels, torch.arange(40), seed=0)
+    assert found.test <= 0.2 and found.interval is not None and found.interval[0] == 0
