@@ -19,6 +19,7 @@ from hookrun.version import __version__
 if TYPE_CHECKING:
     from hookrun.api import build, compile, hooked, load_spec, open_run, record
     from hookrun.integrations.recording import Recording
+    from hookrun.models.attention_points import points
     from hookrun.prove.trial import Plan
     from hookrun.runtime.install import Installation
     from hookrun.spec import Spec
@@ -45,6 +46,7 @@ __all__ = [
     "hooked",
     "load_spec",
     "open_run",
+    "points",
     "record",
 ]
 
@@ -60,6 +62,7 @@ _HOMES = {
     "hooked": "hookrun.api",
     "load_spec": "hookrun.api",
     "open_run": "hookrun.api",
+    "points": "hookrun.models.attention_points",
     "record": "hookrun.api",
 }
 _MODULES = ("integrations", "testing")

@@ -81,7 +81,7 @@ def test_samples_name_the_rows_and_the_split(tmp_path: Path) -> None:
         with pytest.raises(hookrun.HookrunError, match="split: found 'test'"):
             hooks.split = "test"
     rows = hookrun.open_run(tmp_path / "mine").captures["features"]["0"]
-    assert rows.sample_ids.tolist() == [1, 3, 7, 9] and set(rows.splits.tolist()) == {1}
+    assert rows.sample_ids.tolist() == [1, 3, 7, 9] and set(rows.splits) == {"val"}
     torch.testing.assert_close(rows[0], model[0](torch.ones(4)).detach())
 
 
@@ -260,3 +260,21 @@ def test_a_class_name_of_any_length_is_stored_shortened(tmp_path: Path) -> None:
         model(torch.ones(2, 4))
     (hook,) = hookrun.open_run(tmp_path / "run").plan["hooks"]
     assert len(hook["targets"][0]["class"]) == 201 and hook["targets"][0]["class"].endswith("Z")
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_line_after_the_optimizer_s_step_has_the_step_of_its_batch(tmp_path: Path, by_hand: bool) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hookrun.record(model, {}, run_dir=tmp_path / "mine") as hooks:
+        hooks.log(begins=1)
+        for _ in range(2):
+            loss = model(torch.ones(5, 4)).mean()
+            loss.backward()
+            hooks.log(before=loss)
+            optimizer.step()
+            if by_hand:
+                hooks.step()
+            hooks.log(after=loss)
+        hooks.log(step=7, ends=1)
+    assert [line["step"] for line in hookrun.open_run(tmp_path / "mine").metrics] == [0, 0, 0, 1, 1, 7]

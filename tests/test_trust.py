@@ -11,6 +11,7 @@ import pytest
 
 from hookrun import examples
 from hookrun.errors import Problem, SpecError
+from hookrun.spec import parse_spec
 from hookrun.store.files import read_json
 from hookrun.trust import of_environment, read_once
 from hookrun.trust.load import ACTIONS, LOSSES, METRICS, OPTIMIZERS, Kind, load, load_class
@@ -156,6 +157,8 @@ def test_an_installed_entry_point_grants_trust_in_its_group_and_a_short_name(fol
     assert "no installed package has an entry point 'mine'" in problem("mine", LOSSES).what
     install(site, "[hookrun.actions]\nmine = other.hooks:x\n", name="other")
     assert "several installed packages give the name 'mine'" in problem("mine").what
+    with pytest.raises(SpecError, match="a function of an installed package: action: python, function: mine"):
+        parse_spec({"h": {"select": "fc", "hook": "forward", "action": "mine"}})
 
 
 @pytest.mark.parametrize("entry", ["", "absolute"])

@@ -169,6 +169,15 @@ class Action(BaseModel):
         """The name of the parameter that the action adds to each module, or None."""
         return f"{hook_name}_bias" if self.trains else self.value_of(Meaning.ADDED_NAME)
 
+    def said(self, hook_type: HookType) -> Mapping[str, object]:
+        """The parameters that a plan shows, by name: those that differ from their defaults."""
+        fields = type(self).model_fields
+        return {name: value for name, value in self if value != fields[name].default}
+
+    def together_by(self, path: str) -> str:
+        """On optimizer hooks: the parameters of which this is equal are `together`; by default all."""
+        return ""
+
     def outside_values(self) -> dict[str, FileValue | RunValue | InlineTensor | InlineFunction]:
         """The fields whose tensors come from files or other runs, or were passed as Python objects."""
         kinds, functions = FileValue | RunValue | InlineTensor | InlineFunction, self.own_functions()

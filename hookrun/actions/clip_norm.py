@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import Finite, Number
-from hookrun.hook_types import ON_VALUES, SAVED_TENSORS
+from hookrun.hook_types import ON_VALUES, SAVED_TENSORS, HookType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,14 +22,15 @@ def _infinity(raw: Any) -> Any:
 
 
 class ClipNorm(Action):
-    """Scale down to a norm of max_norm: x * min(1, max_norm / (norm + 1e-6)), over all tensors together.
+    """Scale down to a norm of max_norm: x * min(1, max_norm / (norm + 1e-6)), over several tensors together.
 
     max_norm:  the maximum norm; tensors with a smaller norm do not change
     norm_type: the p of the p-norm, by default 2; .inf for the largest absolute value
+    per:       the tensors that have one norm, as if they were one vector. all: those of all selected parameters;
+               module: those of each module; tensor: each tensor by itself. By default all on optimizer hooks, tensor on
+               a single parameter (`grad`, `post_accumulate_grad`), module on the value of a module
 
-    The norm is that of all tensors of one firing, as if they were one vector: the tensors of a module's value, one
-    gradient on `grad`, all selected gradients on `optimizer_step_pre`. Formula and rounding are those of
-    torch.nn.utils.clip_grad_norm_; a NaN in one tensor makes all of them NaN.
+    Formula and rounding are those of torch.nn.utils.clip_grad_norm_; a NaN in one tensor makes all of them NaN.
     """
 
     action_name = "clip_norm"
@@ -36,6 +38,25 @@ class ClipNorm(Action):
     scope = "together"
     max_norm: Annotated[Finite, Field(gt=0)]
     norm_type: Annotated[Number, Field(gt=0), BeforeValidator(_infinity)] = 2.0
+    per: Literal["all", "module", "tensor"] | None = None
+
+    def carried_by(self, hook_type: HookType) -> str | None:
+        """`all` needs a hook that sees all parameters at once, and `module` one that sees more than one."""
+        if hook_type.on == "optimizer" or self.per in (None, "tensor", hook_type.on):
+            return super().carried_by(hook_type)
+        return (
+            f"`per: {self.per}` takes several tensors together, and {hook_type} sees one {hook_type.on} at a time: "
+            "use optimizer_step_pre, or leave `per` out"
+        )
+
+    def said(self, hook_type: HookType) -> Mapping[str, object]:
+        """The parameters that a plan shows, always with `per`."""
+        defaults = {"optimizer": "all", "parameter": "tensor", "module": "module"}
+        return {**super().said(hook_type), "per": self.per or defaults[hook_type.on]}
+
+    def together_by(self, path: str) -> str:
+        """The module of the parameter if each module has its own norm."""
+        return path.rpartition(".")[0] if self.per == "module" else ""
 
     def build(self, site: HookSite) -> Edit:
         """A function from a list of tensors to a list of scaled ones."""
@@ -60,4 +81,4 @@ class ClipNorm(Action):
             # The factor has the widest dtype of all: a tensor of no dimensions would take it over.
             return [(x * factor.to(x.device)).to(x.dtype) for x in tensors]
 
-        return clip
+        return clip if self.per != "tensor" else lambda tensors: [clip([tensor])[0] for tensor in tensors]

@@ -247,6 +247,13 @@ class Loader(ConfigLoaderImpl):
         repo.load_config = counted  # type: ignore[method-assign]
         return parsed, repo
 
+    def _compose_config_from_defaults_list(self, *args: Any, **options: Any) -> DictConfig:
+        cfg = super()._compose_config_from_defaults_list(*args, **options)
+        for section in ("model", "data"):  # the arguments of a factory of one's own may have any names
+            if OmegaConf.select(cfg, f"{section}.name") == "python":
+                OmegaConf.set_struct(cfg[section].get("args"), False)
+        return cfg
+
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         path = str(default.config_path)
         source = _source(repo, path)

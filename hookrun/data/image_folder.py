@@ -92,12 +92,18 @@ class _ClassFolders(Source):
 
 
 class ImageFolder(_ClassFolders):
-    """root/train/CLASS and root/val/CLASS; or root/CLASS, of which a fixed fraction is for validation.
+    """root/train/CLASS and root/val/CLASS; or root/CLASS, of which a fixed fraction is for validation; or root alone.
+
+    Images directly in root, without folders beside them, have no labels, and all of them are val.
 
     val_fraction: the fraction of each class that is for validation if there are no train and val folders
     """
 
     name = "image_folder"
+    hint = (
+        "it reads DIR/CLASS/..., or DIR/train/CLASS/... and DIR/val/CLASS/..., or for task=predict images directly in "
+        "DIR; set data.root=DIR"
+    )
     val_fraction: float = Field(default=0.2, ge=0, le=1)
 
     def layout(self, root: Path | None, split: Split) -> tuple[Path, tuple[str, ...], Sequence[Split]]:
@@ -109,6 +115,12 @@ class ImageFolder(_ClassFolders):
         return root, classes, SPLITS
 
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
+        if root is not None and (count := len(_images_alone(root))):
+            if split == "train":
+                what = f"the images in {root} are in no class folders, so they have no labels to train with"
+                raise spec_error("data.root", what, self.hint)
+            images = TensorInfo((3, -1, -1), torch.float32)
+            return DataInfo(self.name, images, None, None, {"train": 0, "val": count})
         folder, classes, splits = self.layout(root, split)
         if folder == root and self.val_fraction in (0, 1):
             splits = ["train" if self.val_fraction == 0 else "val"]
@@ -122,6 +134,8 @@ class ImageFolder(_ClassFolders):
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         self.inspect(root, split)
+        if root is not None and (alone := _images_alone(root)):
+            return _Images([(path, None) for path in alone], root, None, self.max_pixels)
         folder, classes, _ = self.layout(root, split)
         images = self.labelled(folder, classes)
         if folder == root:
@@ -160,10 +174,14 @@ class ImageNet(_ClassFolders):
 
 
 class _Images(Samples):
-    """Image files with their labels, decoded when they are read."""
+    """Image files with their labels, or None, decoded when they are read."""
 
     def __init__(
-        self, images: Sequence[tuple[str, int]], root: Path, classes: Sequence[str], max_pixels: int
+        self,
+        images: Sequence[tuple[str, int | None]],
+        root: Path,
+        classes: Sequence[str] | None,
+        max_pixels: int,
     ) -> None:
         self._images = images
         self._root = root
@@ -186,7 +204,7 @@ class _Images(Samples):
             raise HookrunError(
                 f"{printable(path)} cannot be read as an image: {printable(str(error))}"
             ) from error
-        return unit_float(pixels), torch.tensor(label)
+        return unit_float(pixels), torch.empty(0) if label is None else torch.tensor(label)
 
     def _decoded(self, path: str) -> torch.Tensor:
         """The pixels [3, H, W] uint8. Raises what Pillow does, and DecompressionBombError beyond max_pixels."""
@@ -203,6 +221,14 @@ class _Images(Samples):
     def file(self, index: int) -> str:
         """The path below the data's root."""
         return os.path.relpath(self._images[index][0], self._root)
+
+
+def _images_alone(root: Path) -> list[str]:
+    """The images directly in a folder, sorted by name; none if it has folders too, or does not exist."""
+    if not root.is_dir() or _folders_in(root):
+        return []
+    with os.scandir(root) as entries:
+        return sorted(entry.path for entry in entries if is_image_file(entry.name) and entry.is_file())
 
 
 def _folders_in(folder: Path | str) -> list[str]:

@@ -85,6 +85,7 @@ class Recording(Installation):
         self._rows = RunSink(self._run_dir, print)
         self._calls = CallWatcher(partial(_count_rows, ref(self)))
         self._counts = self._is_open = False
+        self._called_in: int | None = None  # the step of the model's latest call
         self._lock = ExitStack()
         super().__init__(
             plan,
@@ -145,7 +146,8 @@ class Recording(Installation):
         """Append a line to metrics.jsonl: ``hooks.log(loss=loss, accuracy=0.9)``.
 
         values: numbers, or tensors []; may be NaN or infinite
-        step, epoch: by default the hooks' current step and epoch
+        step:   by default that of the model's latest call, also after `optimizer.step()`
+        epoch:  by default the hooks' current epoch
         split: by default `train` if the model is in training mode, else `val`
 
         HookrunError for anything else, naming the key.
@@ -158,7 +160,9 @@ class Recording(Installation):
             if split is None
             else split_name(split),
             "epoch": self.clock.epoch if epoch is None else clock_value("epoch", epoch),
-            "step": self.clock.step if step is None else clock_value("step", step),
+            "step": (self.clock.step if self._called_in is None else self._called_in)
+            if step is None
+            else clock_value("step", step),
         }
         if not values or len(values) > MOST_METRICS:
             raise HookrunError(f"log: found {len(values)} metrics, expected 1 to {MOST_METRICS}")
@@ -273,6 +277,7 @@ def _count_rows(recording: ReferenceType[Recording], module: nn.Module, args: An
     hooks = recording()
     if hooks is None or not hooks._counts:
         return
+    hooks._called_in = hooks.clock.step
     sequences = hooks._wiring.sequences
     if sequences is not None and sequences.continues(module, args, kwargs):
         return
@@ -498,7 +503,8 @@ class LoopFollower:
             if _is_number(value)
         }
         if self.following is not None and plain:
-            self.following.log(split=split, step=step, **plain)
+            now = self.following.clock.step if step is None else step
+            self.following.log(split=split, step=now, **plain)
 
     @property
     def stops(self) -> bool:

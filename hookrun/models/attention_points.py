@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hookrun.errors import HookrunError
+
 NAME = "hookrun_points"
 """The name under which hookrun's function is registered in transformers."""
 
@@ -140,6 +142,27 @@ def _at(module: nn.Module, name: str, value: Tensor) -> Tensor:
         return value
     passed: Tensor = point(value)
     return passed
+
+
+def points(model: nn.Module) -> nn.Module:
+    """Give a transformers model of your own the points of `model.args.attention=points`, and return it.
+
+    Each attention module gets the children `q`, `k`, `v`, `scores`, `pattern` and `z`, where hooks can access these
+    values. The model computes eager attention from now on, with the same parameters.
+
+    model: a model of transformers, or a module with some inside
+
+    Raises HookrunError if its attention cannot be replaced.
+    """
+    register()
+    replaceable = [each for each in model.modules() if hasattr(each, "set_attn_implementation")]
+    try:
+        add_points(model)
+    except ValueError as error:
+        raise HookrunError(f"points: {error}") from error
+    for each in replaceable:
+        each.set_attn_implementation(NAME)  # type: ignore[operator]
+    return model
 
 
 def add_points(model: nn.Module) -> None:

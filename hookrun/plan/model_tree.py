@@ -114,7 +114,7 @@ class ModelNames:
 
     @cached_property
     def tree(self) -> Tree:
-        """The modules, with all of their names."""
+        """The modules, with all of their names. Globs pass over those without a forward, but not in its `whole`."""
         types = {cls: _type_names(cls) for cls in set(map(type, self.modules.values()))}
         nodes, numbered = dict[str, Node](), dict[str, list[str]]()
         for path, module in self.modules.items():
@@ -123,7 +123,12 @@ class ModelNames:
             children = [name for name in module._modules.keys() if name.isdecimal()]  # noqa: SIM118 (a scripted one)
             if children:
                 numbered[path] = children
-        return Tree(nodes, numbered, self._first_names(self.modules))
+        silent = {path for path, module in self.modules.items() if _lacks_forward(module)}
+        return Tree(nodes, numbered, self._first_names(self.modules), silent)
+
+    def tree_of(self, spec: HookSpec) -> Tree:
+        """The modules as the hook sees them: without a forward they still have parameters and can be changed."""
+        return self.tree if spec.hook_type.of_rows else self.tree.whole
 
     def parameter_tree(self, *, readings: bool = False) -> Tree:
         """The parameters, with all of their names, including those that planned hooks will add.
@@ -167,12 +172,12 @@ class ModelNames:
         selector = spec.keys.select
         if spec.on_parameters:
             return self.select_parameters(selector, readings=spec.hook_type.on == "reading")
-        return list(dict.fromkeys(map(self.first_name, selector.select(self.tree))))
+        return list(dict.fromkeys(map(self.first_name, selector.select(self.tree_of(spec)))))
 
     def select_parameters(self, selector: Selector | None = None, *, readings: bool = False) -> list[str]:
         """The parameters that a selector matches, by default all: first names, once per object, in order."""
         tree = self.parameter_tree(readings=readings)
-        matching = tree.nodes if selector is None else selector.select_parameters(self.tree, tree)
+        matching = tree.nodes if selector is None else selector.select_parameters(self.tree.whole, tree)
         # a parametrized parameter stands also for what it is computed from
         names = [name for name in tree.nodes if name in matching and _parametrized_name(name) not in matching]
         return list(dict.fromkeys(tree.first.get(name, name) for name in names))
@@ -232,14 +237,23 @@ class ModelNames:
         return found
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
-        """A hint with the names closest to a selector that matches nothing."""
+        """A hint with what a selector that matches nothing finds beside it, or the names closest to it."""
+        if beside := selector.select(self.tree.whole):
+            lack = "that have none" if on_parameters else "without a forward, around which no hook fires"
+            return f"it matches modules {lack}: {listed([path or '(root)' for path in beside], 4)}"
         classes = set(map(class_name, self.model.modules()))
         parameters = tuple(self.parameters) if on_parameters else ()
         near = selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))
         points = set(re.findall(r"\w+", str(selector).rpartition(".")[2])).intersection(POINTS)
         if points and not on_parameters and any(map(lacks_points, self.modules.values())):
-            near += f"; model.args.attention=points adds {listed(sorted(points), len(POINTS))} to each attention module"
+            added = listed(sorted(points), len(POINTS))
+            near += f"; model.args.attention=points, or hookrun.points(model), adds {added} to each attention module"
         return near
+
+
+def _lacks_forward(module: nn.Module) -> bool:
+    """Whether calling the module raises: a list or dict of modules or parameters, or a class without a forward."""
+    return getattr(getattr(module, "forward", None), "__func__", None) is nn.Module.forward
 
 
 def _names_by_object(objects: Mapping[str, object]) -> dict[int, list[str]]:

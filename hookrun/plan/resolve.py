@@ -168,7 +168,7 @@ def select(hook: HookSpec, names: ModelNames) -> tuple[list[str], list[Problem]]
     if 0 not in hook.keys.expect:
         readings = hook.hook_type.on == "reading"
         parameters = names.parameter_tree(readings=readings) if hook.on_parameters else None
-        for member in islice(selector.unmatched(names.tree, parameters), _MOST_MEMBERS):
+        for member in islice(selector.unmatched(names.tree_of(hook), parameters), _MOST_MEMBERS):
             text = f"{str(member.selector)!r} ({member.place}) matches no {kind}"
             hint = names.nearest(member.selector, hook.on_parameters)
             hint += '; `expect: ">=0"` lets members match nothing'
@@ -179,9 +179,7 @@ def select(hook: HookSpec, names: ModelNames) -> tuple[list[str], list[Problem]]
         problems.append(Problem(f"{hook.where}.expect", text, "narrow `select`, or change `expect`"))
     elif len(paths) not in hook.keys.expect and not problems:
         text = f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}"
-        bare = selector.select(names.tree) if hook.on_parameters else ()
-        near = names.nearest(selector, hook.on_parameters)
-        hint = f"it matches modules that have none: {listed(bare, _SHOWN)}" if bare else near
+        hint = names.nearest(selector, hook.on_parameters)
         problems.append(Problem(f"{hook.where}.select", text, f"{hint}; `task=modules` lists every path"))
     return paths, problems
 

@@ -126,10 +126,8 @@ def _parameters(spec: HookSpec) -> str:
         if (value := getattr(keys, key)) is not None:
             text = str(value)
             parts.append(f"{key}={text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + '…'}")
-    for field, info in type(spec.action).model_fields.items():
-        if (value := getattr(spec.action, field)) != info.default:
-            parts.append(f"{field}={argument(value)}")
-    return " ".join(parts)
+    shown = spec.action.said(spec.hook_type)
+    return " ".join(parts + [f"{field}={argument(value)}" for field, value in shown.items()])
 
 
 def argument(value: object) -> str:

@@ -147,7 +147,7 @@ def rows_of_samples(
     some = capture.of_shards(MOST_PARTS)
     if (some.keys >= 0).any():
         return []
-    epochs, splits, samples = some.epochs, some.splits, some.sample_ids
+    epochs, splits, samples = some.epochs, some.split_numbers, some.sample_ids
     is_last = (epochs == epochs.max()) & (samples >= 0)
     pairs = torch.stack([splits[is_last], samples[is_last]], dim=1).unique(dim=0).tolist()
     pairs.sort(key=lambda pair: ((SPLITS[pair[0]] if pair[0] >= 0 else "", pair[1]) not in known, pair))
@@ -167,7 +167,7 @@ def _read(capture: StoredCapture, rows: Tensor) -> CapturedRows:
         capture.sample_ids,
         capture.steps,
         capture.epochs,
-        capture.splits,
+        capture.split_numbers,
         capture.positions,
         capture.token_ids,
     )

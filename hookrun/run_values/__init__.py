@@ -350,7 +350,7 @@ def _mean(capture: StoredCapture) -> Tensor:
 
 def _part_of(capture: StoredCapture, runs: RunReferences) -> Tensor:
     """Indices of the rows to use: if the capture has several splits, those of the split of `runs`."""
-    splits = capture.splits
+    splits = capture.split_numbers
     if runs.split is None or len(splits.unique()) < 2:
         return torch.arange(len(capture))
     return (splits == SPLITS.index(runs.split)).nonzero().squeeze(1)

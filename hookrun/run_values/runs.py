@@ -154,7 +154,7 @@ def require_same_split(capture: StoredCapture, named: str, split: Split) -> None
 
     named: the capture, for the message
     """
-    theirs = sorted({SPLITS[part] for part in capture.splits.unique().tolist() if part >= 0})
+    theirs = sorted({SPLITS[part] for part in capture.split_numbers.unique().tolist() if part >= 0})
     if theirs and split not in theirs:
         what = f"its samples are of the split {' and '.join(map(repr, theirs))}, these of {split!r}"
         raise HookrunError(f"{named} has other samples: {what}")

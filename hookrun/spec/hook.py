@@ -22,6 +22,8 @@ from hookrun.spec.selector import AnySelector
 from hookrun.spec.selector.base import shown
 from hookrun.spec.tokens import TokensClause
 from hookrun.spec.when import AnyExpect, When, parse_expect
+from hookrun.trust.load import ACTIONS as FUNCTIONS
+from hookrun.trust.load import short_names
 from hookrun.values.index import Index, Target
 
 MOST_PRIORITY = 10**9
@@ -169,7 +171,10 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
         problems.append(Problem(join(where, "action"), "is missing", f"it is one of: {', '.join(actions())}"))
     elif action is None:
         text = f"found {shown(action_name)}, which is not an action"
-        problems.append(Problem(join(where, "action"), text, nearest(str(action_name), actions())))
+        hint = nearest(str(action_name), actions())
+        if action_name in short_names(FUNCTIONS):
+            hint = f"it is a function of an installed package: action: python, function: {action_name}"
+        problems.append(Problem(join(where, "action"), text, hint))
     known = own | common | {"action"}
     allowed = known if hook_type in HOOK_TYPES else known | OWN_KEYS
     problems += [unknown_key(where, key, known) for key in given if key not in allowed]

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, StackDataset
 
 from hookrun.data.info import SPLITS, DataInfo, Split
+from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, Lookup
-from hookrun.store.captures.read import Leaf, SampleTable, StoredCapture, captured_tensors, read_captures
+from hookrun.store.captures.read import (
+    Leaf,
+    SampleTable,
+    StoredCapture,
+    as_table,
+    captured_tensors,
+    read_captures,
+)
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, open_tensors, read_tensor, write_tensors
 from hookrun.store.comparison import MOST_LISTED, By, Cka, Comparison, compare_captures, in_order, records
@@ -60,6 +69,7 @@ from hookrun.store.stored_config import data_used, read_yaml
 if TYPE_CHECKING:
     from hookrun.spec.experiment import Data
 
+Table = Literal["metrics", "stats", "samples"]
 _SHOWN = 12
 ROWS_AT_ONCE = 4096
 """The rows of a capture that are exported at a time."""
@@ -210,8 +220,14 @@ class Run:
 
         split: of the data; by default the split of the run's rows, or train if they are of both
 
+        Of samples of tokens they are the targets of all positions, -100 where there is none.
+
         HookrunError if the run does not say which data it used, SpecError if the data cannot be found.
         """
+        return self._labels(sample_ids, torch.full_like(sample_ids, -1), split)
+
+    def _labels(self, sample_ids: Tensor, positions: Tensor, split: Split | None) -> Tensor:
+        """As `labels`; if the positions [n] of tokens are not -1, the targets there."""
         from hookrun import data
 
         used, of_task, seed = self._data_used()
@@ -221,23 +237,41 @@ class Run:
             raise HookrunError(
                 f"the data of {self.path} has no sample {int(sample_ids[outside][0])}: it has {len(samples)}"
             )
-        return torch.stack([torch.as_tensor(samples[number][1]) for number in sample_ids.tolist()])
+        numbers, sample_of = sample_ids.unique(return_inverse=True)
+        if not samples.of_tokens:
+            every = [torch.as_tensor(samples[number][1]) for number in numbers.tolist()]
+            return torch.stack(every)[sample_of]
+        at_tokens, targets = bool((positions >= 0).all()), list[Tensor]()
+        for inputs, target in map(samples.__getitem__, numbers.tolist()):
+            assert isinstance(inputs, dict)  # they are of tokens
+            targets.append(target[inputs["attention_mask"].bool()] if at_tokens else target)
+        padded = pad_sequence(targets, batch_first=True, padding_value=IGNORED)
+        if not at_tokens:
+            return padded[sample_of]
+        # Positions count without padding. A sequence that was continued has positions after its end.
+        return F.pad(padded, (0, 1), value=IGNORED)[sample_of, positions.clamp(max=padded.shape[1])]
 
     def _split(self) -> Split | None:
         """The first split of any captured or predicted row; None if no row has one."""
         tensors = [*captured_tensors(self.captures), *captured_tensors(self._captures(PREDICTIONS))]
-        parts = {part for tensor in tensors for part in tensor.splits.unique().tolist() if part >= 0}
+        parts = {part for tensor in tensors for part in tensor.split_numbers.unique().tolist() if part >= 0}
         return SPLITS[min(parts)] if parts else None
 
     def labels_of(self, capture: StoredCapture) -> Tensor:
-        """[rows, ...]: the label of each row's sample. HookrunError if a row does not belong to a sample."""
-        ids, splits = capture.sample_ids, capture.splits
+        """[rows, ...]: the label of each row's sample; for rows of tokens the target at the row's position, or -100.
+
+        HookrunError if a row does not belong to a sample.
+        """
+        ids, splits, positions = capture.sample_ids, capture.split_numbers, capture.positions
         if (ids < 0).any() or (splits < 0).any():
             raise HookrunError(
                 f"{capture.label}: some rows do not belong to a sample of the data and have no label"
             )
         order = torch.cat([(splits == part).nonzero().squeeze(1) for part in splits.unique()])
-        by_split = [self.labels(ids[splits == part], SPLITS[part]) for part in splits.unique().tolist()]
+        by_split = [
+            self._labels(ids[splits == part], positions[splits == part], SPLITS[part])
+            for part in splits.unique().tolist()
+        ]
         return torch.cat(by_split)[order.argsort()]
 
     def dataset(self, capture: StoredCapture) -> Dataset[tuple[Tensor, ...]]:
@@ -250,29 +284,21 @@ class Run:
 
     def table(
         self,
-        of: Literal["metrics", "stats", "samples"] = "metrics",
+        of: Table = "metrics",
         form: Literal["pandas", "arrow"] = "pandas",
     ) -> Any:
         """metrics.jsonl, stats.jsonl or samples.jsonl as a pandas DataFrame or an Arrow table.
 
-        There is a row for each line; keys that a line lacks are missing values. HookrunError if the library is not
-        installed.
+        There is a row for each line; keys that a line lacks are missing values. HookrunError if there is no such table,
+        or the library is not installed.
 
         The samples have the columns `split`, `sample`, `file`, `class` and, for the task predict, `predicted_class`.
         """
+        if of not in get_args(Table):
+            raise HookrunError(f"there is no table {of!r}; there are: {', '.join(get_args(Table))}")
         rows: Sequence[Mapping[str, Any]] = self.samples.lines if of == "samples" else getattr(self, of)
-        module = {"pandas": "pandas", "arrow": "pyarrow"}[form]
-        if importlib.util.find_spec(module) is None:
-            raise HookrunError(f"{module} is not installed: pip install {module}")
         keys = dict.fromkeys(key for row in rows for key in row)
-        columns = {key: [row.get(key) for row in rows] for key in keys}
-        if form == "pandas":
-            import pandas
-
-            return pandas.DataFrame(columns)
-        import pyarrow
-
-        return pyarrow.table(columns)
+        return as_table({key: [row.get(key) for row in rows] for key in keys}, form)
 
     def compare(
         self,

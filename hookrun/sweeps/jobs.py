@@ -63,7 +63,7 @@ class JobFailed(HookrunError):
 class SingleRun:
     """A single run, checked and built before its directory is created.
 
-    latest: whether `outputs/latest` is set to a new run
+    latest: whether the link `latest` beside a new run in the folder of outputs is set to it
     resume: what was typed to resume the run; None for a new run
     ranks:  the processes of the run, of which this is rank 0
     """
@@ -75,12 +75,13 @@ class SingleRun:
 
     def __call__(self, cfg: DictConfig) -> int:
         from hookrun import tasks
-        from hookrun.store.run_dir import update_latest
+        from hookrun.store.run_dir import outputs_folder, update_latest
 
         run_dir = _run_dir()
         go_on, anyway = self.resume is not None, self.resume is not None and self.resume.anyway
         if not go_on:
-            if self.latest and (note := update_latest(run_dir)):
+            in_outputs = Path(run_dir).parent.resolve().is_relative_to(outputs_folder().resolve())
+            if self.latest and in_outputs and (note := update_latest(run_dir)):
                 print(note)
             keep_found_runs(run_dir, cfg, self.prepared)
         with unguarded():

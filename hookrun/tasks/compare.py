@@ -106,18 +106,22 @@ class CompareTask(TaskOfRuns):
     def _show(self, comparison: Comparison, screen: Screen) -> None:
         """Print the table of captures, or of those that differ if there are many, and the configuration."""
         from hookrun.store.comparison import label
-        from hookrun.tasks.analysis.input import table
+        from hookrun.tasks.analysis.input import show_table
 
-        rows, shown = comparison.captures, table("capture", "cosine", "relative L2", "largest", "sample", "")
+        rows, names = comparison.captures, list[str]()
+        shown: dict[str, list[str]] = {"cosine": [], "relative L2": [], "largest": [], "sample": [], "": []}
         if len(rows) > _SHOWN:
             rows = [row for row in rows if row["differs"]][:_SHOWN]
         for row in rows:
-            name = label(row) + ("" if row["token"] is None else f", token {row['token']}")
+            names.append(label(row) + ("" if row["token"] is None else f", token {row['token']}"))
             keys = {"cosine": ".6f", "relative_l2": ".2e", "largest": ".2e", "largest_sample": ""}
-            numbers = ("" if row[key] is None else format(row[key], form) for key, form in keys.items())
-            shown.add_row(name, *numbers, "differs" if row["differs"] else "")
+            numbers = ["" if row[key] is None else format(row[key], form) for key, form in keys.items()]
+            for texts, text in zip(
+                shown.values(), [*numbers, "differs" if row["differs"] else ""], strict=True
+            ):
+                texts.append(text)
         if rows:
-            screen.console.print(shown)
+            show_table(screen.console, "capture", names, shown)
         shown_of = f"{len(rows)} of {counted(len(comparison.captures), 'row')} of {COMPARE_CSV} are shown"
         screen.say(shown_of if comparison.captures else "no module was captured by both runs")
         for line in comparison.config[:_LINES]:

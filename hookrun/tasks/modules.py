@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from hookrun.errors import CompileError, Problem, SpecError, counted, nearest, printable, spec_error
+from hookrun.data.info import SPLITS
+from hookrun.errors import CompileError, Problem, SpecError, counted, printable, spec_error
 from hookrun.spec import Experiment, parse_spec
 from hookrun.spec.selector import parse_selector
 from hookrun.tasks.base import JobCache, Task
@@ -51,11 +52,14 @@ class ModulesTask(Task):
         """Build the model, and run it once with a hook on every module to find the output shapes."""
         from hookrun.tasks.run.prepare import prepare_alone, without_data
 
-        every = parse_spec({"every": {"select": "**", "hook": "forward", "action": "capture"}})
-        try:
-            return prepare_alone(experiment, every, "train", trust)
-        except SpecError as error:
-            return without_data(experiment, every, "train", error, trust)
+        every = parse_spec({"every": {"select": "type:*", "hook": "forward", "action": "capture"}})
+        errors = list[SpecError]()
+        for split in SPLITS:  # data may have one split only
+            try:
+                return prepare_alone(experiment, every, split, trust)
+            except SpecError as error:
+                errors.append(error)
+        return without_data(experiment, every, SPLITS[0], errors[0], trust)
 
     def show(self, prepared: Prepared) -> None:
         """Print the tree.
@@ -160,6 +164,5 @@ def _picked(raw: object, model: Module) -> list[str]:
     picked = modules or selector.select(names.parameter_tree())
     if not picked:
         what = f"{str(selector)!r} matches no module and no parameter"
-        hint = nearest(str(selector), filter(None, names.modules))
-        raise CompileError([Problem("task.select", what, hint)])
+        raise CompileError([Problem("task.select", what, names.nearest(selector, on_parameters=False))])
     return list(dict.fromkeys(picked))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -62,8 +62,10 @@ class TaskOfCaptures(TaskOfRuns):
     capture:   the name of the hook that captured; None: the only one of the run
     max_bytes: the memory that the analysis may use; its need is estimated before it begins
     project:   randomly project rows with more features to this number of features; None: no projection
+    by_token:  a sample may have a row for each of its tokens
     """
 
+    by_token: ClassVar[bool] = False
     capture: str | None = None
     max_bytes: Annotated[int, Field(ge=1, le=MOST_BYTES, strict=True)] = 2**31
     project: Annotated[int | None, Field(ge=1, le=MOST_FEATURES, strict=True)] = None
@@ -82,7 +84,7 @@ class TaskOfCaptures(TaskOfRuns):
         """Find the run and its captures. Raises SpecError if something is missing or does not fit."""
         from hookrun.tasks.analysis.input import find
 
-        analysis = find(experiment, self.run, self.capture)
+        analysis = find(experiment, self.run, self.capture, by_token=self.by_token)
         if problem := self.problem(analysis):
             raise SpecError([problem])
         return analysis

@@ -1,10 +1,13 @@
-"""task=probe: how well a linear model predicts the label from each layer's activations."""
+"""task=probe: how well a linear model predicts the label of each row from each layer's activations."""
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from hookrun.config.validation import Section
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import Settings
 from hookrun.spec.objective import Direction
@@ -14,19 +17,41 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hookrun.data import DataInfo
+    from hookrun.store.captures.read import StoredCapture
+    from hookrun.tasks.analysis.features import Features
     from hookrun.tasks.analysis.input import Analysing, Analysis
+    from hookrun.tasks.analysis.labels import Labels
+    from hookrun.tasks.analysis.linear_probe import ProbeResult
 
 PROBES = "probes.safetensors"
+_HEADINGS = ("features", "train", "test", "95 %", "majority", "control")
+
+
+class LabelsFile(Section):
+    """`task.labels`: a CSV file with a header, and the column that holds the labels."""
+
+    file: str
+    column: str
 
 
 class ProbeTask(TaskOfCaptures):
-    """Fits a linear probe to the captured activations of each module."""
+    """Fits a linear probe to the captured activations of each module.
+
+    labels: of each row; None: the target of the sample, or of a token the target at its position; answer: the last
+            target of the sample; or a column of a file
+    """
 
     task_name: ClassVar[str] = "probe"
+    by_token: ClassVar[bool] = True
+
+    labels: Literal["answer"] | LabelsFile | None = None
 
     def problem(self, analysis: Analysis) -> Problem | None:
         """A problem if the run's data is not known or has no labels, or if the analysis needs too much memory."""
         run = analysis.run
+        if isinstance(self.labels, LabelsFile):
+            self._labels(analysis)  # says what is wrong with the file
+            return self.too_large(analysis, "probing", partial(self._needed, analysis, 1))
         if not run.config:
             return Problem("task.run", f"{run.path} does not say which data it used", "run it again")
         info = run.data_info()
@@ -34,7 +59,13 @@ class ProbeTask(TaskOfCaptures):
             return Problem(
                 "task.run",
                 f"the data {info.name!r} of {run.path} has no targets to probe for",
-                "give a run on data that has labels",
+                "give a run on data that has labels, or task.labels={file: labels.csv, column: NAME}",
+            )
+        if self.labels is not None and info.tokenizer is None:
+            return Problem(
+                "task.labels",
+                f"the samples of {info.name!r} are not of tokens: they have one target",
+                "leave it out",
             )
         return self.too_large(analysis, "probing", partial(self._needed, analysis, _outputs(info)))
 
@@ -58,16 +89,14 @@ class ProbeTask(TaskOfCaptures):
         """
         from safetensors.torch import save_file
 
-        from hookrun.tasks.analysis.input import projection_entry, shown_width, table
-        from hookrun.tasks.analysis.linear_probe import fit
+        from hookrun.tasks.analysis.input import projection_entry, show_table, shown_width
 
         analysis, seed = analysing.analysis, analysing.analysis.settings.seed
         features = self.features(analysis)
-        shown = table("module", "features", "train", "test", "by chance")
+        shown = defaultdict[str, list[str]](list)
         labels = self._labels(analysis)
-        outputs = max(
-            each[0].numel() if each.is_floating_point() else len(each.unique()) for each in labels.values()
-        )
+        every = [each.values for each in labels.values()]
+        outputs = max(each[0].numel() if each.is_floating_point() else len(each.unique()) for each in every)
         if problem := self.too_large(analysis, "probing", partial(self._needed, analysis, outputs)):
             raise SpecError([problem])
         weights: dict[str, Tensor] = {}
@@ -75,32 +104,63 @@ class ProbeTask(TaskOfCaptures):
         for module, rows in features.items():
             probed = analysing.results.get(module)
             if probed is None:
-                result = fit(rows, labels[module], seed)
+                result, line = self._probed(rows, analysis.captures[module], labels[module], seed)
                 analysing.run_dir.log_metrics(
-                    split=self.name, module=module, score=result.score, samples=len(rows),
-                    features=result.features, accuracy=result.test, train_accuracy=result.train, chance=result.chance,
-                    **projection_entry(rows),
-                )  # fmt: skip
-                probed = {"scores": [result.train, result.test, result.chance], "weights": result.weights}
+                    split=self.name, module=module, **line, **projection_entry(rows)
+                )
+                probed = {"line": line, "weights": result.weights}
                 analysing.results.add(module, probed)
-            scores = [f"{value:.3f}" for value in probed["scores"]]
-            shown.add_row(module, shown_width(rows), *scores)
+            line = probed["line"]
+            scores = [f"{line[key]:.3f}" for key in ("train_accuracy", "accuracy", "majority", "control")]
+            interval = (
+                f"{line['accuracy_low']:.3f}–{line['accuracy_high']:.3f}" if "accuracy_low" in line else "–"
+            )
+            texts = [shown_width(rows), *scores[:2], interval, *scores[2:]]
+            for heading, text in zip(_HEADINGS, texts, strict=True):
+                shown[heading].append(text)
             weights |= {f"{module}.{name}": tensor for name, tensor in probed["weights"].items()}
-        analysing.screen.console.print(shown)
+        show_table(analysing.screen.console, "module", list(features), shown)
         self.say_projections(analysing)
-        save_file(weights, analysing.run_dir.path / PROBES)
+        names = next(iter(labels.values())).names
+        metadata = None if names is None else {"classes": json.dumps(names)}
+        save_file(weights, analysing.run_dir.path / PROBES, metadata)
         analysing.run_dir.wrote(analysing.run_dir.path / PROBES)
 
-    def _labels(self, analysis: Analysis) -> dict[str, Tensor]:
-        """Module path -> the label of each row, read once for all modules with the same samples."""
-        read: dict[bytes, Tensor] = {}
-        labels: dict[str, Tensor] = {}
+    def _labels(self, analysis: Analysis) -> dict[str, Labels]:
+        """Module path -> the label of each row, read once for all modules with the same samples and positions."""
+        from hookrun.tasks.analysis.labels import labels_of_data, labels_of_file
+
+        read: dict[bytes, Labels] = {}
+        labels: dict[str, Labels] = {}
         for module, capture in analysis.captures.items():
-            samples = capture.sample_ids.numpy().tobytes() + capture.splits.numpy().tobytes()
-            if samples not in read:
-                read[samples] = analysis.run.labels_of(capture)
-            labels[module] = read[samples]
+            columns = capture.split_numbers, capture.sample_ids, capture.positions
+            rows = b"".join(column.numpy().tobytes() for column in columns)
+            if rows not in read and isinstance(self.labels, LabelsFile):
+                read[rows] = labels_of_file(self.labels.file, self.labels.column, capture)
+            elif rows not in read:
+                read[rows] = labels_of_data(analysis.run, capture, answer=self.labels == "answer")
+            labels[module] = read[rows]
         return labels
+
+    def _probed(
+        self, rows: Features, capture: StoredCapture, labels: Labels, seed: int
+    ) -> tuple[ProbeResult, dict[str, Any]]:
+        """The probe of a module and its line of metrics."""
+        import torch
+
+        from hookrun.tasks.analysis.linear_probe import fit
+
+        numbered = torch.stack([capture.split_numbers, capture.sample_ids], dim=1)
+        _, samples = numbered.unique(dim=0, return_inverse=True)
+        result = fit(rows, labels.values, samples, seed)
+        line = {
+            "score": result.score, "samples": result.samples, "rows": result.rows, "features": result.features,
+            "accuracy": result.test, "train_accuracy": result.train, "majority": result.majority,
+            "control": result.control,
+        }  # fmt: skip
+        if result.interval is not None:
+            line["accuracy_low"], line["accuracy_high"] = result.interval
+        return result, line
 
 
 def _outputs(info: DataInfo) -> int:

@@ -48,20 +48,23 @@ class SimilarityTask(TaskOfCaptures):
     def analyse(self, analysing: Analysing) -> None:
         """Log and show the matrix. Raises HookrunError if the modules were captured on different samples."""
         from hookrun.tasks.analysis.cka import linear_cka_of_all
-        from hookrun.tasks.analysis.input import projection_entry, table
+        from hookrun.tasks.analysis.input import projection_entry, show_table
 
         analysis = analysing.analysis
-        ids = [(each.splits.tolist(), each.sample_ids.tolist()) for each in analysis.captures.values()]
+        ids = [(each.split_numbers.tolist(), each.sample_ids.tolist()) for each in analysis.captures.values()]
         if any(each != ids[0] for each in ids):
             raise HookrunError("the modules were captured on different samples: capture them in one run")
         features, way = self.features(analysis), self._way(analysis, self.project)
         self.say_memory(analysing, way.needed)
         found = linear_cka_of_all(list(features.values()), way, analysing.results).tolist()
-        shown = table("linear CKA", *features)
         for name, values in zip(features, found, strict=True):
             for other, value in zip(features, values, strict=True):
                 how = projection_entry(features[name]) or projection_entry(features[other])
                 analysing.run_dir.log_metrics(split=self.name, module=name, other=other, cka=value, **how)
-            shown.add_row(name, *(f"{value:.3f}" for value in values))
-        analysing.screen.console.print(shown)
+        numbers = [str(number) for number in range(len(features))]
+        columns = {
+            number: [f"{value:.3f}" for value in values]
+            for number, values in zip(numbers, found, strict=True)
+        }
+        show_table(analysing.screen.console, "linear CKA", list(features), {"": numbers, **columns})
         self.say_projections(analysing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+import hookrun
 from hookrun.actions.clip_norm import ClipNorm
 
 NORMS = st.sampled_from([1.0, 2.0, 3.0, math.inf])
@@ -107,3 +109,50 @@ def test_norms_must_be_numbers_above_0(key: str, bad: Any) -> None:
 
 def test_norm_type_may_be_the_word_inf() -> None:
     assert ClipNorm(max_norm=1, norm_type="inf").norm_type == math.inf
+
+
+GRADS = {"a.weight": [[3.0, 0.0]], "a.bias": [4.0], "b.weight": [[0.0, 12.0]], "b.bias": [5.0]}
+TOGETHER = {None: [tuple(GRADS)], "all": [tuple(GRADS)], "tensor": [(name,) for name in GRADS],
+            "module": [("a.weight", "a.bias"), ("b.weight", "b.bias")]}  # fmt: skip
+
+
+@pytest.mark.parametrize("per", TOGETHER)
+def test_per_says_which_gradients_of_a_step_have_one_norm(per: str | None) -> None:
+    model = nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.Linear(2, 1)})
+    clip = {"select": ["b", "a"], "hook": "optimizer_step_pre", "action": "clip_norm", "max_norm": 1.0}
+    spec = {"clip": clip | ({} if per is None else {"per": per})}
+    for name, parameter in model.named_parameters():
+        parameter.grad = torch.tensor(GRADS[name])
+    with hookrun.hooked(model, spec, strict=True) as hooks:
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    for names in TOGETHER[per]:
+        theirs = clipped_by_torch([torch.tensor(GRADS[name]) for name in names], 1.0, 2.0)
+        for name, wanted in zip(names, theirs, strict=True):
+            assert torch.equal(model.get_parameter(name).grad, wanted), name
+    assert set(hooks.fired.values()) == {1} and len(hooks.fired) == 4
+    assert f"per={per or 'all'}" in str(hookrun.compile(spec, model))
+
+
+@pytest.mark.parametrize(("per", "norms"), [(None, (0.6, 0.8)), ("module", (0.6, 0.8)), ("tensor", (1, 1))])
+def test_per_of_a_module_s_value_of_several_tensors(per: str | None, norms: tuple[float, float]) -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return 3 * x, 4 * x
+
+    clip = {"select": "", "hook": "forward", "action": "clip_norm", "max_norm": 1.0}
+    model = Two()
+    with hookrun.hooked(model, {"clip": clip | ({} if per is None else {"per": per})}):
+        found = model(torch.ones(1))
+    torch.testing.assert_close(torch.cat(found), torch.tensor(norms, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("hook", "per"),
+    [("grad", "all"), ("grad", "module"), ("post_accumulate_grad", "all"), ("forward", "all")],
+)
+def test_per_is_refused_where_a_firing_sees_fewer_tensors(hook: str, per: str) -> None:
+    spec = {"clip": {"select": "fc", "hook": hook, "action": "clip_norm", "max_norm": 1.0, "per": per}}
+    with pytest.raises(
+        hookrun.CompileError, match=f"`per: {per}` takes several tensors together, and {hook} sees one"
+    ):
+        hookrun.compile(spec, nn.Sequential(OrderedDict(fc=nn.Linear(2, 2))))

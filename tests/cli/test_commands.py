@@ -568,3 +568,11 @@ def test_hooks_that_do_not_fit_the_model_leave_no_files(cwd: Path, capsys) -> No
     printed = capsys.readouterr().err
     assert "hooks.clip_fc" in printed and "Traceback" not in printed
     assert list(cwd.iterdir()) == []
+
+
+def test_latest_is_made_in_the_folder_of_outputs_only(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKRUN_OUTPUT", str(cwd / "mine"))
+    argv = ["task=evaluate", "model=mlp", "train.limit_batches=1", "compute.device=cpu"]
+    for folder, is_made in (("mine/outputs", True), ("elsewhere", False), ("mine/outputs2", False)):
+        assert main([*argv, f"hydra.run.dir={cwd / folder / 'run'}"]) == 0
+        assert (cwd / folder / "latest").is_symlink() == is_made, folder

@@ -227,3 +227,17 @@ def test_imagenet_has_all_its_classes_unless_another_number_is_given(split_root:
         config = section(split_root, "imagenet", classes=classes)
         assert describe(config).num_classes == 2
         assert labels(load(config, "val", seed=0)) == [0, 1]
+
+
+def test_images_directly_in_the_root_are_samples_without_labels(tmp_path: Path, write_images: Any) -> None:
+    root = tmp_path / "root"
+    write_images(root, 3)
+    config = section(root)
+    assert describe(config, "val").target is None and describe(config, "val").sizes == {"train": 0, "val": 3}
+    samples = load(config, "val", seed=0)
+    assert [samples.file(i) for i in range(3)] == sorted(path.name for path in root.iterdir())
+    assert all(samples[i][1].numel() == 0 for i in range(3))
+    found = problem(config)
+    assert "no class folders" in found.what and "for task=predict images directly in DIR" in str(found.hint)
+    (root / "other").mkdir()  # then a folder of a class may be meant
+    assert "there are no images in other" in problem(config).what or "no folder" in problem(config).what

@@ -84,7 +84,7 @@ def check_a_fit(run: hookrun.Run) -> None:
     ]
     rows = run.captures["seen"]["net.0"]
     assert rows.sample_ids.tolist() == [*range(22)] * EPOCHS and set(rows.calls.tolist()) == {0}
-    assert rows.epochs.tolist() == [0] * 22 + [1] * 22 and set(rows.splits.tolist()) == {1}
+    assert rows.epochs.tolist() == [0] * 22 + [1] * 22 and set(rows.splits) == {"val"}
     assert rows.steps[:22].tolist() == [number // BATCH for number in range(22)]
     fired = {(site["hook"], site["fired"]) for site in run.hooks["sites"]}
     assert fired == {("clamp", 6), ("seen", 12), ("trained", 12)}

@@ -53,7 +53,7 @@ def test_points_equal_eager_attention_exactly_and_hooks_on_them_act(name: str) -
 def test_points_are_named_where_a_pattern_is_missing() -> None:
     model, inputs = random_model("llama", "sdpa"), batch("llama")
     there = "model.args.attention=points"
-    with pytest.raises(hookrun.CompileError, match=f"{there} adds pattern"):
+    with pytest.raises(hookrun.CompileError, match=rf"{there}, or hookrun\.points\(model\), adds pattern"):
         hookrun.compile({"seen": {"select": "**.pattern", "hook": "forward", "action": "capture"}}, model)
     keys = {"select": "**.self_attn", "hook": "forward", "target": "[1]"}
     none = rf"fired and its target \[1\] is None \({there} gives patterns\) on model.layers.0.self_attn"
@@ -153,3 +153,21 @@ def test_points_are_refused_where_they_would_differ_from_the_model_s_attention(n
 
 def test_the_known_arguments_include_those_of_hookrun_s_attention() -> None:
     assert set(inspect.signature(attention_points.attention).parameters) <= attention_points._KNOWN
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", T5])
+def test_a_model_of_one_s_own_gets_the_points(name: str) -> None:
+    eager, own = random_model(name, "eager"), random_model(name, "sdpa")
+    with pytest.raises(hookrun.CompileError, match=r"or hookrun\.points\(model\), adds pattern"):
+        hookrun.compile({"h": {"select": "**.pattern", "hook": "forward", "action": "capture"}}, own)
+    assert hookrun.points(hookrun.points(own)) is own
+    hook = {"select": "**.pattern", "hook": "forward", "action": "scale", "factor": 0.0}
+    with torch.no_grad(), hookrun.hooked(own, {"h": hook | {"enabled": False}}):
+        assert torch.equal(own(**batch(name)).logits, eager(**batch(name)).logits)
+    with torch.no_grad(), hookrun.hooked(own, {"h": hook}, strict=True):
+        assert not torch.equal(own(**batch(name)).logits, eager(**batch(name)).logits)
+
+
+def test_points_of_a_model_without_a_replaceable_attention_are_refused() -> None:
+    with pytest.raises(hookrun.HookrunError, match="points: Linear has no attention module"):
+        hookrun.points(nn.Linear(2, 2))

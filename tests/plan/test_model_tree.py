@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hookrun
-from hookrun.errors import CompileError
+from hookrun.errors import CompileError, HookrunError
 from hookrun.plan.model_tree import ModelNames, unhookable
 
 
@@ -159,3 +159,66 @@ def test_the_reason_why_inner_hooks_never_fire_is_reported_at_the_outermost_modu
     found = names.unhookable[id(parallel.module)]
     assert found.what == "1: DataParallel's threads race on hooks" and id(model[0]) not in names.unhookable
     assert unhookable(nn.Linear(1, 1)) is None
+
+
+class Containers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList([nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))])
+        self.d = nn.ModuleDict({"a": nn.Linear(2, 2)})
+        self.ps = nn.ParameterList([nn.Parameter(torch.zeros(2))])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for module in (*self.h, self.d["a"]):
+            x = module(x)
+        return x + self.ps[0]
+
+
+CALLED = ["", "h.0", "h.1", "h.1.0", "d.a"]
+
+
+@pytest.mark.parametrize(
+    ("select", "found"),
+    [
+        ("**", CALLED),
+        (["*", "**"], CALLED),
+        (["{h,d,ps}*", "h.?"], ["h.0", "h.1"]),
+        ({"min_params": 1}, CALLED),
+        ({"leaf": False}, ["", "h.1"]),
+        ({"path": "re:.*", "exclude": "{h*,d*,ps}"}, ["", "h.0", "h.1", "h.1.0", "d.a"]),
+        ({"path": "**", "exclude": "**.h[0]"}, ["", "h.1", "h.1.0", "d.a"]),
+    ],
+)
+@pytest.mark.parametrize("hook", ["forward", "backward", "output_grad"])
+def test_globs_pass_over_containers_without_a_forward(select: Any, found: list[str], hook: str) -> None:
+    spec = {"h": {"select": select, "hook": hook, "action": "print", "expect": ">=0"}}
+    model = Containers()
+    with hookrun.hooked(model, spec, strict=True) as hooks:
+        model(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert {path for _, path in hooks.fired} == set(found)
+
+
+def test_apply_and_parameter_hooks_reach_containers_without_a_forward() -> None:
+    freeze = {"select": "{h,d}*", "hook": "apply", "action": "freeze"}
+    clip = {"select": {"path": "*", "exclude": "{h,d}*"}, "hook": "grad", "action": "print"}
+    plan = hookrun.compile({"freeze": freeze, "clip": clip}, Containers())
+    assert [[match.path for match in hook.matches] for hook in plan.hooks] == [
+        ["h", "d"],
+        ["ps.0"],
+    ]
+
+
+@pytest.mark.parametrize("select", ["h", "type:ModuleList", "re:h"])
+def test_a_container_that_is_named_stays_an_error(select: str) -> None:
+    model = Containers()
+    spec = {"h": {"select": select, "hook": "forward", "action": "print"}}
+    with pytest.raises(HookrunError, match="never fired on h"), hookrun.hooked(model, spec, strict=True):
+        model(torch.ones(1, 2))
+
+
+def test_the_error_of_a_glob_to_containers_alone_names_them() -> None:
+    spec = {"h": {"select": "d*", "hook": "forward", "action": "print"}}
+    with pytest.raises(
+        CompileError, match="matches modules without a forward, around which no hook fires: d"
+    ):
+        hookrun.compile(spec, Containers())

@@ -54,7 +54,7 @@ def trees(draw: st.DrawFn) -> nn.Module:
     """Modules that share children at random."""
     pool: list[nn.Module] = [nn.Identity() for _ in range(draw(st.integers(1, 3)))]
     for _ in range(draw(st.integers(1, 6))):
-        parent = nn.Module()
+        parent = nn.Sequential()
         for number in range(draw(st.integers(1, 3))):
             parent.add_module(f"m{number}", pool[draw(st.integers(0, len(pool) - 1))])
         pool.append(parent)

@@ -217,9 +217,9 @@ def test_analyses_have_their_table_and_their_picture(run: Callable[..., Path], p
     path = run(f"task={task}", f"task.run={source}")
     found, lines = page(path), hookrun.open_run(path).metrics
     if task == "probe":
-        rows = {cells[0]: cells[-2] for cells in table_rows(found.source, "analysis")}
+        rows = {cells[0]: cells[-4] for cells in table_rows(found.source, "analysis")}
         assert rows == {line["module"]: f"{line['accuracy']:.4g}" for line in lines}
-        assert "chance" in found.text and found.tags.count("svg") == 1
+        assert "majority" in found.text and found.tags.count("svg") == 1
     else:
         assert "linear CKA" in found.text and found.tags.count("img") == 1
         cells = re.findall(r'class="on-\w+">([\d.e-]+)<', found.source)

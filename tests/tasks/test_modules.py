@@ -156,3 +156,9 @@ def test_the_tree_has_lines_of_ascii_where_there_are_no_others(shown, own_model,
 def test_the_deepest_level_that_fits_into_the_terminal_is_shown() -> None:
     paths = ["", "a", "a.0", "a.0.x", "a.1", "b"]
     assert [_fitting_depth(paths, height) for height in (1, 3, 5, 6)] == [1, 1, 2, 3]
+
+
+def test_data_of_one_split_has_its_shapes(shown, tmp_path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "ab", "answer": "c"}')
+    printed = shown("model=decoder", "data=prompts", f"data.args.file={tmp_path}/prompts.jsonl")
+    assert "[2, 2, 256]" in printed and "shapes unknown" not in printed

@@ -246,7 +246,7 @@ def test_classes_that_do_not_derive_from_torchs_are_refused(refused: Callable[..
 
 def test_data_of_the_users_own(run: Callable[..., Run], refused: Callable[..., str]) -> None:
     own = ("data=python", "model=mlp", "train.epochs=1", "train.log_every=1")
-    found = run(*own, "data.factory=ownpkg:Data", "+data.args.length=6")
+    found = run(*own, "data.factory=ownpkg:Data", "data.args.length=6")
     assert [line["split"] for line in found.metrics] == ["train", "train", "val"]
     assert found.labels(torch.tensor([4, 5]), "train").tolist() == [1, 2]
     assert plan_of(found)["code"]["data.factory"]["function"] == "ownpkg:Data"
@@ -258,4 +258,4 @@ def test_data_of_the_users_own(run: Callable[..., Run], refused: Callable[..., s
         ("ownpkg:train_onyl", "did you mean 'train_only'?"),
     ):
         assert says in refused(*own, f"data.factory={factory}")
-    assert "data.args.lenth: " in refused(*own, "data.factory=ownpkg:Data", "+data.args.lenth=6")
+    assert "data.args.lenth: " in refused(*own, "data.factory=ownpkg:Data", "data.args.lenth=6")

@@ -17,7 +17,7 @@ from hookrun.report.lines import is_number
 MOST_MODULES = 400
 """The largest number of rows in the table of probes, and in the matrix of similarities."""
 
-_PROBE = {"module", "features", "samples", "train_accuracy", "accuracy", "chance"}
+_PROBE = {"module", "features", "samples", "train_accuracy", "accuracy", "majority", "control"}
 _SIMILARITY = {"module", "other", "cka"}
 
 Line = dict[str, Any]
@@ -49,17 +49,17 @@ def _lines(facts: Facts, keys: set[str], result: str) -> list[Line]:
 
 
 def _bars(probes: list[Line]) -> Figure:
-    """A bar for the score of each module's probe, with a line at chance level."""
-    score, chance = str(probes[0].get("score", "accuracy")), probes[0]["chance"]
-    is_known = isinstance(chance, float)
+    """A bar for the score of each module's probe, with a line at the score of the majority class."""
+    score, majority = str(probes[0].get("score", "accuracy")), probes[0]["majority"]
+    is_known = isinstance(majority, float)
     return bars(
         f"{score} on held-out samples",
         [float(line["accuracy"]) for line in probes],
         x="module",
         y=score,
         names=[module_name(str(line["module"])) for line in probes],
-        note=f"dashed: chance, {chance:.3f}" if is_known else "",
-        mark=chance if is_known else None,
+        note=f"dashed: the majority class, {majority:.3f}" if is_known else "",
+        mark=majority if is_known else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -47,8 +48,13 @@ class OptimizerSteps(RegisteredHook):
         unscale = scale if kind.gradient and isinstance(scale, Tensor) else None
         for _, group in groupby(stepped, key=lambda pair: pair[0].site.hook_name):
             pairs = list(group)
-            if pairs[0][0].site.spec.action.scope == "together":
-                _together(pairs, unscale)
+            action = pairs[0][0].site.spec.action
+            if action.scope == "together":
+                groups = defaultdict[str, list[tuple[BoundHook, nn.Parameter]]](list)
+                for pair in pairs:
+                    groups[action.together_by(pair[0].site.path)].append(pair)
+                for together in groups.values():
+                    _together(together, unscale)
                 continue
             for firing, parameter in pairs:
                 value = _value(firing, parameter)

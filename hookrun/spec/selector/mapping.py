@@ -63,17 +63,16 @@ class MappingSelector(Selector):
         return cls("{" + ", ".join(f"{key}: {value}" for key, value in written.items()) + "}", **keys)
 
     def find(self, tree: Tree) -> set[str]:
-        return self._all_hold(tree, lambda part: set(part.find(tree)))
+        # What is excluded need not be called.
+        return self._all_hold(tree, lambda part: set(part.find(tree.whole if part is self.exclude else tree)))
 
     def select_parameters(self, modules: Tree, parameters: Tree) -> set[str]:
         return self._all_hold(parameters, lambda part: part.select_parameters(modules, parameters))
 
     def _all_hold(self, tree: Tree, paths_of: Callable[[Selector], set[str]]) -> set[str]:
         """The paths for which every condition holds; `paths_of` gives those of a selector inside it."""
-        paths = set(tree.nodes)
-        for part in (self.path, self.type):
-            if part is not None:
-                paths &= paths_of(part)
+        parts = [paths_of(part) for part in (self.path, self.type) if part is not None]
+        paths = set(tree.nodes).intersection(*parts) if parts else tree.nodes.keys() - tree.without_forward
         if self.leaf is not None:
             paths = {path for path in paths if tree.nodes[path].leaf == self.leaf}
         if self.min_params is not None:

@@ -78,10 +78,10 @@ class PathSelector(Selector):
     def find(self, tree: Tree) -> set[str]:
         if self.text in tree.nodes:  # an exact name wins, also if it looks like a glob
             return {self.text}
-        paths = set(self.exact & tree.nodes.keys())
+        paths = set[str]()
         for starts, globs in self._below_indexes(tree).items():
             paths.update(matching(_pattern(globs), tree.below(tree.nodes, starts)))
-        return paths
+        return paths - tree.without_forward | self.exact & tree.nodes.keys()
 
     def _below_indexes(self, tree: Tree) -> Mapping[frozenset[str], list[Glob]]:
         """Paths -> the globs without indexes that a path below one of them has to match."""

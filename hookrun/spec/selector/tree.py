@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 
@@ -29,11 +29,18 @@ class Tree:
 
     numbered: path of a container -> the names of its numbered children, in the container's order
     first: path -> the first name of the same object, for objects with several names
+    without_forward: paths that globs and conditions pass over; names, ``re:`` and ``type:`` find them
     """
 
     nodes: Mapping[str, Node]
     numbered: Mapping[str, Sequence[str]] = field(default_factory=dict)
     first: Mapping[str, str] = field(default_factory=dict)
+    without_forward: Set[str] = frozenset()
+
+    @cached_property
+    def whole(self) -> Tree:
+        """The same tree, where globs pass over nothing."""
+        return replace(self, without_forward=frozenset()) if self.without_forward else self
 
     @cached_property
     def encoded(self) -> Mapping[str, bytes]:

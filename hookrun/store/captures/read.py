@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -145,7 +146,7 @@ class StoredCapture:
     ranks = _Column("rank")
     """[rows] int64: the rank that recorded each row in a distributed run; else 0."""
 
-    splits = _Column("split")
+    split_numbers = _Column("split")
     """[rows] int64: the split of each row's sample: 0 train, 1 val, -1 neither."""
 
     positions = _Column("position")
@@ -159,6 +160,11 @@ class StoredCapture:
 
     token_ids = _Column("token")
     """[rows] int64: the id of each row's token; -1 if it is not known, or a row is not of one token."""
+
+    @property
+    def splits(self) -> list[str]:
+        """The split of each row's sample: `train`, `val`, or ``""`` for neither."""
+        return [SPLITS[part] if part >= 0 else "" for part in self.split_numbers.tolist()]
 
     @property
     def text(self) -> list[str]:
@@ -178,18 +184,33 @@ class StoredCapture:
     @property
     def names(self) -> list[str]:
         """A name for each row: its sample's file, else ``val 17``; for the row of a whole firing its step."""
-        split_of = dict(enumerate(SPLITS))
         return [
-            file or (f"{split_of.get(part, '')} {sample}".strip() if sample >= 0 else f"step {step}")
-            for file, part, sample, step in zip(
-                self.files, self.splits.tolist(), self.sample_ids.tolist(), self.steps.tolist(), strict=True
+            file or (f"{split} {sample}".strip() if sample >= 0 else f"step {step}")
+            for file, split, sample, step in zip(
+                self.files, self.splits, self.sample_ids.tolist(), self.steps.tolist(), strict=True
             )
         ]
 
+    def frame(self) -> Any:
+        """A pandas table with a line for each row, whose `vector` is the row as a NumPy array of its shape.
+
+        Its other columns are `sample`, `split`, `file`, `class`, `position` and `text`; what a row does not have is a
+        missing value. HookrunError if pandas is not installed.
+        """
+        columns: dict[str, list[Any]] = {
+            "sample": [sample if sample >= 0 else None for sample in self.sample_ids.tolist()],
+            "split": self.splits,
+            "file": self.files,
+            "class": self.class_names,
+            "position": [position if position >= 0 else None for position in self.positions.tolist()],
+            "text": self.text,
+            "vector": [_as_array(row) for row in self],
+        }
+        return as_table(columns, "pandas")
+
     def _said(self, column: str) -> list[str]:
         lines = self._samples.by_sample
-        samples = zip(self.splits.tolist(), self.sample_ids.tolist(), strict=True)
-        names = ((SPLITS[split] if split >= 0 else "", sample) for split, sample in samples)
+        names = zip(self.splits, self.sample_ids.tolist(), strict=True)
         return [str(lines.get(name, {}).get(column) or "") for name in names]
 
     def where(
@@ -222,11 +243,7 @@ class StoredCapture:
 
     def numpy(self, index: int | slice | Sequence[int] | Tensor = slice(None)) -> Any:
         """The rows as a NumPy array; bfloat16 and 8-bit floats, which NumPy does not have, become float32."""
-        rows = self[index]
-        try:
-            return rows.numpy()
-        except TypeError:
-            return rows.float().numpy()
+        return _as_array(self[index])
 
     def batches(self, size: int) -> Iterator[Tensor]:
         """The rows in order as tensors [size, ...]; the last one may have fewer rows."""
@@ -413,6 +430,22 @@ def spread(items: Sequence[T], most: int) -> list[T]:
     """At most `most` of the items, evenly spaced, with the first and the last."""
     count = min(most, len(items))
     return [items[n * (len(items) - 1) // max(count - 1, 1)] for n in range(count)]
+
+
+def _as_array(tensor: Tensor) -> Any:
+    try:
+        return tensor.numpy()
+    except TypeError:  # a dtype that NumPy does not have
+        return tensor.float().numpy()
+
+
+def as_table(columns: Mapping[str, list[Any]], form: Literal["pandas", "arrow"]) -> Any:
+    """A pandas DataFrame or an Arrow table. HookrunError if the library is not installed."""
+    module = {"pandas": "pandas", "arrow": "pyarrow"}[form]
+    if importlib.util.find_spec(module) is None:
+        raise HookrunError(f"{module} is not installed: pip install {module}")
+    library: Any = importlib.import_module(module)
+    return library.DataFrame(columns) if form == "pandas" else library.table(columns)
 
 
 @dataclass(frozen=True)

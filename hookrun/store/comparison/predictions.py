@@ -87,7 +87,7 @@ def _scores(pair: Pair, samples: SampleTable, *, is_class: bool) -> tuple[list[f
             best, now = logs.argmax(-1), others.argmax(-1)
             for row, column in ((best != now) & (at >= 0)).nonzero().tolist():
                 number = int(rows.rows[place][row])
-                split, sample = int(rows.capture.splits[number]), int(rows.capture.sample_ids[number])
+                split, sample = int(rows.capture.split_numbers[number]), int(rows.capture.sample_ids[number])
                 tokens = int(best[row, column]), int(now[row, column])
                 names = [samples.texts.get(token) or token for token in tokens]
                 changes.append(_change(SPLITS[split], sample, int(at[row, column]), *names))

@@ -90,7 +90,15 @@ def _keys(capture: StoredCapture) -> Tensor:
     """[rows, keys]: what identifies a row in any run; batches and ranks may be others there."""
     samples = capture.sample_ids
     steps = torch.where(samples == FIRING, capture.steps, 0)
-    named = [capture.epochs, steps, capture.splits, samples, capture.calls, capture.positions, capture.keys]
+    named = [
+        capture.epochs,
+        steps,
+        capture.split_numbers,
+        samples,
+        capture.calls,
+        capture.positions,
+        capture.keys,
+    ]
     keys = torch.stack(named, dim=1)
     _, group, counts = keys.unique(dim=0, return_inverse=True, return_counts=True)
     ordered = group.argsort(stable=True)
@@ -107,7 +115,7 @@ def positions_of(rows: MatchedRows, samples: Samples) -> Tensor | None:
     ):  # an attention pattern has its heads there
         return None
     found = torch.full((len(rows), shape[0]), -1)
-    columns = (column[rows.rows].tolist() for column in (rows.capture.splits, rows.capture.sample_ids))
+    columns = (column[rows.rows].tolist() for column in (rows.capture.split_numbers, rows.capture.sample_ids))
     for row, (split, sample) in enumerate(zip(*columns, strict=True)):
         line = samples.get((SPLITS[split], sample), {}) if split >= 0 else {}
         count, (before, after) = len(line.get("tokens") or ()), line.get("padding", (0, 0))
@@ -211,7 +219,7 @@ def _samples(capture: StoredCapture) -> str:
     ids, steps = capture.sample_ids, capture.steps
     if (ids == FIRING).all():
         return f"{len(ids)} rows of steps {int(steps.min())} to {int(steps.max())}"
-    names = [SPLITS[split] for split in capture.splits.unique().tolist() if split >= 0]
+    names = [SPLITS[split] for split in capture.split_numbers.unique().tolist() if split >= 0]
     return f"{len(ids)} rows of {' and '.join(names) or 'samples'} {int(ids.min())} to {int(ids.max())}"
 
 
@@ -222,7 +230,9 @@ def _add(
     capture, numbers = pair.rows.capture, pair.rows.rows
     shape = pair.rows.shape[1:] if positions is None else pair.rows.shape[2:]
     tokens = capture.positions[numbers][:, None] if positions is None else positions
-    epochs, splits, steps = (column[numbers] for column in (capture.epochs, capture.splits, capture.steps))
+    epochs, splits, steps = (
+        column[numbers] for column in (capture.epochs, capture.split_numbers, capture.steps)
+    )
     passes = epochs * (len(SPLITS) + 1) + splits + 1  # an epoch is validated after its training
     times = passes * 2**32 + steps
     of_rows = (each[:, None].expand_as(tokens) for each in (times, pair.order, capture.sample_ids[numbers]))

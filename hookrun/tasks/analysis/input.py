@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from hookrun.errors import HookrunError, Lookup, SpecError, nearest, printable, spec_error
@@ -22,6 +23,9 @@ from hookrun.tasks.analysis.features import SHARE, Features, Projection
 from hookrun.tasks.base import Ready
 from hookrun.tasks.resume.states import Results
 from hookrun.tasks.run.progress import Screen
+
+_LEAST_NAME = 16
+"""The characters of a name that a table keeps on any terminal."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +56,18 @@ class Analysing:
     results: Results = field(default_factory=Results)
 
 
-def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis:
+def find(experiment: Experiment, path: str | None, hook: str | None, *, by_token: bool) -> Analysis:
     """Open the run and choose its captures.
 
-    path: the directory or name of the run; None is an error
-    hook: the name of the hook that captured; None: the only one of the run
+    path:     the directory or name of the run; None is an error
+    hook:     the name of the hook that captured; None: the only one of the run
+    by_token: a sample may have a row for each of its tokens
 
     Raises SpecError if there is no run, no such hook, or no capture with one row for each sample.
     """
     run, used = opened(experiment, "task.run", path)
     try:
-        return Analysis(experiment, run, _captures(run, hook), used)
+        return Analysis(experiment, run, _captures(run, hook, by_token), used)
     except SpecError:
         raise
     except HookrunError as error:
@@ -90,8 +95,8 @@ def opened(experiment: Experiment, where: str, path: str | None) -> tuple[Run, U
     return run, used
 
 
-def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
-    """Module path -> capture, for the captures that hold one tensor with one row for each sample."""
+def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCapture]:
+    """Module path -> capture, for the captures that hold one tensor with one row for each sample, or each token."""
     there = {hook: run.captures[hook] for hook in run.captures}
     if name is None and len(there) != 1:
         listed = ", ".join(there) or "nothing"
@@ -113,7 +118,7 @@ def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
         inside = (
             {f"{module} {path}": kept[path] for path in kept} if isinstance(kept, Lookup) else {module: kept}
         )
-        found |= {label: each for label, each in inside.items() if _is_by_sample(each)}
+        found |= {label: each for label, each in inside.items() if _is_by_sample(each, by_token)}
     if not found:
         text = f"in {run.path} no module of this hook has one row for each sample"
         whole = [each for each in map(modules.__getitem__, modules) if not isinstance(each, Lookup)]
@@ -123,9 +128,10 @@ def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
     return found
 
 
-def _is_by_sample(capture: StoredCapture) -> bool:
+def _is_by_sample(capture: StoredCapture, by_token: bool) -> bool:
     ids = capture.sample_ids
-    samples = torch.stack([capture.splits, ids], dim=1)
+    tokens = [capture.positions, capture.keys] if by_token else []
+    samples = torch.stack([capture.split_numbers, ids, *tokens], dim=1)
     return bool((ids >= 0).all()) and len(samples.unique(dim=0)) == len(ids)
 
 
@@ -155,9 +161,23 @@ def shown_width(features: Features) -> str:
     return captured if features.projection is None else f"{captured} → {features.width:,}"
 
 
-def table(*columns: str) -> Table:
-    """An empty table; all columns except the first are for numbers and right-aligned."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        made.add_column(column, justify="right" if number else "left", no_wrap=True)
-    return made
+def show_table(
+    console: Console, title: str, names: Sequence[str], columns: Mapping[str, Sequence[str]]
+) -> None:
+    """Print a line for each name. Names that do not fit lose their left ends; numbers are never cut.
+
+    title:   the heading of the names
+    columns: heading -> the text beside each name
+    """
+    widths = [max(map(len, [heading, *texts])) for heading, texts in columns.items()]
+    names = [name or "(root)" for name in names]
+    room = max(console.width - sum(widths) - 3 * len(widths) - 2, _LEAST_NAME)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown.add_column(title, no_wrap=True)
+    for heading in columns:
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for name, *texts in zip(names, *columns.values(), strict=True):
+        shown.add_row(name if len(name) <= room else f"…{name[1 - room :]}", *texts)
+    narrow, console.width = console.width, max(console.width, room + sum(widths) + 3 * len(widths) + 2)
+    console.print(shown)
+    console.width = narrow

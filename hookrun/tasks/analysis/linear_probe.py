@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from sklearn.base import clone
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
+from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.tasks.analysis.features import BYTES, Features, gram, reading_bytes
 
@@ -28,18 +32,27 @@ class ProbeResult:
     """The result of a probe.
 
     score:    the metric: `accuracy` for classes, `r2` for numbers
+    samples:  how many samples have a label
+    rows:     how many rows have a label
     features: the number of features in a row of the capture
     train:    the score on the samples on which the probe was fitted
     test:     the score on the other samples
-    chance:   the score on the test samples of always predicting the most frequent class, or the mean
-    weights:  `weight` [classes or targets, features] and `bias`, for features that are not standardized
+    majority: the score on the test samples of always predicting the most frequent class, or the mean
+    control:  the score on the test samples of a probe whose labels are shuffled, in both parts
+    interval: of an accuracy, Wilson's 95 % interval of `test` for the number of test samples; None of r2
+    weights:  `weight` [classes or targets, features] and `bias`, for features that are not standardized; of classes
+              `classes` [classes] int64, their labels
     """
 
     score: str
+    samples: int
+    rows: int
     features: int
     train: float
     test: float
-    chance: float
+    majority: float
+    control: float
+    interval: tuple[float, float] | None
     weights: dict[str, Tensor]
 
 
@@ -58,35 +71,29 @@ def memory_needed(features: Features, outputs: int) -> int:
     return reading_bytes([features]) + BYTES * (matrices + solver + weights)
 
 
-def fit(features: Features, labels: Tensor, seed: int) -> ProbeResult:
-    """Fit a probe on three quarters of the samples and score it on the rest.
+def fit(features: Features, labels: Tensor, samples: Tensor, seed: int) -> ProbeResult:
+    """Fit a probe on the rows of three quarters of the samples and score it on the rows of the others.
 
-    labels: integers [samples] for logistic regression; floats [samples] or [samples, targets] for ridge regression
-    seed:   of the split into training and test samples
+    labels:  integers [rows] for logistic regression; floats [rows] or [rows, targets] for ridge regression. Rows with
+             the label IGNORED or NaN are left out
+    samples: [rows] int64, equal for the rows of one sample
+    seed:    of the split into training and test samples, and of the shuffled labels
 
     If there are more features than samples, the standardized rows are first written in an orthonormal basis of their
     span. This keeps lengths and angles, so the regression is the same, with fewer features.
 
-    Raises HookrunError if there are too few samples to score the probe.
+    Raises HookrunError if there are too few samples or classes to score the probe.
     """
     classes = not labels.is_floating_point()
-    needed = math.ceil(max(len(labels.unique()) if classes else 1, 2) / TEST_SHARE)
-    if len(labels) < needed:
-        kinds = f" for {len(labels.unique())} classes" if classes else ""
-        raise HookrunError(f"a probe needs at least {needed} samples{kinds}, {len(labels)} were captured")
-    y = labels.numpy()
-    # A class with one sample cannot be in both parts.
-    stratified = classes and np.unique(y, return_counts=True)[1].min() >= 2
-    parted = train_test_split(
-        np.arange(len(y)), test_size=TEST_SHARE, random_state=seed % 2**32, stratify=y if stratified else None
-    )
-    train, test = (torch.from_numpy(np.sort(rows)) for rows in parted)
+    has_label = labels != IGNORED if classes else labels.reshape(len(labels), -1).isfinite().all(1)
+    rows, y = has_label.nonzero().squeeze(1), labels.numpy()
+    train, test = _parts(y[rows], samples[rows].numpy(), rows, seed, stratify=classes)
     seen = features.standardized(train)
     basis: Tensor | None = None
     if features.width > len(train):
-        products = gram(seen, torch.arange(len(y)))[:, train]
-        basis = _basis(products[train])
-        x_train, x_test = products[train] @ basis, products[test] @ basis
+        products = gram(seen, train)
+        basis = _basis(products)
+        x_train, x_test = products @ basis, gram(seen, test, train) @ basis
     else:
         x_train, x_test = seen.whole(train), seen.whole(test)
     # A gradient of the same norm has larger elements if it has fewer of them.
@@ -95,7 +102,12 @@ def fit(features: Features, labels: Tensor, seed: int) -> ProbeResult:
         LogisticRegression(max_iter=2000, tol=tolerance) if classes else RidgeCV(alphas=np.logspace(-3, 4, 8))
     )
     parts = (x_train.numpy(), y[train]), (x_test.numpy(), y[test])
-    model.fit(*parts[0])
+    shuffled = np.random.default_rng(seed % 2**32).permutation
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The number of unique classes is greater than", UserWarning)
+        control = clone(model).fit(parts[0][0], shuffled(y[train])).score(parts[1][0], shuffled(y[test]))
+        model.fit(*parts[0])
+    accuracy = float(model.score(*parts[1]))
     dummy = (DummyClassifier() if classes else DummyRegressor()).fit(*parts[0])
     weight = torch.from_numpy(np.atleast_2d(model.coef_)).double()
     if basis is not None:
@@ -106,12 +118,56 @@ def fit(features: Features, labels: Tensor, seed: int) -> ProbeResult:
     bias = torch.from_numpy(np.atleast_1d(model.intercept_)).double() - weight @ seen.mean
     return ProbeResult(
         score="accuracy" if classes else "r2",
+        samples=len(samples[rows].unique()),
+        rows=len(rows),
         features=features.captured,
         train=float(model.score(*parts[0])),
-        test=float(model.score(*parts[1])),
-        chance=float(dummy.score(*parts[1])),
-        weights={"weight": seen.unprojected(weight).float().contiguous(), "bias": bias.float()},
+        test=accuracy,
+        majority=float(dummy.score(*parts[1])),
+        control=float(control),
+        interval=wilson(accuracy, len(samples[test].unique())) if classes else None,
+        weights={
+            "weight": seen.unprojected(weight).float().contiguous(),
+            "bias": bias.float(),
+            **({"classes": torch.from_numpy(model.classes_).long()} if classes else {}),
+        },
     )
+
+
+def _parts(
+    y: NDArray[Any], samples: NDArray[Any], rows: Tensor, seed: int, *, stratify: bool
+) -> tuple[Tensor, Tensor]:
+    """The rows of the training samples and of the test samples, in ascending order.
+
+    All rows of a sample are in one part, as they are alike. With `stratify` both parts have the classes in the same
+    proportion, by the first label of each sample, if each class has enough samples.
+    """
+    names, firsts, sample_of = np.unique(samples, return_index=True, return_inverse=True)
+    kinds, counts = np.unique(y[firsts] if stratify else firsts, return_counts=True)
+    needed = math.ceil(2 / TEST_SHARE)
+    if len(names) < needed:
+        raise HookrunError(
+            f"a probe needs at least {needed} samples with a label, and there are {len(names)}"
+        )
+    enough = len(kinds) <= math.ceil(len(names) * TEST_SHARE) and counts.min() >= 2
+    by_class = y[firsts] if stratify and enough else None
+    of_train, _ = train_test_split(
+        np.arange(len(names)), test_size=TEST_SHARE, random_state=seed % 2**32, stratify=by_class
+    )
+    in_train = np.isin(sample_of, of_train)
+    if stratify and len(np.unique(y[in_train])) < 2:
+        raise HookrunError(
+            f"a probe needs two classes, and the rows to fit it have only {y[in_train][0]}: name other labels, or "
+            "capture more samples"
+        )
+    return rows[in_train], rows[~in_train]
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `count` independent samples: E. B. Wilson (1927)."""
+    square = 1.959964**2 / count
+    middle, half = share + square / 2, math.sqrt(square * (share * (1 - share) + square / 4))
+    return max((middle - half) / (1 + square), 0.0), min((middle + half) / (1 + square), 1.0)
 
 
 def _basis(products: Tensor) -> Tensor:

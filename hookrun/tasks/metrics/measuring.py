@@ -43,7 +43,7 @@ def predicted_rows(run: Run, split: Split) -> CaptureRows:
             inside = listed(list(scores), 6)
             raise HookrunError(f"the predictions of the run {run.path} hold no scores, but {inside}")
         scores = scores[path]
-    chosen = ((scores.splits == SPLITS.index(split)) | (scores.splits < 0)).nonzero().squeeze(1)
+    chosen = ((scores.split_numbers == SPLITS.index(split)) | (scores.split_numbers < 0)).nonzero().squeeze(1)
     if not len(chosen):
         raise HookrunError(f"the run {run.path} predicted no sample of the split {split!r}")
     return CaptureRows(scores, f"predictions of the run {run.path}", chosen, resample=False)

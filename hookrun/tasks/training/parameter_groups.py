@@ -160,7 +160,7 @@ def _members(
 def _selected(selector: Selector, where: str, names: ModelNames) -> tuple[list[str], list[Problem]]:
     """The names of the parameters that a selector chooses, and the mistakes in it."""
     selected = names.select_parameters(selector)
-    missing = list(selector.unmatched(names.tree, names.parameter_tree()))
+    missing = list(selector.unmatched(names.tree.whole, names.parameter_tree()))
     mistakes = [
         Problem(
             where,

@@ -38,9 +38,9 @@ def test_probes_of_a_run(run: Any, captured: Run, capsys: Any) -> None:
     by_module = {line["module"]: line for line in found.metrics}
     assert list(by_module) == ["flatten", "layers.1", "fc"]
     assert by_module["flatten"]["accuracy"] > 0.85  # even the pixels predict the digits
-    assert all(line["chance"] < 0.2 and line["samples"] == 359 for line in found.metrics)
+    assert all(line["majority"] < 0.2 and line["samples"] == 359 for line in found.metrics)
     printed = capsys.readouterr().out
-    assert "by chance" in printed and "layers.1" in printed
+    assert "majority" in printed and "control" in printed and "layers.1" in printed
     weights = load_file(found.path / "probes.safetensors")
     assert weights["fc.weight"].shape == (10, 10)
     again = run("task=probe", f"task.run={captured.path}")

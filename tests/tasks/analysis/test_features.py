@@ -25,7 +25,8 @@ def linear_cka(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def probe(features: torch.Tensor, labels: torch.Tensor, seed: int) -> ProbeResult:
-    return fit(Features("features", features, block_bytes=2**26), labels, seed)
+    rows = Features("features", features, block_bytes=2**26)
+    return fit(rows, labels, torch.arange(len(labels)), seed)
 
 
 def test_blocks_have_the_requested_rows_for_any_block_size_and_dtype() -> None:
@@ -144,7 +145,7 @@ def test_a_probe_of_more_features_than_samples_equals_that_of_all_features() -> 
     x, labels = normal(80, 300).double() * torch.linspace(0.1, 9, 300) + 3, torch.arange(80) % 3
     x[:, 7] = 5  # constant
     for y in (labels, x[:, :4].sum(1)):
-        found = fit(Features("x", x, block_bytes=8 * 300 * 7), y, seed=4)
+        found = fit(Features("x", x, block_bytes=8 * 300 * 7), y, torch.arange(80), seed=4)
         parts = train_test_split(x.numpy(), y.numpy(), test_size=0.25, random_state=4,
                                  stratify=y.numpy() if y is labels else None)  # fmt: skip
         model = (
@@ -162,9 +163,11 @@ def test_weights_of_projected_features_are_for_the_captured_ones() -> None:
     x = normal(60, 30)
     labels = (x[:, 0] > 0).long()
     features = Features("x", x, block_bytes=2**16, projection=Projection(8, seed=3))
-    found = fit(features, labels, seed=0)
+    found = fit(features, labels, torch.arange(60), seed=0)
     assert found.features == 30 and found.weights["weight"].shape == (1, 30)
-    plain = fit(Features("x", features.whole(torch.arange(60)), block_bytes=2**16), labels, seed=0)
+    plain = fit(
+        Features("x", features.whole(torch.arange(60)), block_bytes=2**16), labels, torch.arange(60), seed=0
+    )
     scores = x @ found.weights["weight"].T + found.weights["bias"]
     rows = features.whole(torch.arange(60)).float()
     assert_close(scores, rows @ plain.weights["weight"].T + plain.weights["bias"], rtol=1e-3, atol=1e-4)
@@ -184,9 +187,9 @@ def test_a_probe_finds_a_linear_boundary_and_nothing_in_noise() -> None:
     labels = (x[:, 0] * 100 + x[:, 1] * 50 > 7).long()
     found = probe(x * torch.tensor([1, 100, 1, 1, 1.0]) + 3, labels, seed=0)
     assert found.score == "accuracy"
-    assert found.test > 0.9 > 0.7 > found.chance
+    assert found.test > 0.9 > 0.7 > found.majority
     noise = probe(normal(400, 5, seed=1), labels, seed=0)
-    assert noise.test == pytest.approx(noise.chance, abs=0.15)
+    assert noise.test == pytest.approx(noise.majority, abs=0.15)
 
 
 def test_weights_of_a_probe_apply_to_the_captured_features() -> None:
@@ -204,7 +207,7 @@ def test_numbers_are_predicted_by_regression() -> None:
     found = probe(x, y, seed=0)
     assert (found.score, found.weights["weight"].shape) == ("r2", (2, 6))
     assert found.test > 0.99
-    assert found.chance < 0.05
+    assert found.majority < 0.05
     assert_close(x @ found.weights["weight"].T + found.weights["bias"], y, rtol=0.05, atol=0.1)
 
 
@@ -214,5 +217,5 @@ def test_a_class_of_one_sample_does_not_stop_a_probe() -> None:
 
 
 def test_too_few_samples_are_an_error() -> None:
-    with pytest.raises(hookrun.HookrunError, match="at least 40 samples for 10 classes, 30 were captured"):
-        probe(normal(30, 3), torch.arange(10).repeat(3), seed=0)
+    with pytest.raises(hookrun.HookrunError, match="at least 8 samples with a label, and there are 7"):
+        probe(normal(30, 3), torch.tensor([0] * 7 + [-100] * 23), seed=0)

@@ -99,7 +99,7 @@ def labels(split: str, count: int) -> list[int]:
 def test_a_training_run_captures_samples_of_both(run, hook) -> None:
     found = run(*BOTH, hook(select="fc", hook="forward", action="capture"))
     rows = found.captures["h"]["fc"]
-    assert rows.splits.tolist() == [0] * 128 + [1] * 128
+    assert rows.splits == ["train"] * 128 + ["val"] * 128
     assert rows.sample_ids.tolist() == [*range(128), *range(128)]
     assert rows.where(sample=3, split="val").tolist() == [131]
     with pytest.raises(hookrun.HookrunError, match="there is no split 'valid', there are train, val"):
@@ -112,7 +112,7 @@ def test_a_training_run_captures_samples_of_both(run, hook) -> None:
 def test_a_probe_of_validation_rows_of_a_training_run_has_their_labels(run, hook) -> None:
     entry = hook(select="fc", hook="forward", action="capture", when="{mode: eval, epoch: {start: 2}}")
     trained = run("train.epochs=3", entry)
-    assert set(trained.captures["h"]["fc"].splits.tolist()) == {1}
+    assert set(trained.captures["h"]["fc"].splits) == {"val"}
     [line] = run("task=probe", f"task.run={trained.path}").metrics
     assert line["samples"] == 359 and line["accuracy"] > 0.8
 
@@ -128,8 +128,8 @@ def test_validation_rows_are_not_used_for_training_samples(run, refused, hook) -
 
 def test_predictions_and_gradients_have_their_split_too(run, hook) -> None:
     found = run("task=predict", "task.split=train", "train.limit_batches=1")
-    assert set(found.predictions.splits.tolist()) == {0}
+    assert set(found.predictions.splits) == {"train"}
     found = run(*BOTH, hook(select="fc.bias", hook="grad", action="capture"))
-    assert set(found.captures["h"]["fc.bias"].splits.tolist()) == {0}
+    assert set(found.captures["h"]["fc.bias"].splits) == {"train"}
     with pytest.raises(hookrun.HookrunError, match="some rows do not belong to a sample"):
         found.labels_of(found.captures["h"]["fc.bias"])

@@ -43,7 +43,7 @@ def test_rows_have_their_file_and_class(run: Any, folder: Path) -> None:
         "data.transforms.resize.size=8", SEEN,
     )  # fmt: skip
     capture = found.captures["seen"]["fc"]
-    assert capture.splits.tolist() == [0] * 6 + [1] * 5
+    assert capture.splits == ["train"] * 6 + ["val"] * 5
     assert capture.sample_ids.tolist() == [*range(6), *range(5)]
     assert capture.files[:3] == ["train/cat/0.png", "train/cat/1.png", "train/cat/2.png"]
     assert f"val/dog/{HOSTILE}" in capture.files and capture.names == capture.files

@@ -1,0 +1,168 @@
+"""The labels of probed rows: targets at a row's position, answers, columns of a file; what a probe says beside them."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draws import normal
+from rich.console import Console
+from safetensors import safe_open
+
+from hookrun.errors import HookrunError, SpecError
+from hookrun.tasks.analysis.features import Features
+from hookrun.tasks.analysis.input import show_table
+from hookrun.tasks.analysis.labels import labels_of_data, labels_of_file
+from hookrun.tasks.analysis.linear_probe import fit, wilson
+
+PROMPTS = [("ab", "x"), ("abcd", "y"), ("abc", "x"), ("a", "y")] * 5
+
+
+def prompts(run: Any, *more: str, tokens: str = "tokens: all, ") -> Any:
+    """A run of a tiny decoder on prompts of different lengths that captured at their tokens."""
+    lines = [f'{{"prompt": "{text}", "answer": "{answer}"}}' for text, answer in PROMPTS]
+    Path("prompts.jsonl").write_text("\n".join(lines))
+    model = ("model=decoder", "model.args={layers: 1, heads: 1, width: 8, length: 8}")
+    hook = f"+hooks.seen={{select: blocks.0, hook: forward, {tokens}action: capture}}"
+    return run(*model, "data=prompts", "data.args.file=prompts.jsonl", "task=predict", hook, *more)
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_a_row_of_a_token_has_the_target_at_its_position(run: Any, padding: str) -> None:
+    found = prompts(run, f"data.args.padding={padding}")
+    rows = found.captures["seen"]["blocks.0"]
+    expected = [
+        ord(answer) if place == len(text) - 1 else -100
+        for text, answer in PROMPTS
+        for place in range(len(text))
+    ]
+    assert labels_of_data(found, rows, answer=False).values.tolist() == expected
+    answers = [ord(answer) for text, answer in PROMPTS for _ in text]
+    assert labels_of_data(found, rows, answer=True).values.tolist() == answers
+
+
+def test_a_probe_of_tokens_leaves_out_rows_without_a_label(run: Any, capsys: Any) -> None:
+    found = prompts(run)
+    (line,) = run("task=probe", f"task.run={found.path}").metrics
+    assert (line["samples"], line["rows"]) == (20, 20), "only the last token has a target"
+    low, high = wilson(line["accuracy"], 5)
+    assert (line["accuracy_low"], line["accuracy_high"]) == pytest.approx((low, high))
+    assert low <= line["accuracy"] <= high and 0 <= line["control"] <= 1
+    assert line["majority"] == pytest.approx(0.5, abs=0.11)
+    (every,) = run("task=probe", f"task.run={found.path}", "task.labels=answer").metrics
+    assert (every["samples"], every["rows"]) == (20, 50)
+    assert "control" in capsys.readouterr().out
+
+
+def test_a_row_of_a_whole_sequence_has_the_answer(run: Any) -> None:
+    found = prompts(run, tokens="")
+    rows = found.captures["seen"]["blocks.0"]
+    assert labels_of_data(found, rows, answer=False).values.tolist() == [ord(answer) for _, answer in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    ("header", "line"),
+    [
+        ("mood", "{mood}"),
+        ("sample,mood", "{number},{mood}"),
+        ("split,sample,note,mood", 'val,{number},"a, b",{mood}'),
+        ("mood,file", "{mood},prompts.jsonl:{line}"),
+    ],
+)
+def test_labels_of_a_file_go_to_the_samples_that_it_names(run: Any, header: str, line: str) -> None:
+    found = prompts(run)
+    lines = [line.format(mood=("bad", "good", "")[n % 3], number=n, line=n + 1) for n in range(len(PROMPTS))]
+    Path("labels.csv").write_text("\n".join([header, *(lines if header == "mood" else lines[::-1])]) + "\n")
+    if header == "mood":  # csv.reader skips empty lines
+        Path("labels.csv").write_text("mood\n" + "\n".join(each or '""' for each in lines))
+    (metrics,) = (
+        probe := run("task=probe", f"task.run={found.path}", "task.labels={file: labels.csv, column: mood}")
+    ).metrics
+    assert metrics["samples"] == 14
+    rows = found.captures["seen"]["blocks.0"]
+    labels = labels_of_file("labels.csv", "mood", rows)
+    assert labels.names == ["bad", "good"]
+    assert labels.values.tolist() == [(0, 1, -100)[n % 3] for n in rows.sample_ids.tolist()]
+    with safe_open(probe.path / "probes.safetensors", "pt") as file:
+        assert file.metadata() == {"classes": '["bad", "good"]'}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sample,mood\n0,a\n", "has no line for 19 of 20: the first is sample 1"),
+        ("sample,mode\n0,a\n", "has no column 'mood'"),
+        (
+            "mood\na\nb\n",
+            "has 2 lines and no column `sample` or `file`, and the capture has 20 samples of val",
+        ),
+        ("sample,mood\n0\n", "record 2 does not have 2 cells"),
+        ("sample,mood\n0,a\n0,b\n", "several lines for the same sample"),
+        ("", "has no column 'mood'"),
+    ],
+)
+def test_a_file_of_labels_that_leaves_a_doubt_is_refused(run: Any, text: str, said: str) -> None:
+    rows = prompts(run).captures["seen"]["blocks.0"]
+    Path("labels.csv").write_text(text)
+    with pytest.raises(SpecError, match=said):
+        labels_of_file("labels.csv", "mood", rows)
+
+
+def test_numbers_of_a_file_are_classes_if_they_are_whole(run: Any) -> None:
+    rows = prompts(run, tokens="tokens: -1, ").captures["seen"]["blocks.0"]
+    for value, dtype in (("3", torch.int64), ("0.5", torch.float32)):
+        Path("labels.csv").write_text("mood\n" + "\n".join(["1"] * 19 + [value]))
+        assert labels_of_file("labels.csv", "mood", rows).values.dtype == dtype
+
+
+def test_rows_of_a_sample_are_never_in_both_parts() -> None:
+    samples = torch.arange(40).repeat_interleave(5)
+    x, labels = normal(40, 60)[samples], (torch.arange(40) % 2)[samples]  # a probe could know each sample
+    found = fit(Features("x", x, block_bytes=2**20), labels, samples, seed=0)
+    assert (found.train, found.samples, found.rows) == (1, 40, 200)
+    assert found.test < 0.9 and found.interval == wilson(found.test, 10)
+
+
+def test_one_class_is_refused_in_words() -> None:
+    with pytest.raises(HookrunError, match="needs two classes, and the rows to fit it have only 3"):
+        fit(Features("x", normal(9, 2), block_bytes=2**20), torch.full((9,), 3), torch.arange(9), seed=0)
+
+
+def test_a_frame_has_a_line_for_each_row_and_missing_values(run: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = prompts(run).captures["seen"]["blocks.0"]
+    frame = rows.frame()
+    assert list(frame) == ["sample", "split", "file", "class", "position", "text", "vector"]
+    assert set(frame["split"]) == {"val"} == set(rows.splits)
+    assert frame["text"].tolist()[:6] == list("ababcd") and frame["file"][2] == "prompts.jsonl:2"
+    assert frame["position"].tolist()[:6] == [0, 1, 0, 1, 2, 3]
+    assert torch.equal(torch.stack([*map(torch.from_numpy, frame["vector"])]), rows[:])
+    whole = prompts(run, tokens="").captures["seen"]["blocks.0"].frame()
+    assert pandas.isna(whole["position"]).all() and whole["vector"][0].shape == (4, 8)
+
+
+def test_a_table_that_there_is_not_is_an_error_that_names_those_there_are(run: Any) -> None:
+    with pytest.raises(HookrunError, match="no table 'wrong'; there are: metrics, stats, samples"):
+        prompts(run).table("wrong")
+
+
+def test_numbers_of_a_table_on_80_columns_are_never_cut_and_names_keep_their_right_ends() -> None:
+    console = Console(file=StringIO(), width=80)
+    names = [f"transformer.encoder.blocks.{n}.attention.output" for n in range(5)]
+    show_table(
+        console, "module", names, {head: ["0.123"] * 5 for head in ("train", "test", "a", "b", "c", "d")}
+    )
+    lines = console.file.getvalue().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    for number in range(5):
+        (line,) = (line for line in lines if f"{number}.attention.output" in line)
+        assert line.split()[1:] == ["0.123"] * 6
+
+
+def test_many_classes_with_few_rows_are_probed_without_a_warning() -> None:
+    labels = torch.tensor([0, *range(39)])
+    found = fit(Features("x", normal(40, 3), block_bytes=2**20), labels, torch.arange(40), seed=0)
+    assert found.test <= 0.2 and found.interval is not None and found.interval[0] == 0
