@@ -22,7 +22,7 @@ def _infinity(raw: Any) -> Any:
 
 
 class ClipNorm(Action):
-    """Scale down to a norm of max_norm: x * min(1, max_norm / (norm + 1e-6)), over several tensors together.
+    """Scale tensors down to a common norm of max_norm: x * min(1, max_norm / (norm + 1e-6)).
 
     max_norm:  the maximum norm; tensors with a smaller norm do not change
     norm_type: the p of the p-norm, by default 2; .inf for the largest absolute value

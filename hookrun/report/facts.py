@@ -204,7 +204,7 @@ class Facts:
     @property
     def has_random_weights(self) -> bool:
         """Whether the results are those of a model that nothing has trained."""
-        return self.model.weights == "random" and self.task != "train"
+        return self.model.weights == "random" and self.model.trained is False
 
     def named(self, section: str) -> str:
         """The `name` in a section of the configuration; ``""`` if there is none."""

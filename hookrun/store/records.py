@@ -164,10 +164,15 @@ class ModuleRecord(Record):
 
 
 class ModelRecord(Record):
-    """model.json. `weights` is their source: `random`, the name of published weights, or a path."""
+    """model.json.
+
+    weights: their source: `random`, the name of published weights, or a path
+    trained: whether the run trains the model; None: an earlier version, or a user's own loop, wrote the file
+    """
 
     type: Annotated[Name | None, Field(alias="class")] = None
     weights: Text | None = None
+    trained: bool | None = None
     modules: Listing[ModuleRecord] = []
 
 

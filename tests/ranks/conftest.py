@@ -141,7 +141,7 @@ class Same:
         for hook, modules in one.captures.items():
             for module in modules:
                 rows, others = Same.rows_of(one, hook, module), Same.rows_of(two, hook, module)
-                for column in ("sample_ids", "epochs", "steps", "calls", "splits", "positions"):
+                for column in ("sample_ids", "epochs", "steps", "calls", "split_numbers", "positions"):
                     assert torch.equal(getattr(rows, column), getattr(others, column)), (hook, column)
                 assert torch.allclose(rows[:], others[:], rtol=rtol, atol=1e-5, equal_nan=True), hook
 

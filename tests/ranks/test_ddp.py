@@ -95,6 +95,7 @@ EVERY = {
     "bounded": "select: fc.bias, hook: optimizer_step_post, action: clamp, min: -0.0201, max: 0.0201",
     "kept": "select: conv2, hook: backward, action: capture, target: 'grad_output[0]'",
     "checked": "select: relu1, hook: forward, action: check, policy: stop",
+    "read": "select: conv1.weight, hook: weight, action: scale, factor: 0.8",
 }
 """A hook of every type, each with another action where there is one."""
 

@@ -20,6 +20,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "add_parameter": {"name": "extra", "shape": [3]},
     "offload": {"to": "cpu"},
     "cast": {"dtype": "bfloat16"},
+    "project": {"direction": [1, 2, 2]},
+    "init": {"name": "normal_"},
+    "prune": {"amount": 0.5},
     "python": {"function": "hookrun.examples:soften"},
 }
 ON_MODULES: dict[str, dict[str, Any]] = {"python": {"function": "hookrun.examples:shrink"}}
