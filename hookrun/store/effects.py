@@ -52,6 +52,20 @@ class Effects(Lookup[Tensor]):
         self.axes = {name: list(labels) for name, labels in axes.items()}
         self.samples, self.about = list(samples), dict(about)
 
+    def of_cells(self) -> dict[str, float]:
+        """``exact module=relu1, heads=0`` -> its value, for each cell that has one; also gradient and restored."""
+        cells = [
+            ", ".join(f"{key}={label}" for key, label in zip(self.axes, labels, strict=True))
+            for labels in product(*self.axes.values())
+        ]
+        return {
+            f"{name} {cell}": value
+            for name in (EXACT, GRADIENT, RESTORED)
+            if name in self
+            for cell, value in zip(cells, self[name].flatten().tolist(), strict=True)
+            if value == value
+        }
+
     def dims(self, name: str) -> list[str]:
         """The names of the dimensions of a tensor."""
         of_samples = [SAMPLES] if name.endswith("_samples") else []

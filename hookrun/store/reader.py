@@ -342,9 +342,7 @@ class Run:
             first=first,
             captures=captures,
             unpaired=unpaired,
-            metrics=records.side_by_side(
-                records.metrics(self.metrics), records.metrics(run.metrics), tolerance
-            ),
+            metrics=records.side_by_side(_measured(self), _measured(run), tolerance),
             predictions=predictions(here, there, self.predictions, run.predictions, self.samples, tolerance),
             weights=weights,
             weights_of=weights_of,
@@ -439,3 +437,9 @@ def _content(folder: Path) -> str:
 
 def _by_number(job: Path) -> tuple[int, str]:
     return (int(job.name), "") if job.name.isdecimal() else (-1, job.name)
+
+
+def _measured(run: Run) -> dict[str, float]:
+    """The metrics of whole passes, and the effects of each cell."""
+    effects = read_effects(run.path)
+    return records.metrics(run.metrics) | ({} if effects is None else effects.of_cells())

@@ -126,3 +126,5 @@ class CompareTask(TaskOfRuns):
         screen.say(shown_of if comparison.captures else "no module was captured by both runs")
         for line in comparison.config[:_LINES]:
             screen.say(f"configuration: {line['key']}: {line['run']!r:.100}, other {line['other']!r:.100}")
+        if (more := len(comparison.config) - _LINES) > 0:
+            screen.say(f"configuration: and {more} more, in {COMPARE_JSON}")

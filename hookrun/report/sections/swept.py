@@ -77,7 +77,10 @@ def figures(facts: SweepFacts) -> list[Figure]:
 
 
 def _with_baselines(figure: Figure, facts: SweepFacts, name: str) -> Figure:
-    """The figure with a note of the metric's value without hooks."""
+    """The figure with a note of the metric's value without hooks; not if other swept keys change that too."""
+    others = [key for key in facts.varied if not key.startswith("hooks.") and key not in facts.averaged]
+    if len({tuple(job.overrides.get(key) for key in others) for job in facts.baselines}) > 1:
+        return figure
     count = sum(math.isfinite(job.metrics.get(name, math.nan)) for job in facts.baselines)
     if not count:
         return figure

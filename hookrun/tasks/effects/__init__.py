@@ -183,7 +183,7 @@ class EffectsTask(TaskOfOneSplit):
         from hookrun.store.effects import write_effects
         from hookrun.tasks.effects.cells import Cells
         from hookrun.tasks.effects.prepared import PreparedEffects
-        from hookrun.tasks.effects.results import effects_of
+        from hookrun.tasks.effects.results import effects_of, strongest
         from hookrun.tasks.run.batches import Batches
 
         prepared = context.prepared
@@ -201,9 +201,9 @@ class EffectsTask(TaskOfOneSplit):
         names.write_pictures()
         effects = effects_of(prepared, cells, self.splits[0])
         write_effects(context.run_dir.path, effects)
-        plain = effects["unedited"]
+        context.screen.say(strongest(effects))
         context.conclude(
-            self.split, {self.metric_name: float(plain), "cells": float(len(prepared.grid.cells))}
+            self.split, {"unedited": float(effects["unedited"]), "cells": len(prepared.grid.cells)}
         )
 
 

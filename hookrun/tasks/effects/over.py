@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from hookrun.config.validation import Section, parse
 from hookrun.errors import Problem, nearest, shown
@@ -45,6 +45,15 @@ class Window(Section):
     stride: Sizes = (1,)
 
 
+def _channels(over: dict[str, Any]) -> dict[str, Any]:
+    """Whole numbers in a list of `index` are channels, as those of `each`."""
+    listed = over.get(INDEX)
+    if not isinstance(listed, tuple):
+        return over
+    numbers = (channel_of(value) if isinstance(value, int) else value for value in listed)
+    return {**over, INDEX: tuple(numbers)}
+
+
 def _values(raw: Any) -> Any:
     """`each`, a list of values, or a window."""
     if raw == EACH or isinstance(raw, Window):
@@ -56,7 +65,7 @@ def _values(raw: Any) -> Any:
     raise ValueError(f"found {shown(raw)}, expected each, a list of values, or {{window: 3}}")
 
 
-Over = dict[str, Annotated[Any, BeforeValidator(_values)]]
+Over = Annotated[dict[str, Annotated[Any, BeforeValidator(_values)]], AfterValidator(_channels)]
 """Key of the hook -> its values; the order of the keys is the order of the axes."""
 
 

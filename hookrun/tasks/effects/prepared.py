@@ -11,7 +11,7 @@ from hookrun.actions.fields import Meaning
 from hookrun.actions.values import RunValue
 from hookrun.data import DataInfo, Split
 from hookrun.data.samples import Samples
-from hookrun.errors import CompileError
+from hookrun.errors import CompileError, counted
 from hookrun.plan.plan import PlannedHook
 from hookrun.prove.trial import prove
 from hookrun.run_values import RunReferences
@@ -87,7 +87,7 @@ def with_grid(
     if grid.problems:
         raise CompileError(grid.problems)
     sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
-    line = f"{len(grid.cells):,} cells: {sizes}; the plan shows the first value of each"
+    line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
     moved = Moved(name)
     given = {name: value for name, value in vars(prepared).items() if name in Prepared.__dataclass_fields__}
     return PreparedEffects(

@@ -60,3 +60,14 @@ def effects_of(prepared: PreparedEffects, cells: Cells, split: Split) -> Effects
         }
     about = {"hook": prepared.moved.name, "metric": prepared.metrics[0].name, "split": split}
     return Effects(tensors, grid.labels, range(len(cells.plain)), about)
+
+
+def strongest(effects: Effects) -> str:
+    """A line about the cell with the largest effect."""
+    values = effects[EXACT] if EXACT in effects else effects[GRADIENT]
+    plain = float(effects[PLAIN])
+    place = torch.unravel_index((values - plain).abs().nan_to_num(-1.0).argmax(), values.shape)
+    labels = zip(effects.axes.items(), place, strict=True)
+    cell = ", ".join(f"{key} {labels_of[int(at)]}" for (key, labels_of), at in labels)
+    of = f"{effects.about['metric']} {float(values[place]):.4g}, without the hook {plain:.4g}"
+    return f"largest effect: {cell}: {of}"

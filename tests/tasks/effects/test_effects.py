@@ -421,3 +421,21 @@ def test_the_page_has_maps_the_top_sites_and_links_to_samples(effects) -> None:
     assert 'id="effects"' in page and "correlation with the exact values" in page
     assert 'href="#cell-0"' in page and 'id="cell-0"' in page
     assert len(page) < 400_000
+
+
+def test_whole_numbers_in_a_list_of_index_are_channels(effects, capsys) -> None:
+    hook = "{select: relu1, hook: forward, action: replace, value: 0}"
+    every = effects(hook, "{module: each, index: each}", *DIGITS).effects["exact"]
+    some = effects(hook, "{module: each, index: [3, 0]}", *DIGITS).effects
+    close(some["exact"], every[:, [3, 0]])
+    assert "largest effect: module relu1, index :, " in capsys.readouterr().out
+
+
+def test_effects_that_differ_are_a_difference_of_the_runs(effects) -> None:
+    over = "{module: [relu1], index: [0, 1]}"
+    runs = [
+        effects(f"{{select: relu1, hook: forward, action: replace, value: {value}}}", over, *DIGITS)
+        for value in (0, 0, 5)
+    ]
+    assert runs[0].compare(runs[1]).reasons == []
+    assert runs[0].compare(runs[2]).reasons == ["metrics that differ: 2"]
