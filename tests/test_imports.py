@@ -24,7 +24,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version", "hook_types", "discovery"),
     ("terminal",),
     ("signals",),
-    ("private_names",),
     ("values",),
     ("config", "trust"),
     ("actions",),

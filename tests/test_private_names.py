@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hookrun import private_names
 from hookrun.errors import HookrunError
 from hookrun.runtime.fast import copies, direct_calls, small_tensors
+from hookrun.values import private_names
 
-PACKAGE = Path(private_names.__file__).parent
+PACKAGE = Path(private_names.__file__).parents[1]
 
 OTHERS = {
     *("_asdict", "_exit", "_getframe", "_make", "_reconstructor", "_replace", "_run_exitfuncs", "_shutdown"),

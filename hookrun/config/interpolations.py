@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from hookrun.private_names import require
+from hookrun.values.private_names import require
 
 require("omegaconf")
 

@@ -17,9 +17,9 @@ from torch.nn.utils.parametrize import ParametrizationList
 from hookrun.errors import listed, shortened
 from hookrun.models.attention_points import POINTS, lacks_points
 from hookrun.plan.plan import Match
-from hookrun.private_names import require
 from hookrun.spec.hook import HookSpec
 from hookrun.spec.selector import Names, Node, Selector, Tree
+from hookrun.values.private_names import require
 
 
 class Unhookable(NamedTuple):

@@ -1,5 +1,5 @@
 """Checks a plan on a copy of the model before a run."""
 
-from hookrun.private_names import require
+from hookrun.values.private_names import require
 
 require("torch")

@@ -18,9 +18,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from hookrun.errors import HookrunError
-from hookrun.private_names import require
 from hookrun.ranks.alone import Ranks, Started
 from hookrun.signals import ignore_next
+from hookrun.values.private_names import require
 
 _JOINED = "hookrun/joined"
 _FAILED = "failed"

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from hookrun.errors import CompileError, Problem
-from hookrun.private_names import require
 from hookrun.runtime.apply_action import acts_on, function_of
 from hookrun.runtime.site import HookSite
 from hookrun.values import containers
+from hookrun.values.private_names import require
 
 tracing = torch.compiler.is_dynamo_compiling
 """Whether torch.compile is tracing the hooks instead of running them."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hookrun.errors import HookError, Problem
 from hookrun.plan.plan import ResolvedPlan
-from hookrun.private_names import require
+from hookrun.values.private_names import require
 
 if TYPE_CHECKING:
     from hookrun.runtime.hooks.base import BoundHook

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from hookrun.errors import nearest
-from hookrun.private_names import require
 from hookrun.values.index import Key, path_text
+from hookrun.values.private_names import require
 from hookrun.values.tensors import holds_data, shape_of, shapes_of
 
 require("torch")
