@@ -66,8 +66,10 @@ class Grid:
         """Whether the grid has one axis."""
         return self.rows == [""]
 
-    def draw(self, title: str, values: Array, links: Sequence[str], note: str = "") -> Figure:
-        """The values of all cells as a map; of one axis, as bars."""
+    def draw(
+        self, title: str, values: Array, links: Sequence[str], note: str = "", centre: float | None = None
+    ) -> Figure:
+        """The values of all cells as a map, whose colours are centred on `centre`; of one axis, as bars."""
         flat = np.asarray(values, dtype=np.float64).reshape(-1)
         if self.is_line and len(flat) <= 200:
             return bars(title, flat.tolist(), x=self.across, y=title, names=self.columns, note=note)
@@ -80,6 +82,7 @@ class Grid:
             x=f"across: {self.across}" + (f"; down: {self.down}" if self.down else ""),
             note=note,
             numbers=few,
+            centre=centre,
             links=[[links[at] for at in row] for row in self.order.tolist()] if links else (),
         )
 
@@ -151,17 +154,17 @@ def _windows(labels: Sequence[str]) -> tuple[list[str], list[str], NDArray[np.in
 
 
 def _figures(effects: Effects, grid: Grid, metric: str, links: list[str], said: str) -> list[Figure]:
-    figures = list[Figure]()
+    figures, plain = list[Figure](), float(effects[PLAIN])
     exact = effects[EXACT].double().numpy() if EXACT in effects else None
     if exact is not None:
-        figures.append(grid.draw(metric, exact, links, said))
+        figures.append(grid.draw(metric, exact, links, said, plain))
     if RESTORED in effects:
         note = "0: as without the hook, 1: as in the run to compare with"
         figures.append(grid.draw("restored", effects[RESTORED].double().numpy(), links, note))
     if GRADIENT in effects:
         estimate = effects[GRADIENT].double().numpy()
         note = said if exact is None else _agreement(exact, estimate)
-        figures.append(grid.draw(f"{metric}, estimated from the gradient", estimate, links, note))
+        figures.append(grid.draw(f"{metric}, estimated from the gradient", estimate, links, note, plain))
     if OF_SAMPLES in effects and len(effects.samples) > 1:
         values = effects[OF_SAMPLES].double()
         spread = (values - values.nanmean(-1, keepdim=True)).square().nanmean(-1).sqrt()
