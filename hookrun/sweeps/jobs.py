@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import os
 import shlex
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -26,9 +25,10 @@ from hookrun.signals import handled, interruption_kept, pending, shielded
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import Need
 from hookrun.spec.objective import Goal
-from hookrun.store.files import replacing, write_json
+from hookrun.store.files import StoreError, replacing, write_json
 from hookrun.store.format import CHECKPOINTS, CONFIG, JOB, MULTIRUN, REPORT, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
+from hookrun.store.records import Status, read_record
 from hookrun.sweeps.composed_jobs import hash_of, without_directory
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
 from hookrun.sweeps.job_directories import refuse_links
@@ -117,9 +117,16 @@ class JobLines:
             for text in typed
             if text.partition("=")[0].lstrip("+") in self.swept or text == "hooked=false"
         ]
-        status = json.loads(_status(run_dir) or b"{}")
-        result, ended = status.get("objective") or {}, str(status.get("status", "not started"))
-        parts = [f"[{number}{'' if self.total is None else f'/{self.total}'}] {' '.join(settings)}".rstrip()]
+        status: dict[str, Any] = {"status": "not started"}
+        if (run_dir / STATUS).is_file():
+            try:
+                status = read_record(run_dir / STATUS, Status)
+            except StoreError:  # somebody has damaged it; the sweep goes on
+                status = {"status": "unreadable"}
+        result, ended = status.get("objective") or {}, str(status.get("status"))
+        # in a resumed sweep the numbers may go beyond its jobs
+        of = "" if self.total is None or number > self.total else f"/{self.total}"
+        parts = [f"[{number}{of}] {' '.join(settings)}".rstrip()]
         if ended != "done":
             parts.append(ended)
         elif result.get("value") is not None:

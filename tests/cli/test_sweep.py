@@ -477,3 +477,17 @@ def test_a_swept_choice_in_the_directory_of_the_sweep_is_refused(cwd: Path, note
     assert main(["-m", "experiment=clip_fc,add_bias", swept]) == 2
     assert "put that value into hydra.sweep.subdir" in capsys.readouterr().err and not (cwd / "x").exists()
     assert main(["-m", "experiment=clip_fc", "seed=5,6", swept]) == 0 and (cwd / "x/clip_fc/1").is_dir()
+
+
+def test_a_damaged_status_does_not_end_the_sweep(cwd: Path, notes, monkeypatch, capsys) -> None:
+    run = notes.execute
+
+    def damaging(prepared: object, run_dir: Path, **options: bool) -> int:
+        code = run(prepared, run_dir, **options)
+        (run_dir / "status.json").write_text("[1")
+        return code
+
+    monkeypatch.setattr("hookrun.tasks.execute", damaging)
+    main(["-m", "seed=5,6"])
+    assert [line.split()[2] for line in lines_of(capsys.readouterr().out)] == ["unreadable", "unreadable"]
+    assert [seed for seed, _ in notes.ran] == [5, 6]

@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def reasons(self) -> list[str]:
-        """What differs in the results, in words; empty if nothing does. Plan and configuration are no results."""
+        """What differs in the results, in words; empty if nothing does. Plan and configuration are not results."""
         reasons = list[str]()
         if self.first is not None:
             where = [f"{key} {self.first[key]}" for key in ("sample", "token") if self.first[key] is not None]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hookrun.errors import spec_error
 from hookrun.spec import Experiment
-from hookrun.store.format import OVERRIDES, STATUS
+from hookrun.store.format import MULTIRUN, OVERRIDES, STATUS, SWEEP
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import UsedRunRecord
 from hookrun.store.stored_config import read_yaml
@@ -61,11 +61,11 @@ def find_both(experiment: Experiment, path: str | None, other: str | None) -> Tw
 
 
 def _jobs(folder: Path) -> list[Path]:
-    """The directories of a sweep's jobs, by number; none if the folder is a run, or does not exist."""
-    if (folder / STATUS).exists():
+    """The directories of a sweep's jobs, by number; none if the folder is not that of a sweep."""
+    if not any((folder / name).is_file() for name in (MULTIRUN, SWEEP)):
         return []
-    jobs = (file.parent for file in folder.glob(f"*/{STATUS}"))
-    return sorted(jobs, key=lambda job: (len(job.name), job.name))
+    jobs = (file.parent for file in folder.rglob(STATUS))
+    return sorted(jobs, key=lambda job: (len(str(job)), str(job)))
 
 
 def _by_overrides(jobs: list[Path]) -> dict[str, Path]:
