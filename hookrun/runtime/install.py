@@ -196,8 +196,9 @@ class Installation:
         causes = dict[tuple[str, str], str]()
         for site in self.sites:
             place = site.hook_name, site.path
-            if not site.firings and (stops or lies_in(names[place], skipped)):
-                causes[place] = f": {stops[0] if stops else f'{min(skips)[0]} skips the module around it'}"
+            is_skipped = lies_in(names[place], skipped) or set(names[place]) <= set(skipped)
+            if not site.firings and (stops or is_skipped):
+                causes[place] = f": {stops[0] if stops else f'{min(skips)[0]} skips the module'}"
         return causes
 
     def _inactive_to_report(self) -> list[tuple[str, str, str]]:

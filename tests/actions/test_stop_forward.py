@@ -135,7 +135,8 @@ def test_checkpointing_threads_and_functional_call() -> None:
 def test_a_graph_cannot_contain_it() -> None:
     model = network()
     with hookrun.hooked(model, {"stop": STOP}) as hooks:
-        for run in (hooks.compile, lambda: torch.compile(model, backend="eager")(X)):
+        plainly = torch.compile(model, backend="eager")
+        for run in (hooks.compile, lambda: plainly(X), lambda: torch.export.export(model, (X,))):
             with pytest.raises(hookrun.CompileError, match="ends the forward by an exception"):
                 run()
     torch.compiler.reset()

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import repeating
+from hookrun.runtime.clock import call_frame
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.direct_calls import call_through_torch
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_backward, in_graph
@@ -112,7 +113,10 @@ class SkippableForward(Replacement):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's first argument, or the output of its forward; a trial run compares the two."""
-        forward = self.before or partial(type(self.module).forward, self.module)
+        called: Any = None if tracing() else call_frame().f_locals.get("self")
+        shares = isinstance(called, nn.Module) and called.__dict__.get(self.attribute) is self
+        module: Any = called if shares else self.module  # a shallow copy has the same attributes
+        forward = self.before or partial(type(module).forward, module)
         hooks = [hook for hook in self.hooks if hook.number in self.module._forward_pre_hooks]
         if not hooks:
             return forward(*args, **kwargs)
@@ -238,6 +242,8 @@ class Stop(CallHook):
         """Raise Stopped, unless no schedule holds, or activation checkpointing repeats the call."""
         if self.number not in module._forward_hooks or repeating() is not None or not self.takes_place():
             return
+        if torch.compiler.is_exporting():
+            in_graph(self.firings, None)  # raises CompileError
         where = self.firings[0].site.where
         ending = next((call for call in calls if call.module is self._model), None)
         if ending is None:
