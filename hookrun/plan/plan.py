@@ -181,12 +181,15 @@ class ResolvedPlan:
     @property
     def no_output(self) -> str | None:
         """One sentence if a hook stops the forward, after which there is no output; else None."""
-        stops = [hook for hook in self.hooks if hook.spec.action.stops]
-        if not stops:
-            return None
-        names = listed([hook.spec.name for hook in stops], _SHOWN)
-        paths = listed([match.path or "(root)" for hook in stops for match in hook.matches], _SHOWN)
-        return f"{names} stops the forward after {paths}: there is no output, and there are no metrics"
+        stops = [
+            f"{hook.spec.name} stops the forward after {match.path or '(root)'}"
+            for hook in self.hooks
+            if hook.spec.action.stops
+            for match in hook.matches
+        ]
+        return (
+            f"{listed(stops, _SHOWN)}: there is no output, and there are no metrics of it" if stops else None
+        )
 
     def applied(self) -> list[str]:
         """The identities of the hooks that change the model at installation, which checkpoints record."""

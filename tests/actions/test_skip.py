@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -236,6 +239,20 @@ def test_a_graph_does_not_contain_a_schedule() -> None:
             with pytest.raises(hookrun.CompileError, match="decides at each call whether the forward runs"):
                 run()
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize(("finds", "refused"), [(False, True), (True, False)])
+def test_a_wrapper_that_waits_for_its_gradients_is_refused(
+    finds: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper = SimpleNamespace(find_unused_parameters=finds, static_graph=False)
+    monkeypatch.setattr(DistributedDataParallel, "_get_active_ddp_module", lambda: wrapper)
+    model = Net()
+    with hookrun.hooked(model, {"out": SKIP}):
+        with pytest.raises(hookrun.HookError, match="find_unused_parameters") if refused else nullcontext():
+            model(X)
+        with torch.no_grad():
+            model(X)
 
 
 def test_a_cache_that_a_skipped_layer_did_not_fill_is_refused() -> None:

@@ -36,7 +36,7 @@ def test_captures_equal_those_of_the_whole_forward_and_nothing_follows() -> None
     with hookrun.hooked(model, {"seen": capture()}) as whole:
         model(X)
     plan = hookrun.compile({"stop": STOP, "seen": capture()}, model, example=((X,), {}))
-    assert "stop stops the forward after 2: there is no output, and there are no metrics" in str(plan)
+    assert "stop stops the forward after 2: there is no output, and there are no metrics of it" in str(plan)
     with plan.install(model, strict=True) as hooks, FlopCounterMode(display=False) as counted:
         assert model(X) is None
     assert counted.get_total_flops() == 3 * (2 * 5 * 8 * 8)
@@ -149,7 +149,7 @@ def test_a_run_writes_captures_and_says_that_there_are_no_metrics(
     monkeypatch.chdir(tmp_path)
     assert main([*EARLY, f"task={task}", "strict=true"]) == 0
     run = hookrun.open_run("outputs/latest")
-    said = "stop stops the forward after relu1: there is no output, and there are no metrics"
+    said = "stop stops the forward after relu1: there is no output, and there are no metrics of it"
     assert run.captures["early"]["relu1"].shape[0] == 128
     (line,) = run.metrics
     assert line["note"] == said and "loss" not in line and "objective" not in run.status

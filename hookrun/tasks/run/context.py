@@ -303,7 +303,8 @@ class RunContext:
 
         Raises HookrunError for a split without samples.
         """
-        measures = measures and self.prepared.plan.no_output is None
+        if self.prepared.plan.no_output is not None:
+            measures, store = False, None
         average = self.average()
         held: dict[str, Resumable] = {"average": average, **({} if names is None else {"names": names})}
         with self.evaluating(batches, label, held) as (passed, shown):
@@ -312,7 +313,7 @@ class RunContext:
                 with self.logged(number):
                     output = (forward or self.forward)(batch)
                 if batch.ids.numel():  # otherwise other ranks have all of its rows
-                    if store is not None and output is not None:
+                    if store is not None:
                         store(batch, output)
                     if measures:
                         loss = self.loss(output, batch) if with_loss else None
