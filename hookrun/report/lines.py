@@ -83,9 +83,11 @@ def sampled(
     elif lines.is_sample:
         drawn = f"{len(lines.records):,} of them, drawn at random, are shown"
         lines.notes.append(f"{path.name} has {counts['total']:,} lines: {drawn}")
-    for kind, why in _LEFT_OUT.items():
-        if counts[kind]:
-            lines.notes.append(f"{path.name}: {counts[kind]:,} lines are {why} and left out")
+    lines.notes += [
+        f"{path.name}: {counts[kind]:,} lines are {why} and left out"
+        for kind, why in _LEFT_OUT.items()
+        if counts[kind]
+    ]
     return lines
 
 

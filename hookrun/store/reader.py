@@ -39,6 +39,7 @@ from hookrun.store.format import (
     GENERATIONS,
     HOOKS,
     LENS,
+    MANIFEST,
     METRICS,
     MODEL,
     PLAN,
@@ -48,6 +49,7 @@ from hookrun.store.format import (
     STATUS,
 )
 from hookrun.store.inside import is_there
+from hookrun.store.manifest import read_manifest
 from hookrun.store.records import (
     STREAMS,
     EnvRecord,
@@ -91,7 +93,7 @@ class Run:
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """plan.json; empty if the run ended before there was a plan."""
+        """plan.json; empty if the run ended before there was a plan. StoreError if it was removed since."""
         return self._record(PLAN, PlanRecord)
 
     @cached_property
@@ -379,8 +381,17 @@ class Run:
         return f"<run {self.path}: {self.status['status']}>"
 
     def _record(self, name: str, model: type[Record]) -> dict[str, Any]:
-        path = self.path / name
-        return read_record(path, model) if is_there(path) else {}
+        if is_there(self.path / name):
+            return read_record(self.path / name, model)
+        if name in self.recorded_files:
+            raise StoreError(f"{self.path / name} is missing: the run wrote it, as {MANIFEST} says")
+        return {}
+
+    @cached_property
+    def recorded_files(self) -> frozenset[str]:
+        """The paths of the files in the manifest; empty for a run without one. StoreError if it cannot be read."""
+        sha256 = self.status.get("manifest")
+        return frozenset(read_manifest(self.path, sha256)) if sha256 else frozenset()
 
     def _captures(self, name: str) -> Lookup[Lookup[Leaf]]:
         folder = self.path / name
