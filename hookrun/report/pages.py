@@ -98,7 +98,7 @@ def _settings_csv(facts: SweepFacts) -> str:
     keys = [key for key in facts.varied if key not in facts.averaged]
     heads = [f"{name} {what}" for name in facts.metrics for what in ("mean", "std")]
     rows: list[list[Any]] = [[*keys, "baseline", "n", *heads]]
-    for setting in [*facts.grouped(facts.baselines), *facts.settings]:
+    for setting in [*facts.settings_of(facts.baselines), *facts.settings]:
         spreads = [setting.of(name) or (None, None) for name in facts.metrics]
         is_baseline = str(setting.jobs[0] in facts.baselines).lower()
         count = sum(bool(job.metrics) for job in setting.jobs)

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from hookrun.config import root_of
 from hookrun.errors import counted
 from hookrun.report.draw.text import seconds_between
-from hookrun.report.lines import is_kept, sampled
+from hookrun.report.lines import grouped, is_kept, sampled
 from hookrun.spec.objective import AVERAGED, DIAGNOSTIC, Direction, Goal, is_loss
 from hookrun.store import stored_config
 from hookrun.store.files import StoreError
@@ -253,15 +253,13 @@ class SweepFacts:
 
         Without a common goal, in the order of the jobs; of a diagnostic metric, by the size of the effect.
         """
-        settings = self.grouped(self.compared)
+        settings = self.settings_of(self.compared)
         return settings if self.goal is None else sorted(settings, key=self._rank)
 
-    def grouped(self, jobs: Iterable[JobFacts]) -> list[Setting]:
-        """The jobs by their setting, in the order of the jobs."""
+    def settings_of(self, jobs: Iterable[JobFacts]) -> list[Setting]:
+        """The settings of the jobs, in the order of the jobs."""
         keys = [key for key in self.varied if key not in self.averaged]
-        groups = dict[tuple[str | None, ...], list[JobFacts]]()
-        for job in jobs:
-            groups.setdefault(tuple(self.given(job, key) for key in keys), []).append(job)
+        groups = grouped(jobs, lambda job: tuple(self.given(job, key) for key in keys))
         return [
             Setting({key: value for key, value in zip(keys, values, strict=True) if value is not None}, jobs)
             for values, jobs in groups.items()

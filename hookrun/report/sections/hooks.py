@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_mag
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import MOST_HOOKS, NOTICES, ON_PARAMETERS, Facts
-from hookrun.report.lines import is_number
+from hookrun.report.lines import grouped, is_number
 from hookrun.store.captures.read import StoredCapture
 
 MOST_CHARTS = 16
@@ -189,20 +189,24 @@ def build(facts: Facts) -> list[dict[str, Any]]:
     lines: (place, text) of the first records that contain more than numbers
     samples: for predictions, those of the samples
     """
-    records = defaultdict[str, list[dict[str, Any]]](list)
-    for record in facts.stats.records:
-        records[record["hook"]].append(record)
-    captured, predicted = (defaultdict[str, list[StoredCapture]](list) for _ in range(2))
-    for by_hook, captures in ((captured, facts.captured), (predicted, facts.predicted)):
-        for capture in captures:
-            by_hook[capture.hook].append(capture)
+    records = grouped(facts.stats.records, itemgetter("hook"))
+    captured, predicted = (
+        grouped(captures, attrgetter("hook")) for captures in (facts.captured, facts.predicted)
+    )
     share = max(2, MOST_VIEWS // max(len(captured), 1))
     shares = dict.fromkeys(list(captured)[:MOST_VIEWS], share)
     names = list(dict.fromkeys([*captured, *records, *facts.planned]))[:MOST_HOOKS]
     order = {name: place for place, name in enumerate(facts.planned)}
     names.sort(key=lambda name: order.get(name, len(order)))
     shown = [
-        _of_hook(facts, name, order.get(name, -1), records[name], captured[name], shares.get(name, 0))
+        _of_hook(
+            facts,
+            name,
+            order.get(name, -1),
+            records.get(name, []),
+            captured.get(name, []),
+            shares.get(name, 0),
+        )
         for name in names
     ]
     for captures in list(predicted.values())[:MOST_VIEWS]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from hookrun.report.draw.charts import Figure, bars
 from hookrun.report.draw.pictures import LEVELS, heat, is_light, palette
 from hookrun.report.draw.text import number, token_name
 from hookrun.report.facts import Facts
-from hookrun.report.lines import is_number, is_place, sampled
+from hookrun.report.lines import grouped, is_number, is_place, sampled
 from hookrun.store.format import LENS
 from hookrun.store.records import LensLine
 
@@ -36,9 +36,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
     if not read.records and not means:
         return None
     kind = str((read.records or means)[0]["kind"])
-    by_sample = defaultdict[tuple[str, int], list[Line]](list)
-    for line in read.records:
-        by_sample[line["split"], line["sample"]].append(line)
+    by_sample = grouped(read.records, itemgetter("split", "sample"))
     if read.is_sample and len(by_sample) > 1:
         by_sample.popitem()  # it may lack its last lines
     tables, notes = _tables(by_sample), [*read.notes]

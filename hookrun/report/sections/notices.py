@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 from hookrun.actions.check import verdict
 from hookrun.report.draw.text import number
 from hookrun.report.facts import MOST_HOOKS, Facts
-from hookrun.report.lines import is_number
+from hookrun.report.lines import grouped, is_number
 from hookrun.report.sweep_facts import SweepFacts
 
 MOST_SPENT = 200
@@ -54,10 +53,10 @@ def failed_checks(facts: Facts) -> list[dict[str, Any]]:
     last_good: the last module before it in the same pass at which the check passed, with its class; "" if there is none
     times:     how often it failed there
     """
-    failures = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
-    for record in facts.stats.records:
-        if record.get("ok") is False:
-            failures[record["hook"], f"{record['module']}{record.get('path') or ''}"].append(record)
+    failures = grouped(
+        (record for record in facts.stats.records if record.get("ok") is False),
+        lambda record: (record["hook"], f"{record['module']}{record.get('path') or ''}"),
+    )
     return [
         {
             "hook": hook,
@@ -84,11 +83,11 @@ def _has_values(record: dict[str, Any]) -> bool:
 
 def inactive_hooks(facts: Facts) -> list[tuple[str, str, list[str]]]:
     """(hook, why it did nothing, at which of the modules that it matched)."""
-    modules = defaultdict[tuple[str, str], list[str]](list)
-    for site in facts.hooks.sites:
-        if site.silent:
-            modules[site.hook, site.silent].append(site.module)
-    return [(hook, why, paths) for (hook, why), paths in modules.items()][:MOST_HOOKS]
+    silent = (site for site in facts.hooks.sites if site.silent)
+    return [
+        (hook, why, [site.module for site in sites])
+        for (hook, why), sites in grouped(silent, lambda site: (site.hook, str(site.silent))).items()
+    ][:MOST_HOOKS]
 
 
 def notes(facts: Facts) -> list[str]:

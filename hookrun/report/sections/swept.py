@@ -16,7 +16,7 @@ from hookrun.errors import counted
 from hookrun.report.draw.charts import Figure, Series, is_geometric, lines, spans_magnitudes
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import by_number, number, number_of, token_name
-from hookrun.report.lines import sampled
+from hookrun.report.lines import grouped, sampled
 from hookrun.report.sweep_facts import JobFacts, SweepFacts, conclusion
 from hookrun.spec.objective import is_loss
 from hookrun.store.format import SAMPLES, TOKENS
@@ -133,15 +133,15 @@ def _map(facts: SweepFacts, keys: Sequence[str], name: str) -> Figure:
     )
     if is_layer := _direction(down) > 0:
         rows.reverse()
-    cells = defaultdict[tuple[str, str], list[JobFacts]](list)
-    for job in facts.compared:
-        cells[job.overrides.get(down, "–"), job.overrides.get(across, "–")].append(job)
+    cells = grouped(
+        facts.compared, lambda job: (job.overrides.get(down, "–"), job.overrides.get(across, "–"))
+    )
     heads = columns
     if _POSITION.search(across):
         columns.sort(key=lambda position: position.startswith("-"))  # counted from the end
         heads = _with_tokens(facts, columns)
     links = [
-        [next((job.link for job in cells[row, column] if job.has_report), "") for column in columns]
+        [next((job.link for job in cells.get((row, column), ()) if job.has_report), "") for column in columns]
         for row in rows
     ]
 
@@ -154,7 +154,7 @@ def _map(facts: SweepFacts, keys: Sequence[str], name: str) -> Figure:
             several,
         )
         means = np.array(
-            [[np.mean(finite[row, column] or [math.nan]) for column in columns] for row in rows],
+            [[np.mean(finite.get((row, column), [math.nan])) for column in columns] for row in rows],
             dtype=np.float32,
         )
         if centre is None and is_loss(name) and np.isfinite(means).any():
