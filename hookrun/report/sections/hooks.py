@@ -6,7 +6,6 @@ The keys of a record decide how it is shown, so records of new actions are shown
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from operator import attrgetter, itemgetter
@@ -164,14 +163,14 @@ def _of_single_layers(points: Points, unit: str) -> list[str]:
 
 def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> tuple[Points, str]:
     """Module -> its values over steps, or over the order of recording if steps restart; and the name of that axis."""
-    by_module = defaultdict[tuple[str, str], tuple[list[float], list[float]]](lambda: ([], []))
-    for record in records:
-        if name in record:
-            steps, values = by_module[record["module"], record.get("path") or ""]
-            steps.append(float(record["step"]))
-            values.append(float(record[name]))
-    order = sorted(by_module, key=lambda key: places.get(key[0], len(places)))
-    points = {"".join(key): by_module[key] for key in order}
+    by_module = grouped(
+        (record for record in records if name in record),
+        lambda record: (str(record["module"]), record.get("path") or ""),
+    )
+    points = {
+        "".join(key): ([float(record["step"]) for record in at], [float(record[name]) for record in at])
+        for key, at in sorted(by_module.items(), key=lambda item: places.get(item[0][0], len(places)))
+    }
     if all(a < b for steps, _ in points.values() for a, b in pairwise(steps)):
         return points, "step"
     return {path: (list(map(float, range(len(ys)))), ys) for path, (_, ys) in points.items()}, "firing"

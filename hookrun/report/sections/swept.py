@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -96,9 +95,10 @@ def _curve(jobs: Sequence[JobFacts], key: str, name: str, *, dots: bool) -> Figu
 
     dots: points, also for numbers, which are not in an order that means something
     """
-    by_value = defaultdict[str, list[float]](list)
-    for job in jobs:
-        by_value[job.overrides.get(key, "–")].append(job.metrics[name])
+    by_value = {
+        value: [job.metrics[name] for job in of_value]
+        for value, of_value in grouped(jobs, lambda job: job.overrides.get(key, "–")).items()
+    }
     order = sorted(by_value, key=by_number)
     xs = [number_of(value) for value in order]
     # a logarithmic axis has no place for 0: the values are then at equal distances
