@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from hookrun.store.format import (
     TOKENS,
 )
 from hookrun.store.inside import is_there, open_inside
+from hookrun.store.manifest import recorded_files
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import (
     MOST_NAME,
@@ -229,10 +230,9 @@ def read_facts(path: Path) -> Facts:
             notes.append(f"{part} can't be read: {error}")
             return otherwise
 
-    # without a readable status, which names the manifest, it is not known
-    written = (
-        frozenset[str]() if notes else tried("the manifest", lambda: run.recorded_files, frozenset[str]())
-    )
+    written: Set[str] = frozenset()
+    if not notes:  # else which manifest the status names is not known
+        written = tried("the manifest", lambda: recorded_files(run.path, status), written)
 
     def record(part: str, name: str, model: type[R]) -> R:
         path = run.path / name

@@ -49,7 +49,7 @@ from hookrun.store.format import (
     STATUS,
 )
 from hookrun.store.inside import is_there
-from hookrun.store.manifest import read_manifest
+from hookrun.store.manifest import recorded_files
 from hookrun.store.records import (
     STREAMS,
     EnvRecord,
@@ -383,15 +383,9 @@ class Run:
     def _record(self, name: str, model: type[Record]) -> dict[str, Any]:
         if is_there(self.path / name):
             return read_record(self.path / name, model)
-        if name in self.recorded_files:
+        if name in recorded_files(self.path, self.status):
             raise StoreError(f"{self.path / name} is missing: the run wrote it, as {MANIFEST} says")
         return {}
-
-    @cached_property
-    def recorded_files(self) -> frozenset[str]:
-        """The paths of the files in the manifest; empty for a run without one. StoreError if it cannot be read."""
-        sha256 = self.status.get("manifest")
-        return frozenset(read_manifest(self.path, sha256)) if sha256 else frozenset()
 
     def _captures(self, name: str) -> Lookup[Lookup[Leaf]]:
         folder = self.path / name
