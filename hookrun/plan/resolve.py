@@ -193,6 +193,12 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
         yield Problem(f"{spec.where}.action", text, f"it goes with {carriers}")
     elif (reason := action.carried_by(kind)) is not None:
         yield Problem(f"{spec.where}.action", reason)
+    for key, ramp in action.ramps().items():
+        if kind.phase == "installation" or action.adds(spec.name):
+            text = (
+                f"{ramp}: {action.action_name} reads its values once, at installation, and not at each step"
+            )
+            yield Problem(f"{spec.where}.{key}", text, "give a number")
     for field, value in action.outside_values().items():
         if value.per_sample and (not kind.batch or action.adds(spec.name)):
             text = f"{value}: a value for each sample goes with hooks that see a batch of samples"

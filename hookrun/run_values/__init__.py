@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Generator, Tensor
 
-from hookrun.actions.values import FileValue, InlineFunction, InlineTensor, RunValue
+from hookrun.actions.values import FileValue, InlineFunction, InlineTensor, Ramp, RunValue
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, listed, nearest
 from hookrun.run_values.runs import (
@@ -266,7 +266,9 @@ def _read(value: FileValue | RunValue, names: tuple[str, ...], runs: RunReferenc
             shapes = f"has shape {list(other.shape)}, {value} has {list(source.shape)}"
             raise HookrunError(f"minus: {value.minus} {shapes}")
         source = difference(source, other)
-    return source if value.factor == 1 else multiple(source, value.factor)
+    if isinstance(value.factor, Ramp) or value.factor == 1:  # the hook multiplies by a Ramp when it fires
+        return source
+    return multiple(source, value.factor)
 
 
 def _read_file(value: FileValue) -> Tensor:

@@ -63,6 +63,7 @@ class Clock:
                   every rank: nothing is observed, and no gradient is edited
     samples:      the sample numbers of the current batch, [B] int64; None: not known
     population:   how many samples the run can reach, from which their numbers come; None: not known
+    training_at:  the step of the training in which the steps of an evaluation are counted; None: outside of one
     passes:       which tokens the calls of the model compute; None where no hook has `tokens`
     on_change:    called when step or epoch changes
 
@@ -76,6 +77,7 @@ class Clock:
         self.on_change: Callable[[], None] | None = None
         self._step = 0
         self._epoch = 0
+        self._training_at: int | None = None
         self._counted_by_hand = False
         self._optimizer: ReferenceType[Optimizer] | None = None
         self.forward = _Forward()
@@ -97,6 +99,22 @@ class Clock:
         self._step = number
         if self.on_change is not None:
             self.on_change()
+
+    @property
+    def training_at(self) -> int | None:
+        """The step of the training in which an evaluation counts its own steps, or None."""
+        return self._training_at
+
+    @training_at.setter
+    def training_at(self, number: int | None) -> None:
+        self._training_at = number
+        if self.on_change is not None:
+            self.on_change()
+
+    @property
+    def ramp_step(self) -> int:
+        """The step that numbers follow: an evaluation within a training does not move them."""
+        return self._step if self._training_at is None else self._training_at
 
     @property
     def epoch(self) -> int:

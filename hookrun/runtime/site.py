@@ -25,7 +25,7 @@ from hookrun.actions.base import (
 from hookrun.actions.check import finding, verdict
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import on_tensor
-from hookrun.actions.values import InlineFunction, OutsideValue
+from hookrun.actions.values import InlineFunction, OutsideValue, Ramp, at_step
 from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.models.attention_points import lacks_points
 from hookrun.plan.plan import PlannedHook
@@ -174,6 +174,7 @@ class HookSite:
         )
         self._functions = hook.functions
         self._held = list[Any]()
+        self._ramps_in_graphs = list[tuple[Ramp, Tensor]]()
 
     @cached_property
     def where(self) -> str:
@@ -203,7 +204,9 @@ class HookSite:
         return f"fired and its target {self.spec.keys.target} is None{hint}"
 
     def reschedule(self) -> None:
-        """Tell compiled graphs whether the schedule holds at the present step and epoch."""
+        """Tell compiled graphs whether the schedule holds at the present step and epoch, and the numbers there."""
+        for ramp, number in self._ramps_in_graphs:
+            number.fill_(ramp.at(self.clock.ramp_step))
         if self.open_in_graphs is not None:
             self.open_in_graphs.fill_(self.spec.keys.when.holds_at(self.clock.step, self.clock.epoch))
 
@@ -249,10 +252,28 @@ class HookSite:
         if action.trains:
             return self._trained(field)
         value = getattr(action, field)
+        if isinstance(value, Ramp):
+            return self._following(value)
         if not isinstance(value, float):
             return self.constant(field)
         exact = scalars(value)
         return lambda x: exact.get(x.dtype, value)
+
+    def number(self, field: str) -> Callable[[], float]:
+        given, clock = getattr(self.spec.action, field), self.clock
+        return lambda: float(at_step(given, clock.ramp_step))
+
+    def _following(self, ramp: Ramp) -> Callable[[Tensor], Tensor | float]:
+        """A function tensor -> the number at the present step; in a graph a tensor [], which each step fills."""
+        in_graphs, clock = torch.tensor(ramp.at(self.clock.ramp_step), dtype=torch.float64), self.clock
+        self._ramps_in_graphs.append((ramp, in_graphs))
+
+        def following(x: Tensor) -> Tensor | float:
+            if not torch.compiler.is_dynamo_compiling():
+                return ramp.at(clock.ramp_step)
+            return in_graphs.to(x.device) if x.dim() else in_graphs.to(x)
+
+        return following
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         constant = self._constant(field)
@@ -268,8 +289,8 @@ class HookSite:
         given, source = getattr(self.spec.action, field), self._values.get(field)
         if isinstance(source, PendingRun):
             return self._unknown(source)
-        is_part = isinstance(given, OutsideValue) and given.at is not None
-        if is_part or not (source is None or isinstance(source, Tensor)):
+        varies = isinstance(given, OutsideValue) and (given.at is not None or isinstance(given.factor, Ramp))
+        if varies or not (source is None or isinstance(source, Tensor)):
             constant = self._constant(field)
             return lambda like: prepare(constant(like))
         problem = ""
@@ -288,6 +309,8 @@ class HookSite:
         """A function tensor -> the field's value in its dtype and on its device; with `at: same` the part of it."""
         given, source, part = getattr(self.spec.action, field), self._values.get(field), self.part
         constant = self._whole_constant(given, source)
+        if isinstance(given, OutsideValue) and isinstance(given.factor, Ramp):
+            constant = self._multiplied(constant, given.factor)
         if part is None or not isinstance(given, OutsideValue) or given.at is None:
             return constant
         by_sample = source is not None and not isinstance(source, Tensor | InlineFunction | PendingRun)
@@ -301,6 +324,10 @@ class HookSite:
             return part.of(value.expand(whole.shape))
 
         return constant_part
+
+    def _multiplied(self, constant: Callable[[Tensor], Tensor], factor: Ramp) -> Callable[[Tensor], Tensor]:
+        following = self._following(factor)
+        return lambda like: in_form_of(constant(like) * following(like), like)
 
     def _with_token_dim(self, rows: Tensor, whole: Tensor) -> Tensor:
         """Add a token dimension to rows that were captured at one token each, so that they broadcast over tokens."""
@@ -319,6 +346,9 @@ class HookSite:
             return self._computed(value)
         if isinstance(value, PendingRun):
             return self._unknown(value)
+        if isinstance(given, Ramp):
+            number = self._following(given)
+            return lambda like: in_form_of(torch.as_tensor(number(like), dtype=torch.float64), like)
         if value is not None and not isinstance(value, Tensor):
             return self._rows(value)
         return self._in_form(value if value is not None else torch.tensor(given, dtype=torch.float64))

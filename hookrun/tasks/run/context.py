@@ -346,6 +346,8 @@ class RunContext:
         at = PartialPass(clock.step, holding or {})
         if holding is None or not self.resuming.take(PASS, at.load_state_dict):
             clock.step = 0
+        if self.prepared.task.trains:
+            clock.training_at = at.step
         self.sink.loggers.reach(at.step)
         shown = dict[str, float]()
         self.model.eval()
@@ -362,6 +364,7 @@ class RunContext:
             if self.sharded:
                 reshard(self.model)
             self.model.train(training)
+            clock.training_at = None
             clock.step = at.step
 
     def _passed(
