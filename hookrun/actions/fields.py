@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from hookrun.actions.values import Ramp, Value, at_step, numbers
+from hookrun.actions.values import Ramp, Scheduled, Value, at_step, numbers
 
 T = TypeVar("T")
 
@@ -18,10 +18,6 @@ def not_nan(value: Any) -> Any:
     if any(map(math.isnan, numbers(value))):
         raise ValueError("found nan, which is neither above nor below any number")
     return value
-
-
-def _number_or_ramp(raw: Any) -> Any:
-    return Ramp.model_validate(raw) if isinstance(raw, dict) else raw
 
 
 def _not_negative(value: Any) -> Any:
@@ -57,7 +53,7 @@ Bound = Annotated[Value, AfterValidator(not_nan)]
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A finite number."""
 
-NotNegative = Annotated[Finite | Ramp, BeforeValidator(_number_or_ramp), AfterValidator(_not_negative)]
+NotNegative = Annotated[Scheduled, AfterValidator(_not_negative)]
 """A finite number from 0 on, which may follow the clock; `HookSite.number` gives it."""
 
 OwnName = Annotated[str, AfterValidator(_own_name)]

@@ -171,6 +171,13 @@ class Ramp(BaseModel):
         return f"{self.start:g} to {self.to:g} over steps {self.steps[0]} to {self.steps[1]}"
 
 
+Scheduled = Annotated[
+    Annotated[float, Field(strict=True, allow_inf_nan=False)] | Ramp,
+    BeforeValidator(lambda raw: Ramp.model_validate(raw) if isinstance(raw, dict) else raw),
+]
+"""A finite number, which may follow the clock."""
+
+
 def at_step(value: Any, step: int) -> Any:
     """The number that a Ramp has at a step; any other value as it is."""
     return value.at(step) if isinstance(value, Ramp) else value
@@ -192,7 +199,7 @@ class OutsideValue(BaseModel, ABC):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    factor: Annotated[float, Field(strict=True, allow_inf_nan=False)] | Ramp = 1.0
+    factor: Scheduled = 1.0
     index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
     at: Literal["same"] | None = None
     minus: Annotated[FileValue | RunValue | None, WithJsonSchema(_MINUS)] = None

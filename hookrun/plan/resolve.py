@@ -237,6 +237,16 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
                 f"has no meaning on hook type {kind.name!r}, which fires {kind.fires} and sees {kind.sees}",
                 f"leave `{key}` out",
             )
+    if keys.when.value is not None and not (kind.batch and not spec.action.mixes_rows):
+        why = (
+            f"{spec.action.action_name} computes a row from the other rows too"
+            if kind.batch
+            else f"{kind.name!r} sees {kind.sees}"
+        )
+        what = f"chooses among the rows of a batch, and {why}"
+        yield Problem(
+            f"{spec.where}.when.value", what, "leave it out, or use forward, forward_pre or output_grad"
+        )
     if keys.when.rank is not None and not spec.action.observes:
         yield Problem(
             f"{spec.where}.when.rank",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hookrun.actions.base import Action, Packed
 from hookrun.errors import HookError, HookrunWarning
+from hookrun.runtime.by_sample import edit_of_samples, observer_of_samples
 from hookrun.runtime.checkpointing import PASSED_ON
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.copies import OF_GRADIENT, KeptInMemory
@@ -65,7 +66,10 @@ def function_of(site: HookSite) -> Op:
     checked = not action.observes and action.scope == "tensor"
     if checked and site.hook_type.on == "reading":
         function = _straight_through(function)
-    checks_each = action.own_functions() or "args" in action.uses or part is not None
+    condition = site.spec.keys.when.value
+    checks_each = action.own_functions() or "args" in action.uses or not (part is None and condition is None)
+    if condition is not None and action.observes:
+        function = observer_of_samples(site, condition, function)
     if not checked or not checks_each:
         return function if part is None else _on_part(site, function, part)
 
@@ -74,7 +78,8 @@ def function_of(site: HookSite) -> Op:
         _require_same_form(old, new)
         return new
 
-    return edit if part is None else _on_part(site, edit, part)
+    conditional = edit if condition is None else edit_of_samples(site, condition, edit)
+    return conditional if part is None else _on_part(site, conditional, part)
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -269,6 +274,8 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     scope, observes = site.spec.action.scope, site.spec.action.observes
     # of an observer detached: autograd would save an index, and activation checkpointing counts what is saved
     of = (lambda tensor: part.of(tensor.detach())) if observes else part.of
+    if site.spec.keys.when.value is not None and site.spec.keys.tokens is None:
+        of = partial(_of_every_sample, part, of)
     if scope == "value":
         if site.spec.keys.tokens is not None:
             return _observer_of_tokens(site, function, of)
@@ -303,6 +310,14 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
             current.whole = before
 
     return edit_within
+
+
+def _of_every_sample(part: TensorPart, of: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    if not part.keeps_samples(tensor.dim()):
+        raise ValueError(
+            "`index` picks samples, and `when` by sample chooses among all of them: begin it with :"
+        )
+    return of(tensor)
 
 
 def _observer_of_tokens(site: HookSite, function: Op, of: Callable[[Tensor], Tensor]) -> Op:

@@ -284,8 +284,6 @@ def gate(
     call: returns the number of the module's call within the forward
     draw: returns a number from 0 to 1 for the current firing
     """
-    if when.always:
-        return None
     tests = list[Callable[[], bool]]()
     if when.mode != "any":
         tests.append(lambda: when.holds_in(clock.model.training))
@@ -299,7 +297,9 @@ def gate(
     if when.probability < 1:
         probability = when.probability
         tests.append(lambda: draw() < probability)
-    return tests[0] if len(tests) == 1 else lambda: all(test() for test in tests)
+    if len(tests) < 2:
+        return tests[0] if tests else None
+    return lambda: all(test() for test in tests)
 
 
 _CALL = nn.Module._call_impl.__code__
@@ -359,6 +359,7 @@ class CurrentCall(local):
     args:    the arguments of the module call, for actions that use them
     whole:   the whole tensor while the action is given a part of it, if it needs the whole
     chosen:  the positions that `tokens` selects
+    holding: [k], the rows of what the action would see for which a condition by sample holds; None: all
     """
 
     within = ""
@@ -368,6 +369,7 @@ class CurrentCall(local):
     args: tuple[Any, ...] = ()
     whole: Tensor | None = None
     chosen: Chosen | None = None
+    holding: Tensor | None = None
 
     def __init__(self, path: str, clock: Clock, calls: Calls | None = None) -> None:
         self.clock, self.calls = clock, calls

@@ -199,7 +199,9 @@ class HookSite:
     def why_idle(self) -> str:
         """Why the hook did nothing here, if all of its firings found nothing."""
         if not self.target_was_none:
-            return "fired and found no tensor for its action"
+            condition = self.spec.keys.when.value
+            none = "tensor for its action" if condition is None else f"sample with {condition}"
+            return f"fired and found no {none}"
         hint = " (model.args.attention=points gives patterns)" if lacks_points(self.module) else ""
         return f"fired and its target {self.spec.keys.target} is None{hint}"
 
@@ -562,12 +564,17 @@ class HookSite:
     def keep(self) -> Keeper:
         """A function that gives captured values to the sink; under `tokens` with the sample and token of each row."""
         self._require("keep")
-        keep = self.sink.keeper(self)
-        if self.spec.keys.tokens is None:
+        keep, keys, current = self.sink.keeper(self), self.spec.keys, self.current
+        if keys.tokens is None and keys.when.value is None:
             return keep
 
         def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            chosen = self.current.chosen
+            chosen, holding = current.chosen, current.holding
+            if holding is not None:
+                rows = holding if rows is None else holding[rows]
+            if keys.tokens is None:
+                keep(value, rows)
+                return
             if chosen is None:
                 raise HookError(f"{self.where}: the value holds no tensor: name one with `target`")
             tokens = chosen.rows if rows is None else chosen.rows.at(rows)
@@ -582,11 +589,13 @@ class HookSite:
         is_kept = kept_samples(keep, self.clock, self._hook_seed, self.where)
 
         def rows(shape: Sequence[int]) -> Tensor:
-            kept = is_kept()
+            kept, holding = is_kept(), self.current.holding
             if self.spec.keys.tokens is not None:
                 chosen = self.current.chosen
                 of_rows = torch.arange(*shape[:1], device="cpu") if chosen is None else chosen.rows.samples
-                return kept[of_rows].nonzero().squeeze(1)
+                return kept[of_rows if holding is None else of_rows[holding]].nonzero().squeeze(1)
+            if holding is not None:
+                return kept[holding].nonzero().squeeze(1)
             if not shape or shape[0] != len(kept):
                 seen = f"sees a tensor of shape {list(shape)} in a batch of {len(kept)}"
                 raise HookError(f"{self.where}: it keeps only some samples and {seen}")
