@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from hookrun.actions.fields import Meaning
-from hookrun.actions.values import FileValue, InlineFunction, InlineTensor, OutsideValue, Ramp, RunValue
+from hookrun.actions.values import (
+    FileValue,
+    InlineFunction,
+    InlineTensor,
+    OutsideValue,
+    PassValue,
+    Ramp,
+    RunValue,
+)
 from hookrun.hook_types import FORWARD, FORWARD_PRE, ON_VALUES, HookType
 
 if TYPE_CHECKING:
@@ -178,9 +186,10 @@ class Action(BaseModel):
         """On optimizer hooks: the parameters of which this is equal are `together`; by default all."""
         return ""
 
-    def outside_values(self) -> dict[str, FileValue | RunValue | InlineTensor | InlineFunction]:
-        """The fields whose tensors come from files or other runs, or were passed as Python objects."""
-        kinds, functions = FileValue | RunValue | InlineTensor | InlineFunction, self.own_functions()
+    def outside_values(self) -> dict[str, FileValue | RunValue | PassValue | InlineTensor | InlineFunction]:
+        """The fields whose tensors come from files, runs or other hooks, or were passed as Python objects."""
+        kinds = FileValue | RunValue | PassValue | InlineTensor | InlineFunction
+        functions = self.own_functions()
         return {field: value for field, value in self if isinstance(value, kinds) and field not in functions}
 
     def ramps(self) -> dict[str, Ramp]:

@@ -335,6 +335,36 @@ class RunValue(OutsideValue):
         return f"{what} of {self.capture}/{module}{self.path or ''} in {self.run}"
 
 
+class PassValue(BaseModel):
+    """What a capture hook has seen earlier in the same forward of the model, with its graph: gradients flow into it.
+
+    hook:   the capture hook
+    module: where it has seen it; by default its only module
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    per_sample: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    hook: str
+    module: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """Text that identifies it in the plan's hash."""
+        return str(self)
+
+    def __str__(self) -> str:
+        return f"{self.hook} at {'its module' if self.module is None else self.module or '(root)'} in this forward"
+
+
+_MAPPINGS: Mapping[str, type[BaseModel]] = {
+    "from": Ramp,
+    "run": RunValue,
+    "file": FileValue,
+    "hook": PassValue,
+}
+"""The key by which each kind of value is recognized -> its class."""
+
 Ramp.model_rebuild()
 OutsideValue.model_rebuild()
 FileValue.model_rebuild()
@@ -351,15 +381,14 @@ def _value(raw: Any) -> Any:
     if isinstance(raw, list | tuple):
         shape_of(raw)
         return _frozen(raw)
-    if isinstance(raw, dict) and not {"run", "file", "from"} & raw.keys():
-        raise ValueError(
-            f"found the keys {', '.join(map(str, raw))}, expected `file`, `run` and `capture`, or from, to, steps"
-        )
-    if isinstance(raw, dict) and "from" in raw:
-        return Ramp.model_validate(raw)
     if isinstance(raw, dict):
-        return RunValue.model_validate(raw) if "run" in raw else FileValue.model_validate(raw)
-    if isinstance(raw, FileValue | RunValue | Ramp):
+        if (kind := next((key for key in _MAPPINGS if key in raw), None)) is None:
+            found = ", ".join(map(str, raw))
+            raise ValueError(
+                f"found the keys {found}, expected `file`, `run` and `capture`, `hook`, or from, to, steps"
+            )
+        return _MAPPINGS[kind].model_validate(raw)
+    if isinstance(raw, tuple(_MAPPINGS.values())):
         return raw
     if (python_value := as_python_value(raw)) is not None:
         return python_value
@@ -406,6 +435,7 @@ Value = Annotated[
     | Ramp
     | FileValue
     | RunValue
+    | PassValue
     | SkipJsonSchema[InlineTensor]
     | SkipJsonSchema[InlineFunction],
     BeforeValidator(_value),

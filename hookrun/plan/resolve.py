@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -13,9 +13,9 @@ from torch.nn.parameter import is_lazy
 from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import wrong_function
-from hookrun.actions.values import InlineFunction, OutsideValue
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
-from hookrun.hook_types import BACKWARD, FORWARD_PRE
+from hookrun.actions.values import InlineFunction, OutsideValue, PassValue
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, nearest
+from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
 from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
 from hookrun.plan.plan import HeadCount, Match, PlannedHook, ResolvedPlan
@@ -53,7 +53,7 @@ def resolve(
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
     planned, problems = dict[str, PlannedHook](), dict[str, list[Problem]]()
     for hook in sorted(hooks, key=_resolved_first):
-        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, runs)
+        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, runs, planned)
     fitting = tuple(planned[hook.name] for hook in hooks if not problems[hook.name])
     plan = ResolvedPlan(class_name(model), fitting, spec.seed, runs=used_runs(spec, runs))
     return plan, [problem for hook in hooks for problem in problems[hook.name]]
@@ -70,12 +70,14 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
 
 
 def _resolved_first(hook: HookSpec) -> int:
-    """A sort key: first hooks that run at installation, then those that add parameters, then the others."""
-    return 0 if hook.hook_type.phase == "installation" else 1 if hook.action.adds(hook.name) else 2
+    """A sort key: hooks that run at installation, those that add parameters, those that pass on values, the others."""
+    if hook.hook_type.phase == "installation":
+        return 0
+    return 1 if hook.action.adds(hook.name) else 2 if hook.action.captures else 3
 
 
 def _resolve_hook(
-    spec: HookSpec, names: ModelNames, runs: RunReferences
+    spec: HookSpec, names: ModelNames, runs: RunReferences, planned: Mapping[str, PlannedHook]
 ) -> tuple[PlannedHook, list[Problem]]:
     problems = [*_carrying(spec), *_meaningless(spec)]
     paths, unselected = select(spec, names)
@@ -86,7 +88,8 @@ def _resolve_hook(
     values, places = dict[str, dict[str, Source]](), {match.path: match.names for match in matches}
     for field, value in spec.action.outside_values().items():
         try:
-            values[field] = read_value(value, places, runs)
+            given = _passed_on(value, spec, planned) if isinstance(value, PassValue) else value
+            values[field] = read_value(given, places, runs)
             at_tokens = spec.keys.tokens is not None and getattr(value, "at", None) is not None
             if at_tokens and (why := padded_otherwise(value, runs)) is not None:
                 hint = "pad the samples of both runs on the same side"
@@ -117,6 +120,39 @@ def _resolve_hook(
     if not problems:
         names.plan_effects(spec, matches)
     return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer), problems
+
+
+def _passed_on(value: PassValue, spec: HookSpec, planned: Mapping[str, PlannedHook]) -> PassValue:
+    """The value with the path of its module. Raises HookrunError, which says why the hook cannot have it."""
+    carriers = (FORWARD, FORWARD_PRE)
+    if spec.hook_type not in carriers or spec.action.adds(spec.name):
+        raise HookrunError(
+            "a value of this forward is for edits on forward or forward_pre, not for parameters"
+        )
+    captures = {
+        name: hook
+        for name, hook in planned.items()
+        if hook.spec.action.captures and hook.spec.hook_type in carriers
+    }
+    if (source := captures.get(value.hook)) is None:
+        text = f"there is no capture {value.hook!r} on forward or forward_pre"
+        raise HookrunError(f"{text}: {nearest(value.hook, captures)}")
+    paths = [match.path for match in source.matches]
+    path = (
+        source.aliases.get(value.module)
+        if value.module is not None
+        else paths[0]
+        if len(paths) == 1
+        else None
+    )
+    if path is None:
+        raise HookrunError(f"{value.hook} captures {listed(paths, _SHOWN)}: name one of them with `module`")
+    if not source.spec.keys.when.covers(spec.keys.when):
+        when = source.spec.keys.when
+        raise HookrunError(
+            f"{value.hook} does not fire whenever this hook does ({when}): give both the same `when`"
+        )
+    return value.model_copy(update={"module": path})
 
 
 def _heads(

@@ -50,6 +50,28 @@ class _Forward(local):
     number = 0
 
 
+class PassedOn(local):
+    """What captures have seen in the forward of the model that runs in this thread, for hooks that fire later in it.
+
+    If the model calls itself, the call and what follows it see nothing of what came before.
+    """
+
+    def __init__(self) -> None:
+        self._model: nn.Module | None = None
+        self._values = dict[tuple[str, str | None], Tensor]()
+
+    def renew(self, module: nn.Module, *call: Any) -> None:
+        """Drop all values: a forward of the model begins or ends."""
+        self._model = module
+        self._values.clear()
+
+    @property
+    def now(self) -> dict[tuple[str, str | None], Tensor]:
+        """(hook name, module path) -> the value of the latest call; outside of a forward of the model nothing."""
+        inside = self._model is not None and any(True for _ in frames_of(self._model))
+        return self._values if inside else {}
+
+
 class Clock:
     """The position in a run. One per installation.
 
@@ -63,8 +85,10 @@ class Clock:
                   every rank: nothing is observed, and no gradient is edited
     samples:      the sample numbers of the current batch, [B] int64; None: not known
     population:   how many samples the run can reach, from which their numbers come; None: not known
-    training_at:  the step of the training in which the steps of an evaluation are counted; None: outside of one
+    training_at:  the step of the training in which the steps of an evaluation are counted; None: outside of one. To be
+                  set before `step`
     passes:       which tokens the calls of the model compute; None where no hook has `tokens`
+    passed_on:    what captures have seen in the current forward, for values `{hook: NAME}`
     on_change:    called when step or epoch changes
 
     In a user's own loop the steps of the first optimizer that steps the model's parameters are counted, until the
@@ -77,7 +101,7 @@ class Clock:
         self.on_change: Callable[[], None] | None = None
         self._step = 0
         self._epoch = 0
-        self._training_at: int | None = None
+        self.training_at: int | None = None
         self._counted_by_hand = False
         self._optimizer: ReferenceType[Optimizer] | None = None
         self.forward = _Forward()
@@ -87,6 +111,7 @@ class Clock:
         self.samples: Tensor | None = None
         self.population: int | None = None
         self.passes: Sequences | None = None
+        self.passed_on = PassedOn()
         self.counting = counting
 
     @property
@@ -101,20 +126,9 @@ class Clock:
             self.on_change()
 
     @property
-    def training_at(self) -> int | None:
-        """The step of the training in which an evaluation counts its own steps, or None."""
-        return self._training_at
-
-    @training_at.setter
-    def training_at(self, number: int | None) -> None:
-        self._training_at = number
-        if self.on_change is not None:
-            self.on_change()
-
-    @property
     def ramp_step(self) -> int:
         """The step that numbers follow: an evaluation within a training does not move them."""
-        return self._step if self._training_at is None else self._training_at
+        return self._step if self.training_at is None else self.training_at
 
     @property
     def epoch(self) -> int:

@@ -25,11 +25,12 @@ from hookrun.actions.base import (
 from hookrun.actions.check import finding, verdict
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import on_tensor
-from hookrun.actions.values import InlineFunction, OutsideValue, Ramp, at_step
+from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
 from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.models.attention_points import lacks_points
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows, Source
+from hookrun.runtime.checkpointing import require_no_checkpoint
 from hookrun.runtime.clock import Calls, Clock, CurrentCall
 from hookrun.runtime.part import part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn, kept_samples
@@ -128,6 +129,7 @@ class HookSite:
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
+    passes_on: other hooks take what it sees, as it sees it
     tokenizer: for the text of tokens; None: not known
     """
 
@@ -157,6 +159,7 @@ class HookSite:
         self.idle = 0
         self._idle_at = 0
         self.target_was_none = False
+        self.passes_on = False
         self.changed: Tensor | int = 0
         self.total = 0
         self.tokenizer = hook.tokenizer
@@ -348,6 +351,8 @@ class HookSite:
             return self._computed(value)
         if isinstance(value, PendingRun):
             return self._unknown(value)
+        if isinstance(value, PassValue):
+            return self._passed(value)
         if isinstance(given, Ramp):
             number = self._following(given)
             return lambda like: in_form_of(torch.as_tensor(number(like), dtype=torch.float64), like)
@@ -424,6 +429,20 @@ class HookSite:
             or self.current.whole is None
             or self.part.keeps_samples(self.current.whole.dim())
         )
+
+    def _passed(self, value: PassValue) -> Callable[[Tensor], Tensor]:
+        """What another hook has seen in this forward."""
+
+        def passed(like: Tensor) -> Tensor:
+            require_no_checkpoint()
+            if (seen := self.clock.passed_on.now.get((value.hook, value.module))) is None:
+                raise HookError(
+                    f"{self.where}: {value.hook} has not fired at {value.module or '(root)'} in this forward of the "
+                    "model: it must fire before this hook"
+                )
+            return in_form_of(seen, like)
+
+        return passed
 
     def _computed(self, function: InlineFunction) -> Callable[[Tensor], Tensor]:
         """The result of a user's function for the tensor, detached: no gradient flows through it."""

@@ -142,6 +142,12 @@ class When(Section):
         """Whether it holds at every firing."""
         return self == When(seed=self.seed)
 
+    def covers(self, other: When) -> bool:
+        """Whether the mode, step and epoch of the other imply those of this one, which has no other conditions."""
+        alike = self.model_copy(update={"mode": "any", "step": None, "epoch": None, "call": None}).always
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("mode", "step", "epoch"))
+        return alike and all(ours in ("any", None, theirs) for ours, theirs in pairs)
+
     def holds_in(self, training: bool) -> bool:
         """Whether the condition on the mode allows this mode."""
         return self.mode == "any" or (self.mode == "train") == training
