@@ -56,7 +56,8 @@ class Clamp(Action):
             return constant
         import torch
 
-        given = 0.0 if isinstance(bound, Ramp) else bound  # whose numbers are finite
+        # the numbers of a Ramp are finite
+        given = 0.0 if isinstance(bound, Ramp) else bound
         endless = torch.tensor(given, device="cpu", dtype=torch.float64).isinf()
 
         def within_dtype(x: Any) -> Any:

@@ -159,13 +159,8 @@ class Ramp(BaseModel):
     def at(self, step: int) -> float:
         """The number at a step."""
         first, last = self.steps
-        if step <= first:
-            return self.start
-        return (
-            self.to
-            if step >= last
-            else self.start + (self.to - self.start) * ((step - first) / (last - first))
-        )
+        part = min(max(step - first, 0) / (last - first), 1)
+        return self.start * (1 - part) + self.to * part
 
     def __str__(self) -> str:
         return f"{self.start:g} to {self.to:g} over steps {self.steps[0]} to {self.steps[1]}"
@@ -345,13 +340,9 @@ class PassValue(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     per_sample: ClassVar[bool] = False
     draws: ClassVar[bool] = False
+    digest: ClassVar[str] = "of the same forward"
     hook: str
     module: str | None = None
-
-    @property
-    def digest(self) -> str:
-        """Text that identifies it in the plan's hash."""
-        return str(self)
 
     def __str__(self) -> str:
         return f"{self.hook} at {'its module' if self.module is None else self.module or '(root)'} in this forward"

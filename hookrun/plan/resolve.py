@@ -135,22 +135,15 @@ def _passed_on(value: PassValue, spec: HookSpec, planned: Mapping[str, PlannedHo
         if hook.spec.action.captures and hook.spec.hook_type in carriers
     }
     if (source := captures.get(value.hook)) is None:
-        text = f"there is no capture {value.hook!r} on forward or forward_pre"
-        raise HookrunError(f"{text}: {nearest(value.hook, captures)}")
+        hint = nearest(value.hook, captures)
+        raise HookrunError(f"there is no capture {value.hook!r} on forward or forward_pre: {hint}")
     paths = [match.path for match in source.matches]
-    path = (
-        source.aliases.get(value.module)
-        if value.module is not None
-        else paths[0]
-        if len(paths) == 1
-        else None
-    )
-    if path is None:
+    module = paths[0] if value.module is None and len(paths) == 1 else value.module
+    if module is None or (path := source.aliases.get(module)) is None:
         raise HookrunError(f"{value.hook} captures {listed(paths, _SHOWN)}: name one of them with `module`")
-    if not source.spec.keys.when.covers(spec.keys.when):
-        when = source.spec.keys.when
+    if not (when := source.spec.keys.when).covers(spec.keys.when):
         raise HookrunError(
-            f"{value.hook} does not fire whenever this hook does ({when}): give both the same `when`"
+            f"{value.hook} may not fire when this hook does ({when}): give both the same `when`"
         )
     return value.model_copy(update={"module": path})
 
@@ -231,9 +224,7 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
         yield Problem(f"{spec.where}.action", reason)
     for key, ramp in action.ramps().items():
         if kind.phase == "installation" or action.adds(spec.name):
-            text = (
-                f"{ramp}: {action.action_name} reads its values once, at installation, and not at each step"
-            )
+            text = f"{ramp}: {action.action_name} reads its values once, at installation"
             yield Problem(f"{spec.where}.{key}", text, "give a number")
     for field, value in action.outside_values().items():
         if value.per_sample and (not kind.batch or action.adds(spec.name)):
@@ -273,15 +264,12 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
                 f"has no meaning on hook type {kind.name!r}, which fires {kind.fires} and sees {kind.sees}",
                 f"leave `{key}` out",
             )
-    if keys.when.value is not None and not (kind.batch and not spec.action.mixes_rows):
-        why = (
-            f"{spec.action.action_name} computes a row from the other rows too"
-            if kind.batch
-            else f"{kind.name!r} sees {kind.sees}"
-        )
-        what = f"chooses among the rows of a batch, and {why}"
+    if keys.when.value is not None and (not kind.batch or spec.action.mixes_rows):
+        other = f"{spec.action.action_name} computes a row from the other rows too"
         yield Problem(
-            f"{spec.where}.when.value", what, "leave it out, or use forward, forward_pre or output_grad"
+            f"{spec.where}.when.value",
+            f"chooses among the rows of a batch, and {other if kind.batch else f'{kind.name!r} sees {kind.sees}'}",
+            "leave it out, or use forward, forward_pre or output_grad",
         )
     if keys.when.rank is not None and not spec.action.observes:
         yield Problem(

@@ -90,12 +90,11 @@ def _passing_on(site: HookSite, capture: Op) -> Op:
     def capture_and_pass(value: Any) -> Any:
         if not isinstance(value, Tensor):
             raise ValueError(
-                f"another hook takes the value, a {type(value).__name__}: name a tensor with `target`"
+                f"another hook takes the value, a {type(value).__name__}: name one tensor by `target`"
             )
         require_no_checkpoint()
-        site.clock.passed_on.now[site.hook_name, site.path] = (
-            value.clone()
-        )  # it may be written in place later
+        # a copy, since it may be written in place later
+        site.clock.passed_on.now[site.hook_name, site.path] = value.clone()
         return None if site.clock.stands_in else capture(value)
 
     return capture_and_pass

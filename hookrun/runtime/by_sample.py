@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookrun.actions.base import Edit
 from hookrun.actions.stats import measuring
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.snapshot import copied
@@ -15,10 +16,8 @@ from hookrun.spec.when import ValueCondition
 from hookrun.values.containers import readable, tensors
 from hookrun.values.tensors import require_whole
 
-Function = Callable[[Any], Any]
 
-
-def edit_of_samples(site: HookSite, condition: ValueCondition, edit: Function) -> Function:
+def edit_of_samples(site: HookSite, condition: ValueCondition, edit: Edit) -> Edit:
     """The edit, computed for the whole tensor and kept where the condition holds; all other rows stay as they are."""
     holds = _holding(site, condition)
 
@@ -31,14 +30,14 @@ def edit_of_samples(site: HookSite, condition: ValueCondition, edit: Function) -
     return edit_rows
 
 
-def observer_of_samples(site: HookSite, condition: ValueCondition, observe: Function) -> Function:
+def observer_of_samples(site: HookSite, condition: ValueCondition, observe: Edit) -> Edit:
     """The observer, given only the rows for which the condition holds; it is not called if there are none."""
     holds, current = _holding(site, condition), site.current
 
     def observe_rows(value: Any) -> Any:
         seen = list(tensors(value))
         if len(seen) > 1:
-            raise ValueError("`when` by sample: the value holds several tensors: name one with `target`")
+            raise ValueError("`when.value`: the value holds several tensors: name one with `target`")
         rows = current.holding = _rows(site, holds(seen[0])) if seen else None
         if rows is None or not len(rows):
             site.found_nothing()
@@ -55,7 +54,7 @@ def _rows(site: HookSite, mask: Tensor) -> Tensor | None:
     known = readable(mask)
     if known is not None and known.shape != mask.shape:
         raise ValueError(
-            "`when` by sample: torch.vmap maps over the rows, and an observer cannot choose among them"
+            "`when.value`: torch.vmap maps over the rows, and an observer cannot choose among them"
         )
     return None if known is None else known.nonzero().squeeze(1).cpu()
 
@@ -68,9 +67,9 @@ def _holding(site: HookSite, condition: ValueCondition) -> Callable[[Tensor], Te
     def holds(x: Tensor) -> Tensor:
         samples = clock.samples if are_samples and not torch.compiler.is_dynamo_compiling() else None
         if not x.dim() or (samples is not None and len(samples) != len(x)):
-            each = "each sample" if samples is None else f"each of the {len(samples)} samples"
+            known = "" if samples is None else f" of the {len(samples)}"
             raise ValueError(
-                f"`when` by sample needs a row for {each}, and the tensor has shape {list(x.shape)}"
+                f"`when.value` needs a row for each sample{known}, the tensor has shape {list(x.shape)}"
             )
         require_whole(x)
         if not x.numel():

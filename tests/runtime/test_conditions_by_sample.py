@@ -176,5 +176,5 @@ def test_a_tensor_without_a_row_for_each_sample_is_refused() -> None:
     model = net()
     with hooked(model, {"value": HALF}, action="scale", factor=2) as hooks:
         hooks.samples = torch.arange(3)
-        with pytest.raises(HookError, match="each of the 3 samples"):
+        with pytest.raises(HookError, match="each sample of the 3"):
             model(INPUT)
