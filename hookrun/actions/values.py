@@ -259,9 +259,8 @@ class OutsideValue(BaseModel, ABC):
         text = self.source + ("" if self.index is None else f"[{self.index}]")
         if self.minus is not None:
             text = f"{text} minus {self.minus._text()}"
-        if isinstance(self.factor, Ramp):
-            return f"({self.factor}) * ({text})"
-        return text if self.factor == 1 else f"{self.factor:g} * ({text})"
+        factor = f"({self.factor})" if isinstance(self.factor, Ramp) else f"{self.factor:g}"
+        return text if self.factor == 1 else f"{factor} * ({text})"
 
 
 class FileValue(OutsideValue):
@@ -374,10 +373,8 @@ def _value(raw: Any) -> Any:
         return _frozen(raw)
     if isinstance(raw, dict):
         if (kind := next((key for key in _MAPPINGS if key in raw), None)) is None:
-            found = ", ".join(map(str, raw))
-            raise ValueError(
-                f"found the keys {found}, expected `file`, `run` and `capture`, `hook`, or from, to, steps"
-            )
+            expected = "expected `file`, `run` and `capture`, `hook`, or from, to, steps"
+            raise ValueError(f"found the keys {', '.join(map(str, raw))}, {expected}")
         return _MAPPINGS[kind].model_validate(raw)
     if isinstance(raw, tuple(_MAPPINGS.values())):
         return raw

@@ -205,8 +205,9 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
                 why = f"an exported program has no {key}"
                 problems.append(Problem(f"{spec.where}.when.{key}", why, f"leave `{key}` out"))
         for key in spec.action.ramps() if kind.in_graph else ():
-            why = "an exported program has no step, which the number follows"
-            problems.append(Problem(f"{spec.where}.{key}", why, "give a number"))
+            problems.append(
+                Problem(f"{spec.where}.{key}", "an exported program has no step", "give a number")
+            )
     return problems
 
 

@@ -68,8 +68,8 @@ class PassedOn(local):
     @property
     def now(self) -> dict[tuple[str, str | None], Tensor]:
         """(hook name, module path) -> the value of the latest call; outside of a forward of the model nothing."""
-        inside = self._model is not None and any(True for _ in frames_of(self._model))
-        return self._values if inside else {}
+        model = self._model
+        return {} if model is None or next(frames_of(model), None) is None else self._values
 
 
 class Clock:

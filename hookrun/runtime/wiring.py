@@ -349,8 +349,8 @@ def _of_own_rows(op: Op, clock: Clock, site: HookSite, value: Any) -> Any:
     The gradients of such a pass are all zero, so observers and edits of gradients are left out.
     """
     only_observes = site.spec.action.observes and not site.passes_on
-    is_idle = only_observes or site.hook_type.phase == "backward"
-    return value if clock.stands_in and is_idle else op(value)
+    idle = clock.stands_in and (only_observes or site.hook_type.phase == "backward")
+    return value if idle else op(value)
 
 
 def _scheduled(op: Op, is_open: Callable[[], bool], value: Any) -> Any:
