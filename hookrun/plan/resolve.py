@@ -264,13 +264,14 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
                 f"has no meaning on hook type {kind.name!r}, which fires {kind.fires} and sees {kind.sees}",
                 f"leave `{key}` out",
             )
-    if keys.when.value is not None and (not kind.batch or spec.action.mixes_rows):
-        other = f"{spec.action.action_name} computes a row from the other rows too"
-        yield Problem(
-            f"{spec.where}.when.value",
-            f"chooses among the rows of a batch, and {other if kind.batch else f'{kind.name!r} sees {kind.sees}'}",
-            "leave it out, or use forward, forward_pre or output_grad",
-        )
+        elif was_given and spec.action.of_call and not key.startswith("when"):
+            what = f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module"
+            yield Problem(f"{spec.where}.{key}", what, f"leave `{key}` out")
+    if keys.when.value is not None and (not kind.batch or spec.action.mixes_rows or spec.action.of_call):
+        does = "acts on the whole call" if spec.action.of_call else "computes a row from the other rows too"
+        why = f"{spec.action.action_name} {does}" if kind.batch else f"{kind.name!r} sees {kind.sees}"
+        hint = "leave it out, or use another action on forward, forward_pre or output_grad"
+        yield Problem(f"{spec.where}.when.value", f"chooses among the rows of a batch, and {why}", hint)
     if keys.when.rank is not None and not spec.action.observes:
         yield Problem(
             f"{spec.where}.when.rank",

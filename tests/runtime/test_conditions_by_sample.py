@@ -156,6 +156,8 @@ def test_every_dtype_keeps_its_form(dtype: torch.dtype) -> None:
         ({"value": {"of": "norm", "above": float("nan")}}, "found nan"),
         ({"hook": "grad", "select": "0.weight", "action": "scale", "factor": 2}, "when.value: .*'grad' sees"),
         ({"action": "clip_norm", "max_norm": 1}, "clip_norm computes a row from the other rows"),
+        ({"action": "skip"}, "skip acts on the whole call"),
+        ({"action": "stop_forward"}, "stop_forward acts on the whole call"),
         ({"action": "quantize", "bits": 4}, "quantize computes a row from the other rows"),
         ({"action": "scale", "factor": 2, "index": "0:2"}, "`index` picks samples"),
         ({"action": "scale", "factor": 2, "index": "..., 0, 0"}, "`index` picks samples"),
