@@ -148,13 +148,14 @@ def _require_same_form(old: Tensor, new: Any) -> None:
 def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     together = site.spec.action.scope == "together"
     clock, takes, of_gradient = site.clock, _taken_by(site.spec.action), site.hook_type.phase == "backward"
-    checked = False  # shape and dtype of the first result
+    records = bool(site.spec.action.own_functions())  # with the path of the tensor, as observers
+    simple, checked = path is None and not records, False  # `checked`: shape and dtype of the first result
 
     def edit(value: Any) -> Any:
         site.fired += 1
         try:
             # the common case
-            if checked and path is None and isinstance(value, Tensor) and value.is_floating_point():
+            if simple and checked and isinstance(value, Tensor) and value.is_floating_point():
                 new = function(value)
                 if clock.counting and new is not None:
                     count(site, value, new)
@@ -162,6 +163,7 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
             member = value if path is None else _member(site, value, path)
             olds = list(filter(acts_on, containers.tensors(member))) if together else []
             news = iter(function(olds) if olds else ())
+            paths = {id(leaf): at for at, leaf in containers.leaves(member)} if records else {}
             acted = False
 
             def edit_leaf(leaf: Any) -> Any:
@@ -169,6 +171,8 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
                 if not takes(leaf):
                     return leaf
                 acted = True
+                if records:
+                    site.current.at = paths.get(id(leaf), "")
                 new = next(news) if together else function(leaf)
                 if new is None:
                     return leaf
