@@ -167,7 +167,7 @@ def heat(
     is_upright = max(map(len, below), default=0) > _LEVEL
     stride = math.ceil(len(columns) / (MOST_UPRIGHT if is_upright and wide else 12 if numbers else 6)) or 1
     shades = [is_light(*colour) for colour in table.tolist()] + [True]
-    texts = [f"{value:.3g}" if numbers and value == value else "" for value in values.ravel()]
+    texts = [number(value) if numbers and value == value else "" for value in values.ravel().tolist()]
     plain = Markup('<span class="on-{}">{}</span>')
     cells = [
         plain.format("light" if shades[shade] else "dark", text)

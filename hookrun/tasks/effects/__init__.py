@@ -87,7 +87,7 @@ class EffectsTask(TaskOfOneSplit):
 
         Raises SpecError or CompileError with all mistakes found.
         """
-        from hookrun.tasks.effects.prepared import with_grid
+        from hookrun.tasks.effects.grid import with_grid
 
         first = self._with_first_values(experiment)
         try:
@@ -99,8 +99,7 @@ class EffectsTask(TaskOfOneSplit):
             str(self.hook),
             self.over or {},
             self.splits[0],
-            exact=EXACT in self.method,
-            gradient=GRADIENT in self.method,
+            self.method,
             placebos=self.placebo,
             seeds=self.seeds,
         )
@@ -169,12 +168,8 @@ class EffectsTask(TaskOfOneSplit):
 
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
         """What is moved."""
-        return [f"{self.hook} is moved over {', '.join(self.over or ())}; {self.metric_name} of each sample"]
-
-    @property
-    def metric_name(self) -> str:
-        """The name of the metric."""
-        return "" if self.metric is None else self.metric.name
+        metrics = " ".join(metric.name for metric in self.metrics)
+        return [f"{self.hook} is moved over {', '.join(self.over or ())}; {metrics} of each sample"]
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
@@ -182,8 +177,7 @@ class EffectsTask(TaskOfOneSplit):
         """Compute every cell for every batch, and write the files."""
         from hookrun.store.effects import write_effects
         from hookrun.tasks.effects.cells import Cells
-        from hookrun.tasks.effects.prepared import PreparedEffects
-        from hookrun.tasks.effects.results import effects_of, strongest
+        from hookrun.tasks.effects.grid import PreparedEffects
         from hookrun.tasks.run.batches import Batches
 
         prepared = context.prepared
@@ -199,9 +193,9 @@ class EffectsTask(TaskOfOneSplit):
                 names.write(batch, output)
                 context.hooks.step()
         names.write_pictures()
-        effects = effects_of(prepared, cells, self.splits[0])
+        effects = cells.effects(self.splits[0])
         write_effects(context.run_dir.path, effects)
-        context.screen.say(strongest(effects))
+        context.screen.say(effects.strongest())
         context.conclude(
             self.split, {"unedited": float(effects["unedited"]), "cells": len(prepared.grid.cells)}
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +15,6 @@ from hookrun.runtime.apply_action import Op
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.tokens.calls import Pass
 from hookrun.runtime.wiring import Variant
-from hookrun.spec import Spec
-from hookrun.tasks.effects.grid import Cell
-from hookrun.tasks.run.prepare import structure
 from hookrun.values.containers import members, rebuild
 
 
@@ -27,21 +23,32 @@ class CannotSplit(Exception):
 
 
 @dataclass(frozen=True)
+class Cell:
+    """One site of the hook.
+
+    place: its number on each axis
+    paths: the modules that are hooked
+    hook:  the hook there
+    """
+
+    place: tuple[int, ...]
+    paths: tuple[str, ...]
+    hook: PlannedHook
+
+
+@dataclass(frozen=True)
 class Job:
     """One pass over the data.
 
     kind:   exact, or placebo
     number: of the seed, or of the placebo
-    cell:   the number of the cell
-    paths:  the modules that are hooked
-    hook:   the hook there
+    hook:   the hook at the cell: its own, or a placebo
     seed:   what the random numbers of the hook are derived from, unless it has a seed of its own
     """
 
     kind: str
     number: int
-    cell: int
-    paths: tuple[str, ...]
+    cell: Cell
     hook: PlannedHook
     seed: int
 
@@ -54,7 +61,7 @@ class Activation:
     tensors: its floating-point tensors, from which on the pass is differentiated
     """
 
-    path: str
+    site: HookSite
     value: Any
     tensors: list[Tensor]
     of_pass: Pass | None
@@ -72,7 +79,7 @@ class Moved:
     records: observers fire
     kept:    the activations of the pass of the gradient; None: another pass
     reached: called with the path when the hook would fire in the unedited pass
-    trial:   every hook of this list is tried at each of its modules
+    uses_arguments: a hook reads the arguments of the call, which are not split
     """
 
     def __init__(self, name: str) -> None:
@@ -81,30 +88,24 @@ class Moved:
         self.records = False
         self.kept: list[Activation] | None = None
         self.reached: Callable[[str], None] | None = None
-        self.trial: Sequence[Cell] = ()
-        self.sites = dict[str, HookSite]()
-        self._others = dict[tuple[str, str], HookSite]()
+        self.uses_arguments = False
         self._variants = dict[str, Variant]()
         self._ops = dict[tuple[str, int, int], Op]()
         self._rows = dict[int, set[int]]()
 
     def around(self, site: HookSite, op: Op, variant: Variant) -> Op:
         """The op in place of the site's own, see `Installation`."""
-        if site.hook_name == self.name:
-            self.sites[site.path], self._variants[site.path] = site, variant
-            self._ops.clear()  # those of an earlier installation
-            return partial(self._try if self.trial else self._move, site)
-        if site.hook_type.phase != "forward" or site.hook_type.until_backward:
+        is_moved = site.hook_name == self.name
+        if not is_moved and (site.hook_type.phase != "forward" or site.hook_type.until_backward):
             return op
-        if site.spec.action.observes:
+        if not is_moved and site.spec.action.observes:
             return lambda value: op(value) if self.records else value
-        self._others[site.hook_name, site.path] = site
-        return partial(self._edit, site, op)
-
-    @property
-    def uses_arguments(self) -> bool:
-        """Whether a hook reads the arguments of the call, which are not split."""
-        return any("args" in site.spec.action.uses for site in (*self.sites.values(), *self._others.values()))
+        self.uses_arguments |= "args" in site.spec.action.uses
+        if not is_moved:
+            return partial(self._edit, site, op)
+        self._variants[site.path] = variant
+        self._ops.clear()  # those of an earlier installation
+        return partial(self._move, site)
 
     # ---- the moved hook --------------------------------------------------------------------------------------------
 
@@ -116,7 +117,9 @@ class Moved:
             self._note_rows(site, value)
             return value
         ops = [
-            self.op(job.hook, site.path, job.seed) if job is not None and site.path in job.paths else None
+            self.op(job.hook, site.path, job.seed)
+            if job is not None and site.path in job.cell.paths
+            else None
             for job in self.blocks
         ]
         if not any(ops):
@@ -130,17 +133,6 @@ class Moved:
         if key not in self._ops:
             self._ops[key] = self._variants[path](hook, seed)
         return self._ops[key]
-
-    def _try(self, site: HookSite, value: Any) -> Any:
-        """Every cell of this module, each on the value without the hook."""
-        tried = set[str]()
-        for cell in self.trial:
-            if site.path in cell.paths:
-                form = json.dumps(structure(Spec((cell.hook.spec,))), default=str)
-                if form not in tried:
-                    tried.add(form)
-                    self._variants[site.path](cell.hook, 0)(value)
-        return value
 
     def _keep(self, site: HookSite, value: Any) -> Any:
         """Pass on a copy of the value, with respect to which the metric is differentiated."""
@@ -157,7 +149,7 @@ class Moved:
         plain = rebuild(own, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
         passes = site.clock.passes
         of_pass = None if passes is None else passes.current
-        self.kept.append(Activation(site.path, plain, held, of_pass, site.call))
+        self.kept.append(Activation(site, plain, held, of_pass, site.call))
         # what follows may write into it
         return rebuild(own, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 

@@ -428,7 +428,7 @@ def test_whole_numbers_in_a_list_of_index_are_channels(effects, capsys) -> None:
     every = effects(hook, "{module: each, index: each}", *DIGITS).effects["exact"]
     some = effects(hook, "{module: each, index: [3, 0]}", *DIGITS).effects
     close(some["exact"], every[:, [3, 0]])
-    assert "largest effect: module relu1, index :, " in capsys.readouterr().out
+    assert "largest effect: module=relu1, index=:, " in capsys.readouterr().out
 
 
 def test_effects_that_differ_are_a_difference_of_the_runs(effects) -> None:
