@@ -34,7 +34,7 @@ class Comparison:
                  of execution
     unpaired:    captures of one of the runs only
     metrics:     each metric of both
-    predictions: what `hookrun.store.comparison.predictions` returns
+    predictions: what `records.predictions` returns
     weights:     tensors that differ; `weights_of` says what was compared, or why nothing was
     statistics, plan, config: values that differ
     """

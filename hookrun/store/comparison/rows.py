@@ -206,21 +206,13 @@ def compared(
     other_shape, common = bool(notes), sum(len(pair.rows) for pair in matched)
     only, only_other = len(capture) - common, len(other) - common
     if not common:
-        notes.append(f"no sample in common: {_samples(capture)}, other {_samples(other)}")
+        spans = [f"{len(each)} rows from {each.names[0]} to {each.names[-1]}" for each in (capture, other)]
+        notes.append(f"no sample in common: {spans[0]}, other {spans[1]}")
     elif only or only_other:
         notes.append(
             f"{only} of {len(capture)} rows are only here, {only_other} of {len(other)} only in the other run"
         )
     return Compared(matched, found, notes, other_shape)
-
-
-def _samples(capture: StoredCapture) -> str:
-    """``16 rows of val 0 to 15``; ``3 rows of steps 0 to 2`` if rows are whole firings."""
-    ids, steps = capture.sample_ids, capture.steps
-    if (ids == FIRING).all():
-        return f"{len(ids)} rows of steps {int(steps.min())} to {int(steps.max())}"
-    names = [SPLITS[split] for split in capture.split_numbers.unique().tolist() if split >= 0]
-    return f"{len(ids)} rows of {' and '.join(names) or 'samples'} {int(ids.min())} to {int(ids.max())}"
 
 
 def _add(
@@ -282,8 +274,4 @@ def measured(rows: Tensor, others: Tensor, tolerance: float) -> tuple[Tensor, Te
 
 def _is_lowest(values: Tensor) -> Tensor:
     lowest = torch.finfo(values.dtype).min if values.is_floating_point() else -math.inf
-    return (
-        values.to(torch.float64) == lowest
-        if not values.is_complex()
-        else torch.zeros_like(values.real).bool()
-    )
+    return values.real.to(torch.float64) == lowest

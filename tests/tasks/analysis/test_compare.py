@@ -123,7 +123,10 @@ def test_batches_dtypes_and_ids_pair_by_sample(digits: tuple[Run, Run], run: Any
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["task.split=train"], "no sample in common: 16 rows of val 0 to 15, other 16 rows of train 0 to 15"),
+        (
+            ["task.split=train"],
+            "no sample in common: 16 rows from val 0 to val 15, other 16 rows from train 0 to train 15",
+        ),
         (["hooks.seen.select=fc"], "has seen at flatten"),
         (["hooked=false"], "has seen at flatten"),
         (["model.args.hidden=[32, 64]"], "16 rows have shape [64], other [32]"),
