@@ -43,16 +43,15 @@ MOST_NUMBERS = {"cpu": 2**20}
 """Device type -> how many numbers the largest activation of a pass may have, over all copies; see `copies`."""
 ON_ACCELERATORS = 2**27
 MOST_COPIES = 64
-_SAVED = ("plain", "clean", "values", "estimates")
+_SAVED = ("plain", "clean", "values")
 
 
 class Cells:
     """The values of all jobs, with what has to be saved to go on from the middle of a batch.
 
-    values:    [jobs, samples] the metric
-    plain:     [samples] the metric without the hook
-    clean:     [samples] the metric of the other run
-    estimates: [jobs, samples] the first-order change of the metric
+    values: [jobs, samples] the metric
+    plain:  [samples] the metric without the hook
+    clean:  [samples] the metric of the other run
     """
 
     def __init__(
@@ -64,9 +63,12 @@ class Cells:
     ) -> None:
         self._context, self._prepared, self._moved = context, prepared, prepared.moved
         jobs, scouted = prepared.jobs, prepared.scouted
-        self._replay = Replay(context.model, scouted, {path for job in jobs for path in job.cell.paths})
+        self._estimated = [number for number, job in enumerate(jobs) if job.kind == GRADIENT]
+        computed = [number for number, job in enumerate(jobs) if job.kind != GRADIENT]
+        paths = {path for number in computed for path in jobs[number].cell.paths}
+        self._replay = Replay(context.model, scouted, paths)
         entries = [self._replay.entry(job.cell.paths) for job in jobs]
-        order = sorted(range(len(jobs)), key=lambda number: self._replay.order(entries[number]))
+        order = sorted(computed, key=lambda number: self._replay.order(entries[number]))
         self._groups = [(entry, list(numbers)) for entry, numbers in groupby(order, key=entries.__getitem__)]
         head = usable_head(prepared, scouted.head)
         unembed = None if head is None else context.model.get_submodule(head)
@@ -77,7 +79,6 @@ class Cells:
         nothing = torch.full((samples,), torch.nan, dtype=torch.float64)
         self.plain, self.clean = nothing.clone(), nothing.clone()
         self.values = nothing.repeat(len(jobs), 1)
-        self.estimates = nothing.repeat(len(prepared.estimated), 1)
 
     # ---- saved states, results -------------------------------------------------------------------------------------
 
@@ -94,33 +95,33 @@ class Cells:
 
     def effects(self, split: Split) -> Effects:
         """The means over samples, in the order of the axes."""
-        prepared, plain = self._prepared, self.plain.nanmean()
+        plain, exact = self.plain.nanmean(), self._placed(EXACT)
         tensors = {PLAIN: plain, PLAIN_OF_SAMPLES: self.plain}
-        if prepared.jobs:
-            exact = self._placed(prepared.jobs, self.values, EXACT)
-            of_seeds = exact.nanmean(-1)
-            tensors |= {EXACT: of_seeds.mean(0), OF_SAMPLES: exact.mean(0)}
-            tensors |= {SEEDS: of_seeds} if len(of_seeds) > 1 else {}
-        placebo = self._placed(prepared.jobs, self.values, PLACEBO)
-        tensors |= {PLACEBO: placebo.nanmean(-1)} if len(placebo) else {}
-        if prepared.estimated:
-            changes = self._placed(prepared.estimated, self.estimates, EXACT)
-            tensors[GRADIENT] = plain + changes.nanmean(-1).mean(0)
+        if len(exact):
+            tensors |= {EXACT: exact.nanmean(-1).mean(0), OF_SAMPLES: exact.mean(0)}
+        if len(exact) > 1:
+            tensors[SEEDS] = exact.nanmean(-1)
+        if len(placebo := self._placed(PLACEBO)):
+            tensors[PLACEBO] = placebo.nanmean(-1)
+        if self._estimated:
+            tensors[GRADIENT] = self._placed(GRADIENT).nanmean(-1).mean(0)
         if self._against is not None:
             clean = self.clean.nanmean()
             tensors |= {CLEAN: clean, CLEAN_OF_SAMPLES: self.clean}
             tensors[RESTORED] = (tensors[EXACT] - plain) / (clean - plain)
-        about = {"hook": self._moved.name, "metric": prepared.metrics[0].name, "split": split}
-        return Effects(tensors, prepared.grid.labels, range(len(self.plain)), about)
+        about = {"hook": self._moved.name, "metric": self._prepared.metrics[0].name, "split": split}
+        return Effects(tensors, self._prepared.grid.labels, range(len(self.plain)), about)
 
-    def _placed(self, jobs: Sequence[Job], values: Tensor, kind: str) -> Tensor:
+    def _placed(self, kind: str) -> Tensor:
         """[repeats, *cells, samples] of the jobs of a kind; NaN where there is none."""
-        repeats = 1 + max((job.number for job in jobs if job.kind == kind), default=-1)
-        sizes = repeats, *self._prepared.grid.sizes, values.shape[-1]
+        jobs = [
+            (job, row) for job, row in zip(self._prepared.jobs, self.values, strict=True) if job.kind == kind
+        ]
+        repeats = 1 + max((job.number for job, _ in jobs), default=-1)
+        sizes = repeats, *self._prepared.grid.sizes, len(self.plain)
         whole = torch.full(sizes, torch.nan, dtype=torch.float64)
-        for job, row in zip(jobs, values, strict=True):
-            if job.kind == kind:
-                whole[job.number, *job.cell.place] = row
+        for job, row in jobs:
+            whole[job.number, *job.cell.place] = row
         return whole
 
     # ---- one batch -------------------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ class Cells:
             scores = predicted_rows(self._against, batch.split).of(ids, Generator()).to(batch.target.device)
             (clean,) = reading.copies_of(scores, 1, whole=True)
             self.clean[ids] = self._read(clean)
-        if self._prepared.estimated and is_new:
+        if self._estimated and is_new:
             again()
             self._estimate(batch)
         for numbers, entry in self._passes(len(ids)):
@@ -259,12 +260,14 @@ class Cells:
         tensors = [tensor for activation in kept for tensor in activation.tensors]
         gradients = iter(torch.autograd.grad(total, tensors, allow_unused=True))
         sites = [(activation, [next(gradients) for _ in activation.tensors]) for activation in kept]
-        for number, job in enumerate(self._prepared.estimated):
-            change = torch.zeros(len(batch.ids), dtype=torch.float64)
-            for activation, of_tensors in sites:
-                if activation.site.path in job.cell.paths:
-                    change += self._change(job, activation, of_tensors, len(batch.ids))
-            self.estimates[number, batch.ids] = change
+        for number in self._estimated:
+            job = self._prepared.jobs[number]
+            changes = [
+                self._change(job, activation, of_tensors, len(batch.ids))
+                for activation, of_tensors in sites
+                if activation.site.path in job.cell.paths
+            ]
+            self.values[number, batch.ids] = sum(changes, self.plain[batch.ids])
 
     def _change(
         self, job: Job, activation: Activation, gradients: Sequence[Tensor | None], samples: int

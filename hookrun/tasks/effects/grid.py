@@ -28,7 +28,7 @@ from hookrun.runtime.site import HookSite
 from hookrun.runtime.tokens.calls import IDS, MASK
 from hookrun.runtime.wiring import Variant
 from hookrun.spec import Settings, Spec
-from hookrun.store.effects import EXACT, GRADIENT, PLACEBO
+from hookrun.store.effects import PLACEBO
 from hookrun.tasks.effects.moved import Cell, Job, Moved
 from hookrun.tasks.effects.over import (
     EACH,
@@ -54,15 +54,13 @@ MOST_CELLS = 1_000_000
 class PreparedEffects(Prepared):
     """An experiment with the grid of its hook.
 
-    jobs:      what is computed, in the order of the cells
-    estimated: the jobs whose change is estimated from the gradient
-    scouted:   what a run of a copy of the model showed
-    moved:     what the hooks do in each pass
+    jobs:    what is computed, in the order of the cells
+    scouted: what a run of a copy of the model showed
+    moved:   what the hooks do in each pass
     """
 
     grid: Grid
     jobs: tuple[Job, ...]
-    estimated: tuple[Job, ...]
     scouted: Scouted
     moved: Moved
 
@@ -100,7 +98,7 @@ def with_grid(
     )
     grid.refuse()
     prove(plan, model, example, training=False, backward=False, around=grid.tried)
-    jobs = _jobs(grid, plan.seed, placebos, seeds)
+    jobs = _jobs(grid, plan.seed, dict.fromkeys(methods, seeds), placebos)
     grid.refuse()
     sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
     line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
@@ -109,8 +107,7 @@ def with_grid(
     return PreparedEffects(
         **given | {"lines": (*prepared.lines, line), "around": moved.around},
         grid=grid,
-        jobs=tuple(jobs) if EXACT in methods else (),
-        estimated=tuple(job for job in jobs if job.kind == EXACT) if GRADIENT in methods else (),
+        jobs=tuple(jobs),
         scouted=seen,
         moved=moved,
     )
@@ -314,11 +311,12 @@ def _longest(settings: Settings, split: Split, info: DataInfo) -> int:
 # ---- jobs ----------------------------------------------------------------------------------------------------------
 
 
-def _jobs(grid: Grid, seed: int, placebos: int, seeds: int) -> list[Job]:
-    """The jobs of each cell: one for each seed, and the placebos."""
+def _jobs(grid: Grid, seed: int, counts: Mapping[str, int], placebos: int) -> list[Job]:
+    """The jobs of each cell: so many of each method, and the placebos."""
     jobs, of_others = list[Job](), dict[int, PlannedHook | None]()
     for cell in grid.cells:
-        jobs += [_job(EXACT, number, cell, cell.hook, seed) for number in range(seeds)]
+        for kind, count in counts.items():
+            jobs += [_job(kind, number, cell, cell.hook, seed) for number in range(count)]
         if placebos and id(cell.hook) not in of_others:
             values = cell.hook.spec.action.outside_values().items()
             drawn = {field: _resampled(value) for field, value in values}

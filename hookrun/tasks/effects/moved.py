@@ -38,9 +38,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Job:
-    """One pass over the data.
+    """One value of a cell for each sample.
 
-    kind:   exact, or placebo
+    kind:   exact, gradient (an estimate, without a pass of its own) or placebo
     number: of the seed, or of the placebo
     hook:   the hook at the cell: its own, or a placebo
     seed:   what the random numbers of the hook are derived from, unless it has a seed of its own

@@ -33,12 +33,12 @@ class Reading:
     def __init__(self, prepared: Prepared, measuring: Measuring, head: nn.Module | None) -> None:
         self.metric = prepared.metrics[0]
         self._loss, self._measuring, self._head = prepared.loss, measuring, head
-        self._source: BatchRows | None = None
-        self._sizes = set[int]()
+        self._source: BatchRows
+        self._sizes: set[int]
 
     def begin(self, batch: Batch, others: Any) -> None:
         """Set the batch; `others` is the output without hooks, if the metric compares with it."""
-        self._batch, self._others, self._source = batch, others, None
+        self._batch, self._others = batch, others
         if self._head is not None:
             shape = (*batch.target.shape, next(self._head.parameters()).shape[0])
             self._choose(torch.empty(1, 1, 1, device=batch.target.device).expand(shape))
@@ -46,7 +46,7 @@ class Reading:
     def see(self, output: Any) -> None:
         """Take note of the output of the unedited pass."""
         self._sizes = {tensor.shape[0] for tensor in tensors(output) if tensor.dim()}
-        if self._source is None:
+        if self._head is None:
             self._choose(output)
 
     def _choose(self, output: Any) -> None:
@@ -60,7 +60,6 @@ class Reading:
         if self._head is None:
             yield
             return
-        assert self._source is not None and self._source.chosen is not None
         chosen = self._source.chosen
 
         def take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
@@ -80,7 +79,6 @@ class Reading:
         whole: the output has the scores of all tokens, not only of those in `of_rows_only`
         """
         source = self._source
-        assert source is not None
         if source.samples is None:
             return parts_of(output, copies, self._sizes) if copies > 1 else [output]
         scores = own_token_scores(output)
@@ -92,7 +90,6 @@ class Reading:
     def values(self, copy: Any) -> Tensor:
         """[B]: the metric of each sample, the mean over its tokens; NaN for a sample without a token to read."""
         source = self._source
-        assert source is not None
         if source.samples is None:
             scores = None if source.scores is None else main_tensor(copy)
             rows, places = replace(source, scores=scores, output=copy), source.chosen
