@@ -12,10 +12,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hookrun.errors import HookrunError, Lookup, SpecError, nearest, printable, spec_error
+from hookrun.errors import HookrunError, SpecError, nearest, printable, spec_error
 from hookrun.run_values import BY_TOKEN, RunReferences, is_by_token
 from hookrun.spec import Experiment
-from hookrun.store.captures.read import StoredCapture
+from hookrun.store.captures.read import StoredCapture, captured_tensors
 from hookrun.store.format import CAPTURES, INDEX, MULTIRUN, OVERRIDES, STATUS, SWEEP
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import UsedRunRecord
@@ -95,7 +95,7 @@ def opened(experiment: Experiment, where: str, path: str | None) -> tuple[Run, U
 
 def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCapture]:
     """Module path -> capture, for the captures that hold one tensor with one row for each sample, or each token."""
-    there = {hook: run.captures[hook] for hook in run.captures}
+    there = run.captures
     if name is None and len(there) != 1:
         listed = ", ".join(there) or "nothing"
         hint = "name one: task.capture=NAME"
@@ -109,20 +109,16 @@ def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCap
         raise spec_error("task.capture", f"{run.path} captured {listed}", hint)
     if name is not None and name not in there:
         raise spec_error("task.capture", f"found {name!r}", nearest(name, there))
-    modules = there[name] if name is not None else next(iter(there.values()))
-    found = dict[str, StoredCapture]()
-    for module in modules:
-        kept = modules[module]
-        inside = (
-            {f"{module} {path}": kept[path] for path in kept} if isinstance(kept, Lookup) else {module: kept}
-        )
-        found |= {label: each for label, each in inside.items() if _is_by_sample(each, by_token)}
+    tensors = [each for each in captured_tensors(there) if name in (None, each.hook)]
+    found = {
+        f"{each.module} {each.path}" if each.path else each.module: each
+        for each in tensors
+        if _is_by_sample(each, by_token)
+    }
     if not found:
         text = f"in {run.path} no module of this hook has one row for each sample"
-        whole = [each for each in map(modules.__getitem__, modules) if not isinstance(each, Lookup)]
-        raise spec_error(
-            "task.capture", text, BY_TOKEN if any(map(is_by_token, whole)) else "capture with task=predict"
-        )
+        hint = BY_TOKEN if any(map(is_by_token, tensors)) else "capture with task=predict"
+        raise spec_error("task.capture", text, hint)
     return found
 
 

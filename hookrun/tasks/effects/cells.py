@@ -133,7 +133,7 @@ class Cells:
         others = context.without_hooks(batch) if context.measuring.without_hooks else None
         context.set_batch(batch)
         reading.begin(batch, others)
-        moved.new_batch()
+        moved.rows.clear()
         again = partial(self._set_draws, self._draws())
         moved.reached, moved.records = self._replay.reach, is_new
         with self._replay.storing(), nullcontext() if is_new else context.hooks.uncounted():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +17,6 @@ from hookrun.runtime.site import HookSite
 from hookrun.runtime.tokens.calls import Pass
 from hookrun.runtime.wiring import Variant
 from hookrun.values.containers import members, rebuild
-
-
-class CannotSplit(Exception):
-    """The tensors of a value do not consist of one part for each copy of the batch."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +77,7 @@ class Moved:
     kept:    the activations of the pass of the gradient; None: another pass
     reached: called with the path when the hook would fire in the unedited pass
     uses_arguments: a hook reads the arguments of the call, which are not split
+    rows:    the sizes of first dimensions that the values of a site, by its id, have for one copy of the batch
     """
 
     def __init__(self, name: str) -> None:
@@ -91,7 +89,7 @@ class Moved:
         self.uses_arguments = False
         self._variants = dict[str, Variant]()
         self._ops = dict[tuple[str, int, int], Op]()
-        self._rows = dict[int, set[int]]()
+        self.rows = defaultdict[int, set[int]](set)
 
     def around(self, site: HookSite, op: Op, variant: Variant) -> Op:
         """The op in place of the site's own, see `Installation`."""
@@ -163,19 +161,14 @@ class Moved:
     # ---- copies of the batch ---------------------------------------------------------------------------------------
 
     def _note_rows(self, site: HookSite, value: Any) -> None:
-        """Remember the sizes of first dimensions for one copy."""
-        sizes = self._rows.setdefault(id(site), set())
-        sizes.update(leaf.shape[0] for leaf in members(value) if isinstance(leaf, Tensor) and leaf.dim())
-
-    def new_batch(self) -> None:
-        """Forget the sizes of the last batch."""
-        self._rows.clear()
+        leaves = (leaf for leaf in members(value) if isinstance(leaf, Tensor) and leaf.dim())
+        self.rows[id(site)].update(leaf.shape[0] for leaf in leaves)
 
     def _by_block(self, site: HookSite, value: Any, ops: Sequence[Op | None]) -> Any:
         """The value after each op has run on its copy."""
         if len(ops) == 1:
             return ops[0](value) if ops[0] is not None else value
-        olds = parts_of(value, len(ops), self._rows.get(id(site), set()))
+        olds = parts_of(value, len(ops), self.rows[id(site)])
         run = site.calls.run if site.calls is not None else None
         drawn = None if run is None else run.drawn.copy()
         news = list[Any]()
@@ -188,7 +181,7 @@ class Moved:
 
 
 def parts_of(value: Any, parts: int, rows: set[int]) -> list[Any]:
-    """The value for each copy of the batch. CannotSplit if its tensors do not hold one part after the other.
+    """The value for each copy of the batch. ValueError if its tensors do not hold one part after the other.
 
     rows: the sizes of the first dimension that a tensor for one copy may have
     """
@@ -202,7 +195,7 @@ def _pieces(leaf: Any, parts: int, rows: set[int]) -> Sequence[Any]:
         return [leaf] * parts
     one, several = leaf.shape[0] in rows, leaf.shape[0] % parts == 0 and leaf.shape[0] // parts in rows
     if one == several:
-        raise CannotSplit(f"a tensor of shape {list(leaf.shape)} for {parts} copies of the batch")
+        raise ValueError(f"a tensor of shape {list(leaf.shape)} for {parts} copies of the batch")
     return leaf.chunk(parts) if several else [leaf] * parts
 
 
@@ -213,7 +206,7 @@ def _joined(value: Any, olds: Sequence[Any], news: Sequence[Any]) -> Any:
     for leaf, before, after in zip(members(value), *columns, strict=True):
         changed = any(new is not old for new, old in zip(after, before, strict=True))
         if changed and before[0] is leaf:
-            raise CannotSplit("a tensor that all copies of the batch share would change")
+            raise ValueError("a tensor that all copies of the batch share would change")
         leaves.append(torch.cat(after) if changed else leaf)
     return _with(value, leaves)
 

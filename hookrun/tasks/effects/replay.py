@@ -162,9 +162,10 @@ class Replay:
         self._first = {path: scouted.first[path] for path in paths if path in scouted.first}
         self._before = {path: _outermost(scouted.calls, end) for path, end in self._first.items()}
         self._wanted = {(call.path, call.number): call for calls in self._before.values() for call in calls}
-        self._stored = dict[tuple[str, int], tuple[Any, tuple[bool, ...], int]]()
-        self._reached = dict[str, int]()
-        self._time = count()
+        self._stored = dict[tuple[str, int], tuple[Any, tuple[bool, ...]]]()
+        self._there = dict[
+            str, set[tuple[str, int]]
+        ]()  # what was stored when the hook at a module fired first
         self._keeps_state: bool | None = None
 
     def entry(self, paths: Sequence[str]) -> str | None:
@@ -178,13 +179,13 @@ class Replay:
 
     def reach(self, path: str) -> None:
         """Note that the hook at the module fires in the unedited pass."""
-        self._reached.setdefault(path, next(self._time))
+        self._there.setdefault(path, set(self._stored))
 
     @contextmanager
     def storing(self) -> Iterator[None]:
         """The unedited pass over a batch."""
         self._stored.clear()
-        self._reached.clear()
+        self._there.clear()
         numbers = Counter[str]()
 
         def store(path: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -192,8 +193,7 @@ class Replay:
             numbers[path] += 1
             output = forward(*args, **kwargs)
             if call is not None and call.grows is not None:
-                copied = rebuild(output, partial(repeated, 1))
-                self._stored[path, call.number] = copied, call.grows, next(self._time)
+                self._stored[path, call.number] = rebuild(output, partial(repeated, 1)), call.grows
             return output
 
         before = _states(self._modules) if self._keeps_state is None else None
@@ -205,16 +205,16 @@ class Replay:
     @contextmanager
     def from_entry(self, path: str | None, copies: int) -> Iterator[None]:
         """A pass over `copies` of the batch, one after the other, that computes only what runs after the entry."""
-        if path is None or self._keeps_state or path not in self._reached:
+        if path is None or self._keeps_state or path not in self._there:
             yield
             return
-        stored = [(call.path, self._stored.get((call.path, call.number))) for call in self._before[path]]
-        ahead = deque((name, each) for name, each in stored if each and each[-1] < self._reached[path])
+        calls = [(call.path, call.number) for call in self._before[path]]
+        ahead = deque(call for call in calls if call in self._there[path])
 
         def answer(name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not ahead or ahead[0][0] != name:
                 return forward(*args, **kwargs)
-            _, (output, grows, _) = ahead.popleft()
+            output, grows = self._stored[ahead.popleft()]
             times = (copies if each else 1 for each in grows)
             return rebuild(output, lambda x: repeated(next(times), x) if isinstance(x, Tensor) else x)
 
