@@ -101,7 +101,7 @@ class BatchRows:
         if self.samples is None:
             return self.output, self.targets
         assert self.scores is not None
-        return self.scores[self.chosen], self.targets
+        return self.scores if self.chosen is None else self.scores[self.chosen], self.targets
 
     def of_sample(self, number: int) -> tuple[Any, Tensor]:
         """Output and target of one sample as a batch of one; half precision becomes float32."""
