@@ -49,9 +49,8 @@ def is_apart(value: Any, other: Any, tolerance: float) -> bool:
     """Whether two values differ, numbers by more than the tolerance relative to the larger one; NaN equals NaN."""
     if any(isinstance(each, bool) or not isinstance(each, int | float) for each in (value, other)):
         return bool(value != other)
-    if value == other or (math.isnan(value) and math.isnan(other)):
-        return False
-    return not abs(value - other) <= tolerance * max(abs(value), abs(other))
+    is_close = math.isclose(value, other, rel_tol=tolerance)
+    return not is_close and not (math.isnan(value) and math.isnan(other))
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any], tolerance: float = 0.0) -> list[Row]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -62,14 +61,10 @@ class Cells:
         samples: int,
     ) -> None:
         self._context, self._prepared, self._moved = context, prepared, prepared.moved
-        jobs, scouted = prepared.jobs, prepared.scouted
-        self._estimated = [number for number, job in enumerate(jobs) if job.kind == GRADIENT]
-        computed = [number for number, job in enumerate(jobs) if job.kind != GRADIENT]
-        paths = {path for number in computed for path in jobs[number].cell.paths}
-        self._replay = Replay(context.model, scouted, paths)
-        entries = [self._replay.entry(job.cell.paths) for job in jobs]
-        order = sorted(computed, key=lambda number: self._replay.order(entries[number]))
-        self._groups = [(entry, list(numbers)) for entry, numbers in groupby(order, key=entries.__getitem__)]
+        scouted, jobs = prepared.grid.scouted, dict(enumerate(prepared.jobs))
+        self._estimated = [number for number, job in jobs.items() if job.kind == GRADIENT]
+        computed = {number: job.cell.paths for number, job in jobs.items() if job.kind != GRADIENT}
+        self._replay = Replay(context.model, scouted, computed)
         head = usable_head(prepared, scouted.head)
         unembed = None if head is None else context.model.get_submodule(head)
         self._reading = Reading(prepared, context.measuring, unembed)
@@ -164,9 +159,8 @@ class Cells:
         most = MOST_NUMBERS.get(self._context.prepared.device.type, ON_ACCELERATORS)
         copies = min(max(most // max(self._largest * samples, 1), 1), MOST_COPIES)
         done = self._done
-        for entry, numbers in self._groups:
-            skipped, done = numbers[:done], max(done - len(numbers), 0)
-            left = numbers[len(skipped) :]
+        for entry, numbers in self._replay.groups:
+            left, done = numbers[done:], max(done - len(numbers), 0)
             yield from ((left[at : at + copies], entry) for at in range(0, len(left), copies))
 
     def _pass(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any
 
 import torch
-from torch import nn
 
 from hookrun import data
 from hookrun.actions.fields import Meaning
 from hookrun.actions.values import RunValue
-from hookrun.data import DataInfo, Split
+from hookrun.data import Split
 from hookrun.errors import CompileError, Problem, counted
 from hookrun.plan.model_tree import ModelNames
 from hookrun.plan.plan import PlannedHook
@@ -27,7 +26,7 @@ from hookrun.runtime.part import HeadsPart
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.tokens.calls import IDS, MASK
 from hookrun.runtime.wiring import Variant
-from hookrun.spec import Settings, Spec
+from hookrun.spec import Spec
 from hookrun.store.effects import PLACEBO
 from hookrun.tasks.effects.moved import Cell, Job, Moved
 from hookrun.tasks.effects.over import (
@@ -54,14 +53,12 @@ MOST_CELLS = 1_000_000
 class PreparedEffects(Prepared):
     """An experiment with the grid of its hook.
 
-    jobs:    what is computed, in the order of the cells
-    scouted: what a run of a copy of the model showed
-    moved:   what the hooks do in each pass
+    jobs:  what is computed, in the order of the cells
+    moved: what the hooks do in each pass
     """
 
     grid: Grid
     jobs: tuple[Job, ...]
-    scouted: Scouted
     moved: Moved
 
 
@@ -82,35 +79,16 @@ def with_grid(
 
     Raises CompileError with all mistakes found.
     """
-    plan, model, info = prepared.plan, prepared.model, prepared.data
-    hook = next(each for each in plan.hooks if each.spec.name == name)
-    example = as_call(info.example(EXAMPLE_BATCH), model)
-    seen = scouted(model, example, hook)
-    seen = Scouted() if isinstance(seen, str) else seen
-    grid = Grid(
-        over,
-        hook,
-        model,
-        seen.shapes,
-        lambda: _longest(prepared.settings, split, info),
-        RunReferences.of(prepared.experiment, split, info),
-        plan.seed,
-    )
+    grid, moved = Grid(prepared, name, over, split), Moved(name)
     grid.refuse()
-    prove(plan, model, example, training=False, backward=False, around=grid.tried)
-    jobs = _jobs(grid, plan.seed, dict.fromkeys(methods, seeds), placebos)
+    prove(prepared.plan, prepared.model, grid.example, training=False, backward=False, around=grid.tried)
+    jobs = _jobs(grid, prepared.plan.seed, dict.fromkeys(methods, seeds), placebos)
     grid.refuse()
     sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
     line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
-    moved = Moved(name)
     given = {field.name: getattr(prepared, field.name) for field in fields(Prepared)}
-    return PreparedEffects(
-        **given | {"lines": (*prepared.lines, line), "around": moved.around},
-        grid=grid,
-        jobs=tuple(jobs),
-        scouted=seen,
-        moved=moved,
-    )
+    changed = {"lines": (*prepared.lines, line), "around": moved.around}
+    return PreparedEffects(**given | changed, grid=grid, jobs=tuple(jobs), moved=moved)
 
 
 # ---- the grid ------------------------------------------------------------------------------------------------------
@@ -134,25 +112,19 @@ class Axis:
 class Grid:
     """The axes and cells of a hook over a model.
 
-    hook:   the hook with the first value of each axis, on all modules
-    shapes: path of a module -> the shape of the value that the hook sees there; empty: not known
-    tokens: returns how many tokens the longest sample has
+    prepared: the experiment whose hook `name` has the first value of each axis, on all modules
+    split:    of the samples
+    scouted:  what a run of a copy of the model with the example showed
     """
 
-    def __init__(
-        self,
-        over: Over,
-        hook: PlannedHook,
-        model: nn.Module,
-        shapes: Mapping[str, Sequence[int]],
-        tokens: Callable[[], int],
-        runs: RunReferences,
-        seed: int,
-    ) -> None:
-        self._problems = list[Problem]()
-        self._hook, self._model, self._runs, self._seed = hook, model, runs, seed
-        self._shapes, self._tokens = shapes, tokens
-        self._paths = tuple(match.path for match in hook.matches)
+    def __init__(self, prepared: Prepared, name: str, over: Over, split: Split) -> None:
+        self._problems, self._prepared, self._split = list[Problem](), prepared, split
+        self._hook = next(hook for hook in prepared.plan.hooks if hook.spec.name == name)
+        self._runs = RunReferences.of(prepared.experiment, split, prepared.data)
+        self.example = as_call(prepared.data.example(EXAMPLE_BATCH), prepared.model)
+        seen = scouted(prepared.model, self.example, self._hook)
+        self.scouted = Scouted() if isinstance(seen, str) else seen
+        self._paths = tuple(match.path for match in self._hook.matches)
         self.axes = [self._axis(key, values) for key, values in over.items()]
         self.sizes = tuple(len(axis.labels) for axis in self.axes)
         self.cells = self._cells()
@@ -178,7 +150,7 @@ class Grid:
         names_texts = any(True for each in filters for _ in each.texts)
         if not names_texts and spec.action.outside_values() == base.spec.action.outside_values():
             return replace(base, spec=spec)
-        plan, wrong = resolve(Spec((spec,), self._seed), self._model, self._runs)
+        plan, wrong = resolve(Spec((spec,), self._prepared.plan.seed), self._prepared.model, self._runs)
         self._problems += wrong
         return plan.hooks[0] if plan.hooks else None
 
@@ -207,7 +179,7 @@ class Grid:
         if key == INDEX and values != EACH:
             windows = self._windows(values)
             return Axis(key, windows, windows)
-        counts = {"": self._tokens()} if key == TOKENS else self._counts(key)
+        counts = {"": self._longest()} if key == TOKENS else self._counts(key)
         runs = _runs(values, max(counts.values(), default=0))
         if not runs:
             text = "there is nothing to count: the model, or its data, does not show how many there are"
@@ -221,21 +193,32 @@ class Grid:
 
     def _modules(self, values: Sequence[Any]) -> list[tuple[str, ...]]:
         """The modules of each member of the list: a path, or a selector of several that are hooked together."""
-        names, groups = ModelNames(self._model), list[tuple[str, ...]]()
+        names, groups = ModelNames(self._prepared.model), list[tuple[str, ...]]()
         for number, selector in enumerate(values):
             spec, wrong = varied(self._hook.spec, {MODULE: selector}, f".{number}")
             self._problems += wrong
             groups.append(() if wrong else tuple(names.select(spec)))
         return groups
 
+    def _longest(self) -> int:
+        """How many tokens the longest sample of the pass has, without padding; 0 if samples are not of tokens."""
+        if self._prepared.data.tokenizer is None:
+            return 0
+        settings, longest = self._prepared.settings, 0
+        samples = data.load(settings.data, self._split, seed=settings.seed)
+        for number in range(samples_of_a_pass(settings, len(samples)) or 0):
+            inputs: Any = samples[number][0]
+            longest = max(longest, int((inputs.get(MASK, torch.ones_like(inputs[IDS])) != 0).sum()))
+        return longest
+
     def _counts(self, key: str) -> dict[str, int]:
         """Path -> how many heads its value has, or how many channels."""
         if key == INDEX:
-            return {path: shape[1] if len(shape) > 1 else 0 for path, shape in self._shapes.items()}
+            return {path: shape[1] if len(shape) > 1 else 0 for path, shape in self.scouted.shapes.items()}
         counts = {path: known.counts[0] for path, known in self._hook.heads.items()}
         heads = self._hook.spec.keys.heads
         assert heads is not None  # the hook has the first value of each axis
-        for path, shape in self._shapes.items():
+        for path, shape in self.scouted.shapes.items():
             try:
                 part = HeadsPart(heads, self._hook.heads[path], 1)
                 counts[path] = part.place(torch.empty(*shape, device="meta"))[1]
@@ -246,9 +229,9 @@ class Grid:
     def _windows(self, values: Window) -> list[str]:
         """Windows over the last dimensions of the value."""
         dims = len(values.window)
-        sizes = {tuple(shape[-dims:]) for shape in self._shapes.values() if len(shape) >= dims}
+        sizes = {tuple(shape[-dims:]) for shape in self.scouted.shapes.values() if len(shape) >= dims}
         if len(sizes) != 1:
-            text = f"the values have the shapes {[list(shape) for shape in self._shapes.values()]}"
+            text = f"the values have the shapes {[list(shape) for shape in self.scouted.shapes.values()]}"
             hint = f"windows need the same last {dims} dimensions everywhere: list the values"
             self._problems.append(Problem(f"{WHERE}.{INDEX}", text, hint))
             return []
@@ -295,17 +278,6 @@ def _label(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return f"[{', '.join(str(_label(each)) for each in value)}]"
     return value if isinstance(value, int | float | str) and not isinstance(value, bool) else str(value)
-
-
-def _longest(settings: Settings, split: Split, info: DataInfo) -> int:
-    """How many tokens the longest sample of the pass has, without padding; 0 if samples are not of tokens."""
-    if info.tokenizer is None:
-        return 0
-    samples, longest = data.load(settings.data, split, seed=settings.seed), 0
-    for number in range(samples_of_a_pass(settings, len(samples)) or 0):
-        inputs: Any = samples[number][0]
-        longest = max(longest, int((inputs.get(MASK, torch.ones_like(inputs[IDS])) != 0).sum()))
-    return longest
 
 
 # ---- jobs ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ What runs before it, and which dimensions grow with the batch, is seen in a run 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -154,28 +154,25 @@ class Replay:
     The outputs are those of `forward` itself: forward hooks run on them again. A module is called for its stored output
     only as long as the calls come in the order of the unedited pass; afterwards everything is computed.
 
-    entries: when a pass may begin to differ, by the path of the hooked module that runs first
+    paths:  number of a job -> the modules that it hooks
+    groups: the hooked module that runs first, and the jobs of which it is that, in the order of the modules; None: it
+            is not known
     """
 
-    def __init__(self, model: nn.Module, scouted: Scouted, paths: Collection[str]) -> None:
-        self._modules = dict(model.named_modules())
-        self._first = {path: scouted.first[path] for path in paths if path in scouted.first}
-        self._before = {path: _outermost(scouted.calls, end) for path, end in self._first.items()}
+    def __init__(self, model: nn.Module, scouted: Scouted, paths: Mapping[int, Sequence[str]]) -> None:
+        self._modules, first = dict(model.named_modules()), scouted.first
+        groups: dict[str | None, list[int]] = {None: []}
+        for number, hooked in paths.items():
+            is_known = hooked and all(path in first for path in hooked)
+            groups.setdefault(min(hooked, key=first.__getitem__) if is_known else None, []).append(number)
+        self.groups = sorted(groups.items(), key=lambda group: -1 if group[0] is None else first[group[0]])
+        self._before = {path: _outermost(scouted.calls, first[path]) for path in groups if path is not None}
         self._wanted = {(call.path, call.number): call for calls in self._before.values() for call in calls}
         self._stored = dict[tuple[str, int], tuple[Any, tuple[bool, ...]]]()
         self._there = dict[
             str, set[tuple[str, int]]
         ]()  # what was stored when the hook at a module fired first
         self._keeps_state: bool | None = None
-
-    def entry(self, paths: Sequence[str]) -> str | None:
-        """Which of the hooked modules runs first; None: not known."""
-        known = paths and all(path in self._first for path in paths)
-        return min(paths, key=self._first.__getitem__) if known else None
-
-    def order(self, path: str | None) -> int:
-        """A sort key: when the module runs."""
-        return -1 if path is None else self._first[path]
 
     def reach(self, path: str) -> None:
         """Note that the hook at the module fires in the unedited pass."""
