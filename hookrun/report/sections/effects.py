@@ -176,21 +176,29 @@ def _placebo(exact: Tensor, placebo: Tensor, grid: Grid, metric: str) -> Figure:
 
 def _top(effects: Effects, grid: Grid, ranked: Sequence[int], linked: set[int]) -> dict[str, Any]:
     """The cells that change most, each with an interval of the mean change over the samples."""
-    columns = {name: effects[name].flatten() for name in (EXACT, GRADIENT, RESTORED) if name in effects}
-    rows = list[tuple[str, str, list[str]]]()
-    for at in ranked:
-        texts = [number(float(column[at])) for column in columns.values()]
-        if OF_SAMPLES in effects:
-            _, changes = _of_cell(effects, at)
-            finite = changes[changes.isfinite()]
-            error = float(finite.std()) / math.sqrt(len(finite)) if len(finite) > 1 else math.nan
-            texts.append(f"{number(float(finite.mean()))} ± {number(Z * error)}")
-        if PLACEBO in effects:
-            placebo = effects[PLACEBO].flatten(1)[:, at]
-            texts.append(f"{number(float(placebo.mean()))} ± {number(float(placebo.std(correction=0)))}")
-        rows.append((grid.cells[at], f"#cell-{at}" if at in linked else "", texts))
-    further = {"change": OF_SAMPLES in effects, "placebo": PLACEBO in effects}
-    return {"heads": [*columns, *(name for name, is_there in further.items() if is_there)], "rows": rows}
+    columns = {
+        name: [number(float(effects[name].flatten()[at])) for at in ranked]
+        for name in (EXACT, GRADIENT, RESTORED)
+        if name in effects
+    }
+    if OF_SAMPLES in effects:
+        columns["change"] = [_interval(_of_cell(effects, at)[1]) for at in ranked]
+    if PLACEBO in effects:
+        of_cells = effects[PLACEBO].flatten(1).T[ranked]
+        ends = zip(of_cells.mean(1).tolist(), of_cells.std(1, correction=0).tolist(), strict=True)
+        columns["placebo"] = [f"{number(mean)} ± {number(deviation)}" for mean, deviation in ends]
+    rows = [
+        (grid.cells[at], f"#cell-{at}" if at in linked else "", texts)
+        for at, *texts in zip(ranked, *columns.values(), strict=True)
+    ]
+    return {"heads": list(columns), "rows": rows}
+
+
+def _interval(changes: Tensor) -> str:
+    """The mean and half the width of its 95% interval."""
+    finite = changes[changes.isfinite()]
+    error = float(finite.std()) / math.sqrt(len(finite)) if len(finite) > 1 else math.nan
+    return f"{number(float(finite.mean()))} ± {number(Z * error)}"
 
 
 def _of_cell(effects: Effects, at: int) -> tuple[Tensor, Tensor]:
