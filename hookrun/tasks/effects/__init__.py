@@ -87,7 +87,7 @@ class EffectsTask(TaskOfOneSplit):
 
         Raises SpecError or CompileError with all mistakes found.
         """
-        from hookrun.tasks.effects.grid import with_grid
+        from hookrun.tasks.effects.moved import with_grid
 
         first = self._with_first_values(experiment)
         try:
@@ -195,16 +195,16 @@ class EffectsTask(TaskOfOneSplit):
         """Compute every cell for every batch, and write the files."""
         from hookrun.store.effects import write_effects
         from hookrun.tasks.effects.cells import Cells
-        from hookrun.tasks.effects.grid import PreparedEffects
+        from hookrun.tasks.effects.moved import Moved
         from hookrun.tasks.run.batches import Batches
 
-        prepared = context.prepared
-        assert isinstance(prepared, PreparedEffects)
-        batches = Batches(prepared, self.splits[0])
+        moved = context.prepared.around
+        assert isinstance(moved, Moved)
+        batches = Batches(context.prepared, self.splits[0])
         names = context.sample_names({self.splits[0]: batches})
         samples = samples_of_a_pass(context.settings, batches.samples)
         assert samples is not None
-        cells = Cells(context, prepared, None if self.against is None else self.against.run, samples)
+        cells = Cells(context, moved, None if self.against is None else self.against.run, samples)
         with context.evaluating(batches, self.name, {"cells": cells, "names": names}) as (passed, _):
             for batch in passed:
                 output = cells.compute(batch)
@@ -214,9 +214,7 @@ class EffectsTask(TaskOfOneSplit):
         effects = cells.effects(self.splits[0])
         write_effects(context.run_dir.path, effects)
         context.screen.say(effects.strongest())
-        context.conclude(
-            self.split, {"unedited": float(effects["unedited"]), "cells": len(prepared.grid.cells)}
-        )
+        context.conclude(self.split, {"unedited": float(effects["unedited"]), "cells": len(moved.grid.cells)})
 
 
 _NEEDED = {

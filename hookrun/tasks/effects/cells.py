@@ -27,8 +27,8 @@ from hookrun.store.effects import (
     Effects,
 )
 from hookrun.store.states.files import SECONDS
-from hookrun.tasks.effects.grid import PreparedEffects
-from hookrun.tasks.effects.moved import Activation, Job
+from hookrun.tasks.effects.grid import Job
+from hookrun.tasks.effects.moved import Activation, Moved
 from hookrun.tasks.effects.reading import Reading, same, usable_head
 from hookrun.tasks.effects.replay import Replay, repeated
 from hookrun.tasks.metrics.measuring import predicted_rows
@@ -56,12 +56,12 @@ class Cells:
     def __init__(
         self,
         context: RunContext,
-        prepared: PreparedEffects,
+        moved: Moved,
         against: str | None,
         samples: int,
     ) -> None:
-        self._context, self._prepared, self._moved = context, prepared, prepared.moved
-        scouted, jobs = prepared.grid.scouted, dict(enumerate(prepared.jobs))
+        self._context, self._moved, prepared = context, moved, context.prepared
+        scouted, jobs = moved.grid.scouted, dict(enumerate(moved.jobs))
         self._estimated = [number for number, job in jobs.items() if job.kind == GRADIENT]
         computed = {number: job.cell.paths for number, job in jobs.items() if job.kind != GRADIENT}
         self._replay = Replay(context.model, scouted, computed)
@@ -104,16 +104,21 @@ class Cells:
             clean = self.clean.nanmean()
             tensors |= {CLEAN: clean, CLEAN_OF_SAMPLES: self.clean}
             tensors[RESTORED] = (tensors[EXACT] - plain) / (clean - plain)
-        about = {"hook": self._moved.name, "metric": self._prepared.metrics[0].name, "split": split}
-        return Effects(tensors, self._prepared.grid.labels, range(len(self.plain)), about)
+        about = {
+            "hook": self._moved.grid.hook.spec.name,
+            "metric": self._reading.metric.name,
+            "split": split,
+        }
+        axes = {axis.key: axis.labels for axis in self._moved.grid.axes}
+        return Effects(tensors, axes, range(len(self.plain)), about)
 
     def _placed(self, kind: str) -> Tensor:
         """[repeats, *cells, samples] of the jobs of a kind; NaN where there is none."""
         jobs = [
-            (job, row) for job, row in zip(self._prepared.jobs, self.values, strict=True) if job.kind == kind
+            (job, row) for job, row in zip(self._moved.jobs, self.values, strict=True) if job.kind == kind
         ]
         repeats = 1 + max((job.number for job, _ in jobs), default=-1)
-        sizes = repeats, *self._prepared.grid.sizes, len(self.plain)
+        sizes = repeats, *self._moved.grid.sizes, len(self.plain)
         whole = torch.full(sizes, torch.nan, dtype=torch.float64)
         for job, row in jobs:
             whole[job.number, *job.cell.place] = row
@@ -171,7 +176,7 @@ class Cells:
         Whether they do is seen in the first passes from each entry: one more copy has no hook, and its output must be
         that of the unedited pass.
         """
-        jobs = [self._prepared.jobs[number] for number in numbers]
+        jobs = [self._moved.jobs[number] for number in numbers]
         if entry is not None and self._together.get(entry, True) and not self._moved.uses_arguments:
             unknown = entry not in self._together
             again()
@@ -255,7 +260,7 @@ class Cells:
         gradients = iter(torch.autograd.grad(total, tensors, allow_unused=True))
         sites = [(activation, [next(gradients) for _ in activation.tensors]) for activation in kept]
         for number in self._estimated:
-            job = self._prepared.jobs[number]
+            job = self._moved.jobs[number]
             changes = [
                 self._change(job, activation, of_tensors, len(batch.ids))
                 for activation, of_tensors in sites

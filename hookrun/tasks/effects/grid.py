@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -15,11 +15,10 @@ from hookrun import data
 from hookrun.actions.fields import Meaning
 from hookrun.actions.values import RunValue
 from hookrun.data import Split
-from hookrun.errors import CompileError, Problem, counted
+from hookrun.errors import CompileError, Problem
 from hookrun.plan.model_tree import ModelNames
 from hookrun.plan.plan import PlannedHook
 from hookrun.plan.resolve import resolve
-from hookrun.prove.trial import prove
 from hookrun.run_values import RunReferences
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.part import HeadsPart
@@ -28,7 +27,6 @@ from hookrun.runtime.tokens.calls import IDS, MASK
 from hookrun.runtime.wiring import Variant
 from hookrun.spec import Spec
 from hookrun.store.effects import PLACEBO
-from hookrun.tasks.effects.moved import Cell, Job, Moved
 from hookrun.tasks.effects.over import (
     EACH,
     HEADS,
@@ -49,49 +47,35 @@ from hookrun.tasks.under_hooks import samples_of_a_pass
 MOST_CELLS = 1_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedEffects(Prepared):
-    """An experiment with the grid of its hook.
+@dataclass(frozen=True)
+class Cell:
+    """One site of the hook.
 
-    jobs:  what is computed, in the order of the cells
-    moved: what the hooks do in each pass
+    place: its number on each axis
+    paths: the modules that are hooked
+    hook:  the hook there
     """
 
-    grid: Grid
-    jobs: tuple[Job, ...]
-    moved: Moved
+    place: tuple[int, ...]
+    paths: tuple[str, ...]
+    hook: PlannedHook
 
 
-def with_grid(
-    prepared: Prepared,
-    name: str,
-    over: Over,
-    split: Split,
-    methods: Sequence[str],
-    *,
-    placebos: int,
-    seeds: int,
-) -> PreparedEffects:
-    """The prepared experiment with every cell of its grid, tried in one run of a copy of the model.
+@dataclass(frozen=True)
+class Job:
+    """One value of a cell for each sample.
 
-    name:            of the hook that is moved
-    placebos, seeds: how many jobs of either kind a cell has
-
-    Raises CompileError with all mistakes found.
+    kind:   exact, gradient (an estimate, without a pass of its own) or placebo
+    number: of the seed, or of the placebo
+    hook:   the hook at the cell: its own, or a placebo
+    seed:   what the random numbers of the hook are derived from, unless it has a seed of its own
     """
-    grid, moved = Grid(prepared, name, over, split), Moved(name)
-    grid.refuse()
-    prove(prepared.plan, prepared.model, grid.example, training=False, backward=False, around=grid.tried)
-    jobs = _jobs(grid, prepared.plan.seed, dict.fromkeys(methods, seeds), placebos)
-    grid.refuse()
-    sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
-    line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
-    given = {field.name: getattr(prepared, field.name) for field in fields(Prepared)}
-    changed = {"lines": (*prepared.lines, line), "around": moved.around}
-    return PreparedEffects(**given | changed, grid=grid, jobs=tuple(jobs), moved=moved)
 
-
-# ---- the grid ------------------------------------------------------------------------------------------------------
+    kind: str
+    number: int
+    cell: Cell
+    hook: PlannedHook
+    seed: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,25 +98,21 @@ class Grid:
 
     prepared: the experiment whose hook `name` has the first value of each axis, on all modules
     split:    of the samples
+    hook:     that hook
     scouted:  what a run of a copy of the model with the example showed
     """
 
     def __init__(self, prepared: Prepared, name: str, over: Over, split: Split) -> None:
-        self._problems, self._prepared, self._split = list[Problem](), prepared, split
-        self._hook = next(hook for hook in prepared.plan.hooks if hook.spec.name == name)
+        self._problems, self.prepared, self._split = list[Problem](), prepared, split
+        self.hook = next(hook for hook in prepared.plan.hooks if hook.spec.name == name)
         self._runs = RunReferences.of(prepared.experiment, split, prepared.data)
         self.example = as_call(prepared.data.example(EXAMPLE_BATCH), prepared.model)
-        seen = scouted(prepared.model, self.example, self._hook)
+        seen = scouted(prepared.model, self.example, self.hook)
         self.scouted = Scouted() if isinstance(seen, str) else seen
-        self._paths = tuple(match.path for match in self._hook.matches)
+        self._paths = tuple(match.path for match in self.hook.matches)
         self.axes = [self._axis(key, values) for key, values in over.items()]
         self.sizes = tuple(len(axis.labels) for axis in self.axes)
         self.cells = self._cells()
-
-    @property
-    def labels(self) -> dict[str, list[Any]]:
-        """Name of an axis -> the labels along it."""
-        return {axis.key: list(axis.labels) for axis in self.axes}
 
     def refuse(self) -> None:
         """Raise CompileError if there are mistakes."""
@@ -141,7 +121,7 @@ class Grid:
 
     def planned(self, values: Mapping[str, Any], base: PlannedHook | None = None) -> PlannedHook | None:
         """A hook, by default the whole grid's, with other values of its keys; mistakes are added to the problems."""
-        base = base or self._hook
+        base = base or self.hook
         spec, wrong = varied(base.spec, values)
         self._problems += wrong
         if wrong:
@@ -150,13 +130,13 @@ class Grid:
         names_texts = any(True for each in filters for _ in each.texts)
         if not names_texts and spec.action.outside_values() == base.spec.action.outside_values():
             return replace(base, spec=spec)
-        plan, wrong = resolve(Spec((spec,), self._prepared.plan.seed), self._prepared.model, self._runs)
+        plan, wrong = resolve(Spec((spec,), self.prepared.plan.seed), self.prepared.model, self._runs)
         self._problems += wrong
         return plan.hooks[0] if plan.hooks else None
 
     def tried(self, site: HookSite, op: Op, variant: Variant) -> Op:
         """What runs in place of the hook in a trial: every cell of this module, each on the value without the hook."""
-        if site.hook_name != self._hook.spec.name:
+        if site.hook_name != self.hook.spec.name:
             return op
         hooks = (cell.hook for cell in self.cells if site.path in cell.paths)
         forms = {json.dumps(structure(Spec((hook.spec,))), default=str): hook for hook in hooks}
@@ -193,18 +173,18 @@ class Grid:
 
     def _modules(self, values: Sequence[Any]) -> list[tuple[str, ...]]:
         """The modules of each member of the list: a path, or a selector of several that are hooked together."""
-        names, groups = ModelNames(self._prepared.model), list[tuple[str, ...]]()
+        names, groups = ModelNames(self.prepared.model), list[tuple[str, ...]]()
         for number, selector in enumerate(values):
-            spec, wrong = varied(self._hook.spec, {MODULE: selector}, f".{number}")
+            spec, wrong = varied(self.hook.spec, {MODULE: selector}, f".{number}")
             self._problems += wrong
             groups.append(() if wrong else tuple(names.select(spec)))
         return groups
 
     def _longest(self) -> int:
         """How many tokens the longest sample of the pass has, without padding; 0 if samples are not of tokens."""
-        if self._prepared.data.tokenizer is None:
+        if self.prepared.data.tokenizer is None:
             return 0
-        settings, longest = self._prepared.settings, 0
+        settings, longest = self.prepared.settings, 0
         samples = data.load(settings.data, self._split, seed=settings.seed)
         for number in range(samples_of_a_pass(settings, len(samples)) or 0):
             inputs: Any = samples[number][0]
@@ -215,12 +195,12 @@ class Grid:
         """Path -> how many heads its value has, or how many channels."""
         if key == INDEX:
             return {path: shape[1] if len(shape) > 1 else 0 for path, shape in self.scouted.shapes.items()}
-        counts = {path: known.counts[0] for path, known in self._hook.heads.items()}
-        heads = self._hook.spec.keys.heads
+        counts = {path: known.counts[0] for path, known in self.hook.heads.items()}
+        heads = self.hook.spec.keys.heads
         assert heads is not None  # the hook has the first value of each axis
         for path, shape in self.scouted.shapes.items():
             try:
-                part = HeadsPart(heads, self._hook.heads[path], 1)
+                part = HeadsPart(heads, self.hook.heads[path], 1)
                 counts[path] = part.place(torch.empty(*shape, device="meta"))[1]
             except ValueError as error:
                 self._problems.append(Problem(f"{WHERE}.{HEADS}", f"on {path or '(root)'}: {error}"))
@@ -283,9 +263,9 @@ def _label(value: Any) -> Any:
 # ---- jobs ----------------------------------------------------------------------------------------------------------
 
 
-def _jobs(grid: Grid, seed: int, counts: Mapping[str, int], placebos: int) -> list[Job]:
+def jobs_of(grid: Grid, counts: Mapping[str, int], placebos: int) -> list[Job]:
     """The jobs of each cell: so many of each method, and the placebos."""
-    jobs, of_others = list[Job](), dict[int, PlannedHook | None]()
+    jobs, of_others, seed = list[Job](), dict[int, PlannedHook | None](), grid.prepared.plan.seed
     for cell in grid.cells:
         for kind, count in counts.items():
             jobs += [_job(kind, number, cell, cell.hook, seed) for number in range(count)]

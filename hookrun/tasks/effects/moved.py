@@ -4,50 +4,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hookrun.data import Split
+from hookrun.errors import counted
 from hookrun.plan.plan import PlannedHook
+from hookrun.prove.trial import prove
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.tokens.calls import Pass
 from hookrun.runtime.wiring import Variant
+from hookrun.tasks.effects.grid import Grid, Job, jobs_of
+from hookrun.tasks.effects.over import Over
+from hookrun.tasks.run.prepare import Prepared
 from hookrun.values.containers import members, rebuild
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One site of the hook.
-
-    place: its number on each axis
-    paths: the modules that are hooked
-    hook:  the hook there
-    """
-
-    place: tuple[int, ...]
-    paths: tuple[str, ...]
-    hook: PlannedHook
-
-
-@dataclass(frozen=True)
-class Job:
-    """One value of a cell for each sample.
-
-    kind:   exact, gradient (an estimate, without a pass of its own) or placebo
-    number: of the seed, or of the placebo
-    hook:   the hook at the cell: its own, or a placebo
-    seed:   what the random numbers of the hook are derived from, unless it has a seed of its own
-    """
-
-    kind: str
-    number: int
-    cell: Cell
-    hook: PlannedHook
-    seed: int
 
 
 @dataclass
@@ -71,7 +46,7 @@ class Moved:
     The moved hook does what its jobs say, each for its copy of the batch; other edits run on each copy by itself,
     with the same random numbers; observers see the pass without the hook only.
 
-    name:    of the hook that is moved
+    jobs:    what is computed, in the order of the cells of the grid
     blocks:  the job of each copy; None: the hook does nothing there
     records: observers fire
     kept:    the activations of the pass of the gradient; None: another pass
@@ -80,8 +55,8 @@ class Moved:
     rows:    the sizes of first dimensions that the values of a site, by its id, have for one copy of the batch
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, grid: Grid, jobs: Sequence[Job]) -> None:
+        self.grid, self.jobs = grid, jobs
         self.blocks: Sequence[Job | None] = (None,)
         self.records = False
         self.kept: list[Activation] | None = None
@@ -91,9 +66,9 @@ class Moved:
         self._ops = dict[tuple[str, int, int], Op]()
         self.rows = defaultdict[int, set[int]](set)
 
-    def around(self, site: HookSite, op: Op, variant: Variant) -> Op:
+    def __call__(self, site: HookSite, op: Op, variant: Variant) -> Op:
         """The op in place of the site's own, see `Installation`."""
-        is_moved = site.hook_name == self.name
+        is_moved = site.hook_name == self.grid.hook.spec.name
         if not is_moved and (site.hook_type.phase != "forward" or site.hook_type.until_backward):
             return op
         if not is_moved and site.spec.action.observes:
@@ -178,6 +153,36 @@ class Moved:
                 run.drawn.update(drawn)
             news.append(old if op is None else op(old))
         return _joined(value, olds, news)
+
+
+def with_grid(
+    prepared: Prepared,
+    name: str,
+    over: Over,
+    split: Split,
+    methods: Sequence[str],
+    *,
+    placebos: int,
+    seeds: int,
+) -> Prepared:
+    """The prepared experiment with every cell of its grid, tried in one run of a copy of the model.
+
+    name:            of the hook that is moved
+    placebos, seeds: how many jobs of either kind a cell has
+
+    Its `around` is a Moved. Raises CompileError with all mistakes found.
+    """
+    grid = Grid(prepared, name, over, split)
+    grid.refuse()
+    prove(prepared.plan, prepared.model, grid.example, training=False, backward=False, around=grid.tried)
+    jobs = jobs_of(grid, dict.fromkeys(methods, seeds), placebos)
+    grid.refuse()
+    sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
+    line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
+    return replace(prepared, lines=(*prepared.lines, line), around=Moved(grid, jobs))
+
+
+# ---- copies of a batch in one value --------------------------------------------------------------------------------
 
 
 def parts_of(value: Any, parts: int, rows: set[int]) -> list[Any]:
