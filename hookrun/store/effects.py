@@ -79,12 +79,6 @@ class Effects(Lookup[Tensor]):
         of = f"{self.about['metric']} {float(values[at]):.4g}, without the hook {plain:.4g}"
         return f"largest effect: {self.names()[at]}: {of}"
 
-    def dims(self, name: str) -> list[str]:
-        """The names of the dimensions of a tensor."""
-        of_samples = [SAMPLES] if name.endswith("_samples") else []
-        front = [name] if name in (PLACEBO, SEEDS) else []
-        return [*front, *(self.axes if name in _OF_CELLS else ()), *of_samples]
-
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each cell that was computed: its labels, then the numbers of effects.csv; None: not computed."""
         columns = {name: self.get(name) for name in (EXACT, GRADIENT, RESTORED)}
@@ -106,12 +100,20 @@ class Effects(Lookup[Tensor]):
 
 
 def write_effects(folder: Path, effects: Effects) -> None:
-    """Write both files into the run directory."""
+    """Write both files into the run directory; `dims` of the metadata names the dimensions of each tensor."""
+    dims = {
+        name: [
+            *([name] if name in (PLACEBO, SEEDS) else ()),
+            *(effects.axes if name in _OF_CELLS else ()),
+            *([SAMPLES] if name.endswith("_samples") else ()),
+        ]
+        for name in effects
+    }
     metadata = {
         **effects.about,
         "axes": encode(effects.axes),
         "samples": encode(effects.samples),
-        "dims": encode({name: effects.dims(name) for name in effects}),
+        "dims": encode(dims),
     }
     with replacing(folder / EFFECTS) as file:
         write_tensors(file, dict(effects), metadata)

@@ -106,6 +106,8 @@ class Reading:
     def _of_rows(self, rows: BatchRows) -> Tensor:
         """[n]: the metric of each row."""
         metric = self.metric
+        if not len(rows):
+            return torch.zeros(0)
         if metric.name == LOSS:
             return losses(rows, self._loss)
         if metric.of_batch is not None:
@@ -113,10 +115,10 @@ class Reading:
         assert metric.of_rows is not None
         columns = [metric.of_rows(part) for part in rows.parts()]
         known = [column for column in columns if column is not None]
-        if not known and len(rows):
+        if not known:
             there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
             raise HookrunError(f"task.metric: {metric.name!r} needs {metric.needs}; {there}")
-        column = torch.cat(known) if known else torch.zeros(0)
+        column = torch.cat(known)
         return column if column.is_floating_point() else column.float()
 
 
