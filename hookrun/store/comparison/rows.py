@@ -215,9 +215,8 @@ def _add(
     capture, numbers = pair.rows.capture, pair.rows.rows
     shape = pair.rows.shape[1:] if positions is None else pair.rows.shape[2:]
     tokens = capture.positions[numbers][:, None] if positions is None else positions
-    passes = (
-        capture.epochs * (len(SPLITS) + 1) + capture.split_numbers + 1
-    )  # an epoch is validated after training
+    # an epoch is validated after its training
+    passes = capture.epochs * (len(SPLITS) + 1) + capture.split_numbers + 1
     times = passes * 2**32 + capture.steps
     of_rows = (column[numbers][:, None].expand_as(tokens) for column in (times, capture.sample_ids))
     about = torch.stack([*of_rows, tokens], dim=2)

@@ -169,9 +169,8 @@ class Replay:
         self._before = {path: _outermost(scouted.calls, first[path]) for path in groups if path is not None}
         self._wanted = {(call.path, call.number): call for calls in self._before.values() for call in calls}
         self._stored = dict[tuple[str, int], tuple[Any, tuple[bool, ...]]]()
-        self._there = dict[
-            str, set[tuple[str, int]]
-        ]()  # what was stored when the hook at a module fired first
+        # what was stored when the hook at a module fired first
+        self._there = dict[str, set[tuple[str, int]]]()
         self._keeps_state: bool | None = None
 
     def reach(self, path: str) -> None:
