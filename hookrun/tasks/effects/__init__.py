@@ -165,9 +165,9 @@ class EffectsTask(TaskOfOneSplit):
         )
         return _problems(
             (
-                kind.phase != "forward" or kind.until_backward or action.observes,
+                kind.phase != "forward" or kind.until_backward or action.observes or action.of_call,
                 "task.hook",
-                f"{action.action_name} on {kind} does not change what a forward pass computes",
+                f"{action.action_name} on {kind} does not edit a value that a forward pass computes",
                 "move an edit on forward or forward_pre",
             ),
             (

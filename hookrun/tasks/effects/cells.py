@@ -135,10 +135,11 @@ class Cells:
         reading.begin(batch, others)
         moved.rows.clear()
         again = partial(self._set_draws, self._draws())
-        moved.reached, moved.records = self._replay.reach, is_new
+        clock = context.hooks.clock
+        moved.reached, moved.records, clock.stands_in = self._replay.reach, is_new, not is_new
         with self._replay.storing(), nullcontext() if is_new else context.hooks.uncounted():
             output = self._forward(batch)
-        moved.reached, moved.records = None, False
+        moved.reached, moved.records, clock.stands_in = None, False, True
         reading.see(output)
         (plain,) = reading.copies_of(output, 1)
         self.plain[ids] = self._read(plain)

@@ -69,11 +69,12 @@ class Moved:
     def __call__(self, site: HookSite, op: Op, variant: Variant) -> Op:
         """The op in place of the site's own, see `Installation`."""
         is_moved = site.hook_name == self.grid.hook.spec.name
-        if not is_moved and (site.hook_type.phase != "forward" or site.hook_type.until_backward):
+        is_forward = site.hook_type.phase == "forward" and not site.hook_type.until_backward
+        if not is_moved and (not is_forward or site.spec.action.of_call):
             return op
         if not is_moved and site.spec.action.observes:
             return lambda value: op(value) if self.records else value
-        self.uses_arguments |= "args" in site.spec.action.uses
+        self.uses_arguments |= site.reads_arguments
         if not is_moved:
             return partial(self._edit, site, op)
         self._variants[site.path] = variant
