@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -13,14 +13,14 @@ from torch.nn.parameter import is_lazy
 from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import wrong_function
-from hookrun.actions.values import InlineFunction, OutsideValue
+from hookrun.actions.values import InlineFunction, OutsideValue, RunFaults
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
 from hookrun.hook_types import BACKWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
 from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
 from hookrun.plan.plan import HeadCount, Match, PlannedHook, ResolvedPlan
 from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
-from hookrun.run_values import Source, read_value
+from hookrun.run_values import Source, read_faults, read_value
 from hookrun.run_values.runs import RunReferences, padded_otherwise, used_runs
 from hookrun.spec.hook import HookSpec, Spec
 from hookrun.trust.load import ACTIONS, Trusted, load
@@ -83,9 +83,12 @@ def _resolve_hook(
     reading = spec.hook_type.on == "reading"
     matches = tuple(names.match(path, spec.on_parameters, reading=reading) for path in paths)
     problems += _fitting(spec, matches, names)
-    values, places = dict[str, dict[str, Source]](), {match.path: match.names for match in matches}
+    values, places = dict[str, Mapping[str, Source]](), {match.path: match.names for match in matches}
     for field, value in spec.action.outside_values().items():
         try:
+            if isinstance(value, RunFaults):
+                values[field] = read_faults(value, spec, places, runs)
+                continue
             values[field] = read_value(value, places, runs)
             at_tokens = spec.keys.tokens is not None and getattr(value, "at", None) is not None
             if at_tokens and (why := padded_otherwise(value, runs)) is not None:

@@ -66,6 +66,8 @@ def function_of(site: HookSite) -> Op:
     if checked and site.hook_type.on == "reading":
         function = _straight_through(function)
     checks_each = action.own_functions() or "args" in action.uses or part is not None
+    if "flipped" in action.uses:  # it sees the whole tensor
+        return function
     if not checked or not checks_each:
         return function if part is None else _on_part(site, function, part)
 

@@ -167,10 +167,11 @@ class Installation:
 
     @property
     def inactive(self) -> list[tuple[str, str, str]]:
-        """(hook, module path, why) of each hook that never fired there, or found no tensor for its action."""
+        """(hook, module path, why) of hooks that never fired there, found no tensor, or repeated a part of a list."""
         never = [(site.hook_name, site.path, "never fired") for site in self.sites if not site.firings]
         idle = [site for site in self.sites if site.fired and site.idle >= site.fired]
-        return never + [(site.hook_name, site.path, site.why_idle) for site in idle]
+        left = [(site.hook_name, site.path, why) for site in self.sites if (why := site.why_left)]
+        return never + [(site.hook_name, site.path, site.why_idle) for site in idle] + left
 
     def _inactive_to_report(self) -> list[tuple[str, str, str]]:
         """The part of `inactive` that leaving the block reports: all of it."""

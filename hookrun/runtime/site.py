@@ -29,8 +29,10 @@ from hookrun.actions.values import InlineFunction, OutsideValue
 from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.models.attention_points import lacks_points
 from hookrun.plan.plan import PlannedHook
-from hookrun.run_values import PendingRun, Rows, Source
+from hookrun.run_values import FaultList, PendingRun, Rows, Source
+from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.clock import Calls, Clock, CurrentCall
+from hookrun.runtime.faults import Draw, Faulty
 from hookrun.runtime.part import part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn, kept_samples
 from hookrun.runtime.snapshot import copied
@@ -81,12 +83,16 @@ class Sink:
     has_values:  tensors hold real values, which may be read; False in a trial run
     stop:        why a check with policy `stop` asks for the end of the run, or None
     last_good:   where each check passed last; only if it `has_values`
+    split:       the split of the current batch; None: not known
+    counted:     [B], row numbers for a batch whose sample ids are not known; None: they are not numbered
     """
 
     wants_calls = False
     has_values = True
     stop: str | None = None
     last_good: LastPassed
+    split: str | None = None
+    counted: Tensor | None = None
 
     def keeper(self, site: HookSite) -> Keeper:
         """A function that stores the values that the site captures."""
@@ -129,6 +135,7 @@ class HookSite:
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
     tokenizer: for the text of tokens; None: not known
+    repeated:  how many faults of a list were repeated
     """
 
     def __init__(
@@ -168,6 +175,7 @@ class HookSite:
         self._hook_seed = derived_seed(seed, self.hook_name)
         self._draws = Draws(self.seed, calls if self.hook_type.phase == "forward" else None)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
+        self.repeated = 0
         self.needs_whole = any(
             isinstance(value, OutsideValue) and (value.at is not None or value.per_sample)
             for value in action.outside_values().values()
@@ -202,6 +210,14 @@ class HookSite:
         hint = " (model.args.attention=points gives patterns)" if lacks_points(self.module) else ""
         return f"fired and its target {self.spec.keys.target} is None{hint}"
 
+    @property
+    def why_left(self) -> str | None:
+        """Which faults of a list were not repeated; None if all were, or the hook never fired."""
+        given = self._values.get("faults")
+        if not isinstance(given, FaultList) or not self.firings or self.repeated >= given.count:
+            return None
+        return f"repeated {self.repeated:,} of the {given.count:,} faults that the list has"
+
     def reschedule(self) -> None:
         """Tell compiled graphs whether the schedule holds at the present step and epoch."""
         if self.open_in_graphs is not None:
@@ -218,12 +234,14 @@ class HookSite:
             "calls": None if self.calls is None else self.calls.state_dict(),
             "held": [self._of_object(own, "state_dict") for own in self._held],
             "in_graphs": self.firings - self.fired,
+            "repeated": self.repeated,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
         self.fired, self.idle = state["fired"], state["idle"]
         self.changed, self.total = state["changed"], state["total"]
+        self.repeated = state.get("repeated", 0)  # states of earlier versions lack it
         self._draws.load_state_dict(state["draws"])
         if self.calls is not None and state["calls"] is not None:
             self.calls.load_state_dict(state["calls"])
@@ -319,9 +337,9 @@ class HookSite:
             return self._computed(value)
         if isinstance(value, PendingRun):
             return self._unknown(value)
-        if value is not None and not isinstance(value, Tensor):
+        if isinstance(value, Rows):
             return self._rows(value)
-        return self._in_form(value if value is not None else torch.tensor(given, dtype=torch.float64))
+        return self._in_form(value if isinstance(value, Tensor) else torch.tensor(given, dtype=torch.float64))
 
     def _in_form(self, source: Tensor) -> Callable[[Tensor], Tensor]:
         """A function tensor -> the source in its dtype and on its device, converted once for each of them."""
@@ -486,6 +504,37 @@ class HookSite:
         generator = self._draws.generator(like.device)
         return drawn(like, fill, generator, self.clock.rows if self.hook_type.of_rows else None)
 
+    def flipped(self, x: Tensor, bits: Sequence[int], draw: Draw, *, by_sample: bool) -> Tensor:
+        self._require("flipped")
+        given, clock, sink, index = self._values.get("faults"), self.clock, self.sink, None
+        if isinstance(given, PendingRun):
+            return self._unknown(given)(x)
+        if self.part is not None:
+            if self.part.nothing_of(x):
+                self.found_nothing()
+                return x.clone()
+            index = self.part.of(torch.arange(x.numel(), device="cpu").view(x.shape)).reshape(-1)
+        if not sink.has_values or (clock.stands_in and self.hook_type.of_rows):
+            return x.clone()
+        samples = clock.samples if clock.samples is not None else sink.counted
+        there = Faulty(
+            x,
+            clock.rows if self.hook_type.of_rows else None,
+            samples if self.hook_type.batch else None,
+            {**dict(zip(RECORD_KEYS, self._start(), strict=True)), "split": sink.split},
+        )
+        number = self._draws.next()
+        if isinstance(given, FaultList):
+            lines = given.at(number, self.fired if repeating() is None else 0)
+            self.repeated += len(lines) if repeating() is None else 0
+            faults = there.listed(lines)
+        else:
+            faults = there.drawn(index, bits, draw, derived_seed(self.seed, *number), by_sample)
+        new, records = there.flipped(faults)
+        for record in records:
+            self.emit({"split": sink.split, **record, "draw": list(number)})
+        return new
+
     def seed_of(self, parameter: str, seed: int | None) -> int:
         tensor = getattr(self.module, parameter, None)
         names = (name for name, of_model in self.clock.model.named_parameters() if of_model is tensor)
@@ -516,7 +565,8 @@ class HookSite:
     # ---- records and captures ----------------------------------------------------------------------------------
 
     def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
-        self.sink.emit(self._start(path), data, show=show)
+        if self.spec.action.observes or repeating() is None:  # a recomputed call edits again
+            self.sink.emit(self._start(path), data, show=show)
 
     def _start(self, path: str | None = None) -> tuple[Any, ...]:
         """The values of RECORD_KEYS for a record about the tensor at `path`, by default the one that is acted on."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from hookrun.actions import Action
 from hookrun.actions.base import HookContext
 from hookrun.actions.values import InlineFunction
 from hookrun.hook_types import FORWARD
+from hookrun.values.bits import Flip
 from hookrun.values.tensors import check_broadcast, scalars
 
 
@@ -96,6 +98,18 @@ class FakeSite:
 
     def generator(self, like: Tensor) -> Generator:
         return Generator(like.device).manual_seed(5)
+
+    def flipped(
+        self, x: Tensor, bits: Sequence[int], draw: Callable[[int, Any], Any], *, by_sample: bool
+    ) -> Tensor:
+        """All elements are of one sample, and each is flipped once."""
+        if isinstance(x, FakeTensor):
+            return x.clone()
+        places = torch.from_numpy(draw(x.numel() * len(bits), np.random.default_rng(5)))
+        elements = (places // len(bits)).unique()
+        at = torch.unravel_index(elements, (1, *x.shape))
+        new: Tensor = Flip.apply(x, at, torch.ones_like(elements) << bits[0])
+        return new
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         if isinstance(value, tuple):

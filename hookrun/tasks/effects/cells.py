@@ -96,12 +96,13 @@ class Cells:
         self._reading.begin(batch, others)
         moved.new_batch()
         generators, before = generator_states(python=False), self._places()
-        seen_before = self._recorded
+        seen_before = context.sink.muted = self._recorded
         moved.reached, moved.records = self._replay.reach, not seen_before
         with self._replay.storing(), context.hooks.uncounted() if seen_before else nullcontext():
             output = self._forward(batch, 1)
         moved.reached, moved.records = None, False
         self._reading.see(output)
+        context.sink.muted = True  # what edits record is of the pass without the hook, not of each cell
         (plain,) = self._reading.copies_of(output, 1)
         ids = batch.ids
         self.plain[ids] = self._read(plain)
@@ -125,7 +126,7 @@ class Cells:
             context.resuming.point(context.resuming.seconds >= SECONDS)
         set_generators(after[0])
         self._set_places(after[1])
-        self._done, self._recorded = 0, False
+        self._done, self._recorded, context.sink.muted = 0, False, False
         return output
 
     def _passes(self, samples: int) -> Iterator[tuple[list[int], str | None]]:
