@@ -28,8 +28,8 @@ class FlipBits(Action):
             sign and 23 to 30 are the exponent
     per:    `count` is for the whole `batch`, or for each `sample` of it
     seed:   seed of the hook's own generator; by default derived from the experiment's seed
-    faults: instead of drawing, repeat the flips that another run has listed, at the same modules, calls and elements:
-            `{run: PATH}`, and `hook: NAME` if the hook has another name there
+    faults: instead of drawing, repeat what the hook of the same name has flipped in another run, `{run: PATH}`: at the
+            same modules, calls and elements, whatever `index`, `tokens` and `heads` say
 
     Of floating-point and integer tensors, each by itself; boolean ones stay as they are. The flips are the same on
     every device and for any number of ranks; the global random generators are not used. The gradient passes straight

@@ -286,18 +286,16 @@ class RunValue(OutsideValue):
 class RunFaults(BaseModel):
     """The faults that another run has listed.
 
-    run:  directory of the run, the name of one of the experiment's `needs`, or `previous`
-    hook: the name of the hook there; by default that of the hook here
+    run: directory of the run, the name of one of the experiment's `needs`, or `previous`
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     per_sample: ClassVar[bool] = False
     draws: ClassVar[bool] = False
     run: str
-    hook: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.hook or 'the same hook'} in {self.run}"
+        return f"those of {self.run}"
 
 
 OutsideValue.model_rebuild()

@@ -26,7 +26,7 @@ class FaultList:
     """
 
     def __init__(self, lines: Lines, fired: int, name: str) -> None:
-        self.count, self._fired, self._name = len(lines), fired, name
+        self.count, self.fired, self._name = len(lines), fired, name
         self._by_draw = defaultdict[tuple[int, ...], list[Mapping[str, Any]]](list)
         for line in lines:
             self._by_draw[tuple(line["draw"])].append(line)
@@ -34,9 +34,9 @@ class FaultList:
 
     def at(self, draw: tuple[int, ...], firing: int) -> Lines:
         """The faults of a draw in a firing, counted from 1. ValueError if there were not so many firings."""
-        if firing > self._fired:
+        if firing > self.fired:
             raise ValueError(
-                f"faults: {self._name} fired {self._fired:,} times there, and this is once more: repeat a run of the "
+                f"faults: {self._name} fired {self.fired:,} times there, and this is once more: repeat a run of the "
                 "same length, with the same `when`"
             )
         return self._by_draw.get(draw, ())
@@ -52,7 +52,7 @@ def read_faults(
 
     HookrunError if the run is of another model or has no such hook, or if the hook was on other modules.
     """
-    run, name = runs.open(value.run), value.hook or spec.name
+    run, name = runs.open(value.run), spec.name
     if run is None:
         return dict.fromkeys(places, PendingRun(value.run))
     named = f"{name} of the run {run.path}"
@@ -71,10 +71,13 @@ def read_faults(
     there = {path: next((each for each in names if each in fired), None) for path, names in places.items()}
     strange = [path for path, module in there.items() if module is None]
     missing = [module for module in lines if module not in there.values()]
-    for modules, what in ((strange, "did not end there"), (missing, "has faults there")):
+    for modules, what in (
+        (strange, "was not there, or the run was cut off"),
+        (missing, "has faults there, and `select` leaves it out"),
+    ):
         if modules:
             shown = listed([module or "(root)" for module in modules], _SHOWN)
-            raise HookrunError(f"{shown}: {named} {what}: `select` the modules of a run that has ended")
+            raise HookrunError(f"{shown}: {named} {what}")
     return {
         path: FaultList(lines[module], fired[module], named)
         for path, module in there.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor
 
 from hookrun.runtime.clock import RowsOfRank
-from hookrun.values.bits import Flip
 from hookrun.values.containers import readable
 
 Draw = Callable[[int, np.random.Generator], Any]
 """(size, generator) -> an array [k] int64 of different numbers below size."""
+
+_INTEGERS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 _SAME = {"path", "mode", "epoch", "step", "call", "split", "dtype", "shape", "sample"}
 """What must be as it was for a fault to be repeated."""
@@ -28,7 +30,7 @@ class Faulty:
 
     rows:    which rows of a batch it has; None: all
     samples: [B], the ids of its rows; None: not known
-    moment:  the beginning of its records
+    moment:  where and when it is flipped, as its records say
     """
 
     x: Tensor
@@ -100,16 +102,22 @@ class Faulty:
         found = torch.tensor(pairs, dtype=torch.int64, device="cpu").view(-1, 2)
         for line, sample in zip(own, self.ids(found[:, 0]), strict=True):
             _require_same(line, {"sample": sample})
+        size, width = math.prod(self.form["shape"]), 8 * self.x.element_size()
+        if any(line["element"] >= size or line["bit"] >= width for line in lines):
+            raise ValueError("faults: the list has an element or a bit that the tensor does not have")
         return found
 
     def flipped(self, faults: Tensor) -> tuple[Tensor, list[dict[str, Any]]]:
         """A copy of x with these bits flipped, and a record of each. faults: [k, 2], elements and bits."""
         if not len(faults):
             return self.x.clone(), []
+        faults = faults.unique(dim=0)
         elements, places = faults[:, 0].unique(return_inverse=True)
         masks = torch.zeros_like(elements).index_add_(0, places, torch.ones_like(places) << faults[:, 1])
         at = torch.unravel_index(elements.to(self.x.device), (1, *self.x.shape))
-        new: Tensor = Flip.apply(self.x, at, masks)
+        new = self.x.resolve_neg().clone()  # whose gradient passes straight through
+        integers = new.detach().view(_INTEGERS[8 * self.x.element_size()]).unsqueeze(0)
+        integers[at] ^= masks.to(integers)
         before, after = (each.detach().unsqueeze(0)[at].cpu()[places].tolist() for each in (self.x, new))
         names = ("sample", "element", "bit", "before", "after")
         columns = self.ids(faults[:, 0]), (faults[:, 0] + self.start).tolist(), faults[:, 1].tolist()

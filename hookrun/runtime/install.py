@@ -150,7 +150,7 @@ class Installation:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The records of print, stats and check, in order; empty where the sink writes them to disk."""
+        """The records of print, stats, check and flip_bits, in order; empty where the sink writes them to disk."""
         return self.sink.records if isinstance(self.sink, Memory) else []
 
     @property

@@ -135,7 +135,6 @@ class HookSite:
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
     tokenizer: for the text of tokens; None: not known
-    repeated:  how many faults of a list were repeated
     """
 
     def __init__(
@@ -175,7 +174,6 @@ class HookSite:
         self._hook_seed = derived_seed(seed, self.hook_name)
         self._draws = Draws(self.seed, calls if self.hook_type.phase == "forward" else None)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
-        self.repeated = 0
         self.needs_whole = any(
             isinstance(value, OutsideValue) and (value.at is not None or value.per_sample)
             for value in action.outside_values().values()
@@ -212,11 +210,11 @@ class HookSite:
 
     @property
     def why_left(self) -> str | None:
-        """Which faults of a list were not repeated; None if all were, or the hook never fired."""
+        """Which part of a list of faults was repeated; None if all of it was, or the hook never fired."""
         given = self._values.get("faults")
-        if not isinstance(given, FaultList) or not self.firings or self.repeated >= given.count:
-            return None
-        return f"repeated {self.repeated:,} of the {given.count:,} faults that the list has"
+        if isinstance(given, FaultList) and 0 < self.firings < given.fired:
+            return f"fired {self.firings:,} times, and its list has the faults of {given.fired:,}"
+        return None
 
     def reschedule(self) -> None:
         """Tell compiled graphs whether the schedule holds at the present step and epoch."""
@@ -234,14 +232,12 @@ class HookSite:
             "calls": None if self.calls is None else self.calls.state_dict(),
             "held": [self._of_object(own, "state_dict") for own in self._held],
             "in_graphs": self.firings - self.fired,
-            "repeated": self.repeated,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
         self.fired, self.idle = state["fired"], state["idle"]
         self.changed, self.total = state["changed"], state["total"]
-        self.repeated = state.get("repeated", 0)  # states of earlier versions lack it
         self._draws.load_state_dict(state["draws"])
         if self.calls is not None and state["calls"] is not None:
             self.calls.load_state_dict(state["calls"])
@@ -507,15 +503,15 @@ class HookSite:
     def flipped(self, x: Tensor, bits: Sequence[int], draw: Draw, *, by_sample: bool) -> Tensor:
         self._require("flipped")
         given, clock, sink, index = self._values.get("faults"), self.clock, self.sink, None
-        if isinstance(given, PendingRun):
-            return self._unknown(given)(x)
-        if self.part is not None:
+        if self.part is not None and given is None:
             if self.part.nothing_of(x):
                 self.found_nothing()
                 return x.clone()
             index = self.part.of(torch.arange(x.numel(), device="cpu").view(x.shape)).reshape(-1)
         if not sink.has_values or (clock.stands_in and self.hook_type.of_rows):
             return x.clone()
+        if isinstance(given, PendingRun):
+            return self._unknown(given)(x)
         samples = clock.samples if clock.samples is not None else sink.counted
         there = Faulty(
             x,
@@ -525,9 +521,7 @@ class HookSite:
         )
         number = self._draws.next()
         if isinstance(given, FaultList):
-            lines = given.at(number, self.fired if repeating() is None else 0)
-            self.repeated += len(lines) if repeating() is None else 0
-            faults = there.listed(lines)
+            faults = there.listed(given.at(number, self.fired if repeating() is None else 0))
         else:
             faults = there.drawn(index, bits, draw, derived_seed(self.seed, *number), by_sample)
         new, records = there.flipped(faults)

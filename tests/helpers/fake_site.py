@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
@@ -15,7 +14,7 @@ from hookrun.actions import Action
 from hookrun.actions.base import HookContext
 from hookrun.actions.values import InlineFunction
 from hookrun.hook_types import FORWARD
-from hookrun.values.bits import Flip
+from hookrun.runtime.faults import Faulty
 from hookrun.values.tensors import check_broadcast, scalars
 
 
@@ -102,14 +101,10 @@ class FakeSite:
     def flipped(
         self, x: Tensor, bits: Sequence[int], draw: Callable[[int, Any], Any], *, by_sample: bool
     ) -> Tensor:
-        """All elements are of one sample, and each is flipped once."""
         if isinstance(x, FakeTensor):
             return x.clone()
-        places = torch.from_numpy(draw(x.numel() * len(bits), np.random.default_rng(5)))
-        elements = (places // len(bits)).unique()
-        at = torch.unravel_index(elements, (1, *x.shape))
-        new: Tensor = Flip.apply(x, at, torch.ones_like(elements) << bits[0])
-        return new
+        there = Faulty(x, None, None, {})
+        return there.flipped(there.drawn(None, bits, draw, 5, by_sample))[0]
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         if isinstance(value, tuple):
