@@ -13,14 +13,14 @@ from torch.nn.parameter import is_lazy
 from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import added_names, example_of, untrainable, wrong_function
-from hookrun.actions.values import InlineFunction, OutsideValue, PassValue
+from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, RunFaults
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, nearest
 from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
 from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
 from hookrun.plan.plan import HeadCount, Match, PlannedHook, ResolvedPlan
 from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
-from hookrun.run_values import Source, read_value
+from hookrun.run_values import Source, read_faults, read_value
 from hookrun.run_values.runs import RunReferences, padded_otherwise, used_runs
 from hookrun.spec.hook import HookSpec, Spec
 from hookrun.trust.load import ACTIONS, Trusted, load
@@ -114,9 +114,12 @@ def _resolve_hook(
     matches = tuple(names.match(path, spec.on_parameters, reading=reading) for path in paths)
     functions, own, unusable = _own_code(spec, names)
     problems += [*_fitting(spec, matches, names, own), *unusable]
-    values, places = dict[str, dict[str, Source]](), {match.path: match.names for match in matches}
+    values, places = dict[str, Mapping[str, Source]](), {match.path: match.names for match in matches}
     for field, value in spec.action.outside_values().items():
         try:
+            if isinstance(value, RunFaults):
+                values[field] = read_faults(value, spec, places, runs)
+                continue
             given = _passed_on(value, spec, planned) if isinstance(value, PassValue) else value
             values[field] = read_value(given, places, runs)
             at_tokens = spec.keys.tokens is not None and getattr(value, "at", None) is not None
@@ -285,8 +288,11 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         elif was_given and spec.action.of_call and not key.startswith("when"):
             what = f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module"
             yield Problem(f"{spec.where}.{key}", what, f"leave `{key}` out")
-    if keys.when.value is not None and (not kind.batch or spec.action.mixes_rows or spec.action.of_call):
-        does = "acts on the whole call" if spec.action.of_call else "computes a row from the other rows too"
+    lists = "flipped" in spec.action.uses
+    chooses = kind.batch and not (spec.action.mixes_rows or spec.action.of_call or lists)
+    if keys.when.value is not None and not chooses:
+        does = "lists what it does to all of them" if lists else "computes a row from the other rows too"
+        does = "acts on the whole call" if spec.action.of_call else does
         why = f"{spec.action.action_name} {does}" if kind.batch else f"{kind.name!r} sees {kind.sees}"
         hint = "leave it out, or use another action on forward, forward_pre or output_grad"
         yield Problem(f"{spec.where}.when.value", f"chooses among the rows of a batch, and {why}", hint)

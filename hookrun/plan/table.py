@@ -186,9 +186,13 @@ def _value_note(hook: PlannedHook, field: str, values: Mapping[str, Source]) -> 
     if len(forms) == 1:
         shape, count = forms[0]
         return f"{hook.spec.name}.{field}: a value {shape}" + (f", {size(count)}{unit}" if count else "")
-    each = [f"{path or '(root)'} {form(value)[0]} {size(form(value)[1])}" for path, value in values.items()]
-    total = size(sum(count for _, count in forms))
-    return f"{hook.spec.name}.{field}: one for each of {len(values)} modules, {total}{unit}: {listed(each, SHOWN)}"
+    each = [
+        " ".join([path or "(root)", shape, *([size(count)] if count else [])])
+        for path, (shape, count) in ((path, form(value)) for path, value in values.items())
+    ]
+    total = sum(count for _, count in forms)
+    of_all = f", {size(total)}{unit}" if total else ""
+    return f"{hook.spec.name}.{field}: one for each of {len(values)} modules{of_all}: {listed(each, SHOWN)}"
 
 
 def size(count: float) -> str:

@@ -70,7 +70,10 @@ def _decide(site: HookSite, decided: bool) -> bool:
 
 def function_of(site: HookSite) -> Op:
     """The action's function, applied to the part that `index`, `tokens` and `heads` select."""
-    action, part = site.spec.action, site.part
+    action = site.spec.action
+    part = (
+        None if "flipped" in action.uses else site.part
+    )  # faults are listed by their place in the whole tensor
     function = action.build(site)
     checked = not action.observes and action.scope == "tensor"
     if checked and site.hook_type.on == "reading":

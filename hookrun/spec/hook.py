@@ -13,7 +13,7 @@ from pydantic import Field, WithJsonSchema
 
 from hookrun.actions import Action, actions
 from hookrun.actions.python import Python
-from hookrun.actions.values import OutsideValue, RunValue
+from hookrun.actions.values import OutsideValue, RunFaults, RunValue
 from hookrun.config.validation import Section, join, parse, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
@@ -83,10 +83,12 @@ class HookSpec:
         draws = self.action.draws or self.keys.when.probability < 1 or any(value.draws for value in values)
         return draws and self.hook_type.phase == "forward"
 
-    def run_values(self) -> Iterator[tuple[str, RunValue]]:
+    def run_values(self) -> Iterator[tuple[str, RunValue | RunFaults]]:
         """(key path, value) of each value that it takes from another run."""
         for field, given in self.action.outside_values().items():
             where: str = f"{self.where}.{field}"
+            if isinstance(given, RunFaults):
+                yield where, given
             value = given if isinstance(given, OutsideValue) else None
             while value is not None:
                 if isinstance(value, RunValue):

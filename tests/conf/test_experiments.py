@@ -137,6 +137,30 @@ def test_noise_is_repeatable_and_only_in_validation() -> None:
     assert first.metrics[-1]["loss"] != none.metrics[-1]["loss"]
 
 
+def test_only_the_highest_bit_of_the_exponent_takes_the_network_down() -> None:
+    assert main(["experiment=fault_map", "compute.threads=1", "compute.device=cpu"]) == 0
+    run = hookrun.open_run("outputs/latest")
+    accuracy = dict(zip(run.effects.axes["module"], run.effects["exact"], strict=True))
+    bits = dict(enumerate(run.effects.axes["bits"]))
+    highest = next(number for number, bit in bits.items() if bit == "[30]")
+    low = next(number for number, bit in bits.items() if bit == "[22]")
+    assert all(accuracy[layer][highest] < 0.5 for layer in ("conv1", "conv2"))
+    assert all(accuracy[layer][low] == pytest.approx(0.911, abs=0.02) for layer in accuracy)
+    assert accuracy["fc"][-1] < 0.5, "the sign of a score"
+
+
+def test_a_bound_helps_against_faults_that_are_repeated() -> None:
+    def accuracy(name: str, *overrides: str) -> tuple[float, str]:
+        assert main([f"experiment={name}", "compute.threads=1", "compute.device=cpu", *overrides]) == 0
+        run = hookrun.open_run("outputs/latest")
+        return run.metrics[-1]["accuracy"], (run.path / "faults.jsonl").read_text()
+
+    bounded, faults = accuracy("replay_faults")
+    plain, same = accuracy("replay_faults", "~hooks.bound")
+    assert (plain, faults) == accuracy("bit_flips") and faults == same
+    assert (plain, bounded) == (pytest.approx(0.50, abs=0.03), pytest.approx(0.85, abs=0.03))
+
+
 def test_gradient_norms_are_those_of_the_gradients() -> None:
     seen = "+hooks.seen={select: fc.weight, hook: grad, action: capture}"
     found = run("gradient_norms", seen)

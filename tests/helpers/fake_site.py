@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
 
 import torch
 from torch import Generator, Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from hookrun.actions import Action
 from hookrun.actions.base import HookContext
 from hookrun.actions.user_code import Recorded
 from hookrun.actions.values import InlineFunction
 from hookrun.hook_types import FORWARD
+from hookrun.runtime.faults import Faulty
 from hookrun.values.tensors import check_broadcast, scalars
 
 
@@ -109,6 +110,14 @@ class FakeSite:
 
     def generator(self, like: Tensor) -> Generator:
         return Generator(like.device).manual_seed(5)
+
+    def flipped(
+        self, x: Tensor, bits: Sequence[int], draw: Callable[[int, Any], Any], *, by_sample: bool
+    ) -> Tensor:
+        if isinstance(x, FakeTensor):
+            return x.clone()
+        there = Faulty(x, None, None, {})
+        return there.flipped(there.drawn(None, bits, draw, 5, by_sample))[0]
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         if isinstance(value, tuple):

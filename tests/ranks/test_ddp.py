@@ -96,6 +96,7 @@ EVERY = {
     "kept": "select: conv2, hook: backward, action: capture, target: 'grad_output[0]'",
     "checked": "select: relu1, hook: forward, action: check, policy: stop",
     "read": "select: conv1.weight, hook: weight, action: scale, factor: 0.8",
+    "faulty": "select: relu1, hook: forward, action: flip_bits, count: 1, per: sample, bits: [20]",
 }
 """A hook of every type, each with another action where there is one."""
 
@@ -109,6 +110,11 @@ def test_a_hook_of_every_type(workers: Any, same: Any, cwd: Path) -> None:
     same.metrics(one, two)
     same.rows(one, two)
     assert one.hooks == two.hooks, "as often, and as many elements changed"
+    lists = [
+        sorted((line["mode"], line["step"], line["element"], line["sample"]) for line in run.faults)
+        for run in (one, two)
+    ]
+    assert lists[0] == lists[1] and {line["of_rank"] for line in two.faults} == {0, 1}
 
 
 @pytest.mark.parametrize("size", [1, 9])

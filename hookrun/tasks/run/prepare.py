@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from hookrun import data, models
-from hookrun.actions.values import InlineFunction, PassValue
 from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
 from hookrun.data.samples import IGNORED
@@ -21,7 +20,7 @@ from hookrun.errors import CompileError, Problem, Refusal, SpecError, listed
 from hookrun.models.arguments import unfit_tokens
 from hookrun.plan.model_tree import unhookable
 from hookrun.prove.trial import Example, Plan, compile_plan
-from hookrun.run_values import PendingRun, RunReferences, with_found_weights
+from hookrun.run_values import Rows, RunReferences, with_found_weights
 from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
 from hookrun.runtime.wiring import Around
 from hookrun.spec import Experiment, Settings, Spec
@@ -412,11 +411,7 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> list[Probl
     ]
     problems = list[Problem]()
     for hook, field_name, rows in values:
-        if (
-            isinstance(rows, Tensor | PendingRun | InlineFunction | PassValue)
-            or rows.draws
-            or samples is None
-        ):
+        if not isinstance(rows, Rows) or rows.draws or samples is None:
             continue
         where = f"{hook.spec.where}.{field_name}"
         if trains and hook.spec.keys.when.mode != "train":

@@ -36,6 +36,7 @@ HOOKS = [
     "+hooks.late={select: fc, hook: forward, action: stats, when: {step: {start: 1, every: 2}}}",
     "+hooks.warned={select: fc, hook: forward, action: check, max: 0.5, policy: warn}",
     "+hooks.shown={select: fc, hook: forward, action: print}",
+    "+hooks.faulty={select: relu1, hook: forward, action: flip_bits, count: 3, bits: [20]}",
 ]
 TASKS = {
     "predict": ["task=predict", "task.metrics=[loss,accuracy]"],
@@ -93,6 +94,7 @@ def recorded(run: Run) -> dict[str, Any]:
     names = (
         "metrics.jsonl",
         "stats.jsonl",
+        "faults.jsonl",
         "samples.jsonl",
         "hooks.json",
         "generations.jsonl",
