@@ -130,7 +130,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def listed(items: Iterable[str], limit: int) -> str:
+def listed(items: Iterable[str], limit: int = 6) -> str:
     """The first `limit` items with commas, and how many more there are: ``conv1, conv2 and 7 more``."""
     known = list(items)
     beyond = len(known) - limit

@@ -17,7 +17,6 @@ from hookrun.tasks.under_hooks import TaskOfOneSplit
 
 if TYPE_CHECKING:
     from hookrun.data import DataInfo
-    from hookrun.plan.plan import ResolvedPlan
     from hookrun.tasks.base import JobCache
     from hookrun.tasks.metrics.losses import TrainLoss
     from hookrun.tasks.run.backward_pass import Score
@@ -49,6 +48,9 @@ class AttributeTask(TaskOfOneSplit):
     """
 
     task_name: ClassVar[str] = "attribute"
+    not_compiled: ClassVar[str] = (
+        "task=attribute takes the place of outputs of modules, which is not possible in a compiled model"
+    )
     repeats_passes: ClassVar[bool] = True
     metrics: ClassVar[None] = None
 
@@ -95,15 +97,6 @@ class AttributeTask(TaskOfOneSplit):
         """The common problems of the settings, and those of the score."""
         return super().problems(settings, info) + score_problems(self.score, SCORE, info)
 
-    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
-        """A problem with `compute.compile`: the task exchanges outputs of modules, which a graph does not have."""
-        if not settings.compute.compile:
-            return []
-        what = (
-            "task=attribute takes the place of outputs of modules, which is not possible in a compiled model"
-        )
-        return [Problem("compute.compile", what, "set it to false")]
-
     def prepare(
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
     ) -> Prepared:
@@ -139,14 +132,20 @@ class AttributeTask(TaskOfOneSplit):
 
     def perform(self, context: RunContext) -> None:
         """Attribute the scores of the split's samples, and write attributions.safetensors."""
-        from hookrun.tasks.run.attributing import Attributing, AttributionRows, Method
+        from hookrun.tasks.run.attributing import Attributing, AttributionRows
         from hookrun.tasks.run.backward_pass import Scoring
         from hookrun.tasks.run.batches import Batches
 
         batches = Batches(context.prepared, self.split)
         scoring = Scoring(self.score, SCORE, context.prepared.loss, context.measuring)
-        method = Method(self.method, self.steps, self.baseline)
-        attributing = Attributing(context, method, scoring, self._module(context.prepared))
+        attributing = Attributing(
+            context,
+            scoring,
+            self._module(context.prepared),
+            method=self.method,
+            steps=self.steps,
+            baseline=self.baseline,
+        )
         rows, names = AttributionRows(), context.sample_names({self.split: batches})
         with context.evaluating(batches, self.name, {"rows": rows, "names": names}) as (passed, _):
             for batch in passed:

@@ -40,11 +40,13 @@ class TaskUnderHooks(Task):
     loggers:     where metrics are also logged: tensorboard, wandb, mlflow
     tensorboard: true adds the logger tensorboard
 
-    scores:      the task computes `train.loss`, which may need targets
+    scores:       the task computes `train.loss`, which may need targets
+    not_compiled: why it cannot run a compiled model; empty if it can
     """
 
     has_plan: ClassVar[bool] = True
     scores: ClassVar[bool] = False
+    not_compiled: ClassVar[str] = ""
 
     loggers: tuple[str, ...] = ()
     tensorboard: bool = False
@@ -266,6 +268,8 @@ class TaskUnderHooks(Task):
         if settings.compute.compile and train.loss.name == ACTIVATION:
             what = "'activation' reads the output of a module, which a compiled model does not have"
             problems.append(Problem("train.loss", what, "set compute.compile=false"))
+        if settings.compute.compile and self.not_compiled:
+            problems.append(Problem("compute.compile", self.not_compiled, "set it to false"))
         problems += not_installed("task.loggers", self.loggers)
         problems += not_installed("task.tensorboard", ["tensorboard"] if self.tensorboard else [])
         return problems

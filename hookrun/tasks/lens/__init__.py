@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hookrun.errors import CompileError, HookrunError, Problem, spec_error
-from hookrun.spec import Experiment, Settings
+from hookrun.errors import CompileError, HookrunError, spec_error
+from hookrun.spec import Experiment
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.tokens import Tokens, TokensClause
 from hookrun.tasks.under_hooks import TaskOfOneSplit
 
 if TYPE_CHECKING:
-    from hookrun.plan.plan import ResolvedPlan
     from hookrun.runtime.tokens.choice import Texts
     from hookrun.tasks.base import JobCache
     from hookrun.tasks.lens.places import Places
@@ -42,6 +41,7 @@ class LensTask(TaskOfOneSplit):
     """
 
     task_name: ClassVar[str] = "lens"
+    not_compiled: ClassVar[str] = "task=lens observes every block, which is not possible in a compiled model"
 
     parts: Literal["residual", "layers", "heads"] = "residual"
     norm: Literal["applied", "frozen"] | None = None
@@ -78,13 +78,6 @@ class LensTask(TaskOfOneSplit):
     def frozen(self) -> bool:
         """Whether the final norm uses its scale on the final stream for every part."""
         return self.norm == "frozen" if self.norm is not None else self.parts != "residual"
-
-    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
-        """A problem with `compute.compile`: the lens cannot observe the blocks of a compiled model."""
-        if not settings.compute.compile:
-            return []
-        what = "task=lens observes every block, which is not possible in a compiled model"
-        return [Problem("compute.compile", what, "set it to false")]
 
     def prepare(
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None

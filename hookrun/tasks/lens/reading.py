@@ -21,9 +21,9 @@ from hookrun.tasks.lens.contributions import (
     frozen,
     residual,
     rounding,
-    wide,
 )
 from hookrun.tasks.lens.places import Places, text_config
+from hookrun.values.tensors import computable
 
 AT_ONCE = 2**24
 """The number of logits that are computed at once: positions x vocabulary."""
@@ -137,10 +137,10 @@ class Lens:
         norm, constant = self._final_norm(seen)
         scores, factor = seen.scores, self._factor
         assert scores is not None
-        total = torch.zeros_like(wide(seen.inputs[self.places.final_norm]))
+        total = torch.zeros_like(computable(seen.inputs[self.places.final_norm]))
 
         def linear(rows: Tensor, at: slice) -> Tensor:
-            return rows @ wide(self._weight).T.to(rows.dtype) * factor
+            return rows @ computable(self._weight).T.to(rows.dtype) * factor
 
         def rest(rows: Tensor, at: slice) -> Tensor:
             logits = _at(output, asked, at) if self._cap is None else _at(scores, asked, at) * factor
@@ -166,8 +166,8 @@ class Lens:
         path = self.places.final_norm
         module: Any = self._model.get_submodule(path)
         norm = frozen(path, module, seen.inputs[path], module.forward(seen.inputs[path]))
-        weight, bias = wide(self._weight), getattr(self._unembed, "bias", None)
-        constant = weight.new_zeros(len(weight)) if bias is None else wide(bias.detach())
+        weight, bias = computable(self._weight), getattr(self._unembed, "bias", None)
+        constant = weight.new_zeros(len(weight)) if bias is None else computable(bias.detach())
         return norm, constant if norm.bias is None else constant + weight @ norm.bias.to(weight.dtype)
 
     def _by_norm(self, seen: ObservedForward) -> Score:
@@ -181,8 +181,8 @@ class Lens:
         norm, constant = self._final_norm(seen)
 
         def score(rows: Tensor, at: slice) -> Tensor:
-            normed = replace(norm, scale=norm.scale[at])(wide(rows))
-            return self._finished(normed @ wide(self._weight).T + constant)
+            normed = replace(norm, scale=norm.scale[at])(computable(rows))
+            return self._finished(normed @ computable(self._weight).T + constant)
 
         return score
 
@@ -205,7 +205,7 @@ class Lens:
         """
         blocks = list[tuple[Tensor, ...]]()
         for at in self._blocks(len(part.rows)):
-            scores = wide(score(part.rows[at], at))
+            scores = computable(score(part.rows[at], at))
             logs = F.log_softmax(scores, dim=-1)
             best = logs.topk(min(max(self._top, 1), logs.shape[-1]), dim=-1)
             answer, wrong = asked.answer[at].clamp_min(0), asked.wrong[at].clamp_min(0)
@@ -237,7 +237,7 @@ class Lens:
             return
         assert seen.scores is not None
         at = slice(0, self._at_once)
-        made = wide(self._finished(seen.scores[asked.rows[0][at], asked.rows[1][at]]))
+        made = computable(self._finished(seen.scores[asked.rows[0][at], asked.rows[1][at]]))
         expected = _at(output, asked, at) if output.shape == seen.scores.shape else None
         if expected is None or bool(((made - expected).abs() > rounding(output.dtype, expected)).any()):
             raise HookrunError(
@@ -249,7 +249,7 @@ class Lens:
 def _at(tensor: Tensor, asked: ScoredPositions, at: slice) -> Tensor:
     """[n, V] in float32 or float64: the tensor [batch, length, V] at the positions."""
     sequences, columns = asked.rows
-    return wide(tensor[sequences[at], columns[at]])
+    return computable(tensor[sequences[at], columns[at]])
 
 
 def cap_of(model: nn.Module) -> float | None:

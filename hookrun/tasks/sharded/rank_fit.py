@@ -15,7 +15,6 @@ from hookrun.tasks.metrics.losses import TrainLoss
 from hookrun.tasks.sharded.sharding import shard_problems
 from hookrun.values.index import Index
 
-_SHOWN = 4
 _WEIGHTED = ("weight", "ignore_index")
 """Arguments that make a loss a weighted mean, with a total weight that differs from rank to rank."""
 _MEAN_OF_LABELS = ("cross_entropy", "nll")
@@ -73,7 +72,7 @@ def hook_misfits(plan: ResolvedPlan) -> list[Problem]:
             if match.bytes is not None and not match.per_sample
         ]
         if action.captures and whole:
-            what = f"it has no row for each sample on {listed(whole, _SHOWN)}, and each rank would have another value"
+            what = f"it has no row for each sample on {listed(whole)}, and each rank would have another value"
             hint = "narrow `select`, or name a part with a row for each sample by `target`"
             misfits.append(("action", what, hint))
         problems += [Problem(f"{spec.where}.{key}", what, hint) for key, what, hint in misfits]
@@ -96,9 +95,9 @@ def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains
     modules = [(path or "(root)", module) for path, module in model.named_modules()] if trains else []
     lines = list[str]()
     if norms := [path for path, module in modules if isinstance(module, _BatchNorm)]:
-        lines.append(f"batch statistics are those of a rank's own rows: {listed(norms, _SHOWN)}")
+        lines.append(f"batch statistics are those of a rank's own rows: {listed(norms)}")
     if drops := [path for path, module in modules if _drops(module)]:
-        lines.append(f"dropout draws other masks on each rank: {listed(drops, _SHOWN)}")
+        lines.append(f"dropout draws other masks on each rank: {listed(drops)}")
     if trains and loss.code is not None:
         lines.append(f"train.loss: {loss.name} is assumed to be the mean over the samples of a batch")
     differing = [(hook.spec.name, what) for hook in plan.hooks if (what := _differs(hook)) is not None]

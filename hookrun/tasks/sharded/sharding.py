@@ -19,7 +19,6 @@ from hookrun.spec.selector import Names
 from hookrun.values.containers import rebuild
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_SHOWN = 4
 
 
 def units(fsdp: Fsdp, model: nn.Module) -> list[str]:
@@ -40,11 +39,11 @@ def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> 
         problems.append(Problem(where, f"'{fsdp.wrap}' matches no module", nearest))
     lists = [path for path in paths if isinstance(model.get_submodule(path), nn.ModuleList | nn.ModuleDict)]
     if lists:
-        what = f"{listed(lists, _SHOWN)} is a list or dict of modules, which is never called itself"
+        what = f"{listed(lists)} is a list or dict of modules, which is never called itself"
         problems.append(Problem(where, what, f"name its members, such as '{lists[0]}.*'"))
     single = [name for name, each in model.named_parameters() if not each.dim()]
     if single:
-        what = f"fully_shard cannot shard parameters without dimensions: {listed(single, _SHOWN)}"
+        what = f"fully_shard cannot shard parameters without dimensions: {listed(single)}"
         problems.append(Problem("compute.strategy", what, "use compute=ddp"))
     for hook in plan.hooks:
         action = hook.spec.action

@@ -17,9 +17,8 @@ from hookrun.data import DataInfo, describe
 from hookrun.errors import HookrunError
 from hookrun.spec.experiment import Data
 from hookrun.spec.task import Sampling
-from hookrun.tasks.generation.continuing import (
+from hookrun.tasks.generate.continuing import (
     Continuation,
-    GenerationKeys,
     NextTokens,
     cannot_generate,
     continue_prompts,
@@ -32,7 +31,7 @@ from hookrun.tasks.generation.continuing import (
     restricted,
     runs_together,
 )
-from hookrun.tasks.generation.generation import (
+from hookrun.tasks.generate.generation import (
     SHOWN,
     Sums,
     Texts,
@@ -144,7 +143,7 @@ class Plain(nn.Module):
 
 def continued(model: nn.Module, prompts: list[list[int]]) -> list[list[int]]:
     choosing = NextTokens(None, [0] * len(prompts), stop=(9,), most=4)
-    continue_prompts(model, prompts, choosing, GenerationKeys(), CPU, stop=(9,), pad=0)
+    continue_prompts(model, prompts, choosing, CPU)
     return choosing.tokens
 
 

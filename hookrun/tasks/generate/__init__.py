@@ -43,6 +43,9 @@ class GenerateTask(TaskOfSplits):
     """
 
     task_name: ClassVar[str] = "generate"
+    not_compiled: ClassVar[str] = (
+        "task=generate calls the model for one token at a time, which cannot be compiled"
+    )
 
     max_new_tokens: Count = 32
     sampling: Sampling | None = None
@@ -65,17 +68,13 @@ class GenerateTask(TaskOfSplits):
         )
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
-        """The common problems of the settings, compilation, and data whose samples are not prompts."""
-        problems = super().problems(settings, info)
-        if settings.compute.compile:
-            what = f"task={self.name} calls the model for one token at a time, which cannot be compiled"
-            problems.append(Problem("compute.compile", what, "leave it false"))
-        return problems if info is None else [*problems, *_wrong_inputs(info)]
+        """The common problems of the settings, and data whose samples are not prompts."""
+        return super().problems(settings, info) + ([] if info is None else _wrong_inputs(info))
 
     def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> list[Problem]:
         """A model that cannot generate, stop tokens outside its vocabulary, and too few positions."""
-        from hookrun.tasks.generation.continuing import cannot_generate, has_encoder
-        from hookrun.tasks.generation.generation import vocabulary_of
+        from hookrun.tasks.generate.continuing import cannot_generate, has_encoder
+        from hookrun.tasks.generate.generation import vocabulary_of
 
         problems = super().model_problems(experiment, info, model)
         if cannot_generate(model):
@@ -134,7 +133,7 @@ class GenerateTask(TaskOfSplits):
         import torch
 
         from hookrun.runtime.tokens.calls import DECODER_IDS
-        from hookrun.tasks.generation.continuing import has_encoder
+        from hookrun.tasks.generate.continuing import has_encoder
         from hookrun.tasks.run.prepare import EXAMPLE_BATCH
 
         args, kwargs = super().example(info, model)
@@ -162,16 +161,12 @@ class GenerateTask(TaskOfSplits):
 
     def perform(self, context: RunContext) -> None:
         """Continue every sample. Raises HookrunError if the split has no samples."""
-        from hookrun.tasks.generation.continuing import GenerationKeys
-        from hookrun.tasks.generation.generation import Generation, Sums, show
+        from hookrun.tasks.generate.generation import Generation, Sums, show
         from hookrun.tasks.run.batches import BatchesOfSplits
 
         batches = BatchesOfSplits(context.prepared, self.splits)
         names = context.sample_names(batches.parts)
-        keys = GenerationKeys(
-            self.max_new_tokens, self.sampling, self.without_hooks, self.stop, self.prompt_tokens, self.cache
-        )
-        generation, sums = Generation(keys, context), Sums()
+        generation, sums = Generation(context), Sums()
         with context.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
             for batch in passed:
                 with context.logged(context.hooks.clock.step):
