@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -110,11 +111,11 @@ class AttributeTask(TaskOfOneSplit):
             raise compile_error(f"{WHERE}.method", what, "make F.relu a module, or use integrated_gradients")
         return prepared
 
-    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+    def lines(self, settings: Settings, trained: Trained | None) -> Iterator[str]:
         """One line about the method."""
         how = f" in {self.steps} steps from {self.baseline:g}" if self.method == INTEGRATED else ""
         to = "the inputs" if self.select is None else str(self.select)
-        return [f"{self.method}{how}: attributes {self.score} to {to}"]
+        yield f"{self.method}{how}: attributes {self.score} to {to}"
 
     def _module(self, prepared: Prepared) -> str | None:
         """The path of the selected module; None: the inputs. Raises CompileError unless there is exactly one."""

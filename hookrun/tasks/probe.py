@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -16,7 +17,6 @@ from hookrun.tasks.of_captures import TaskOfCaptures
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookrun.data import DataInfo
     from hookrun.store.captures.read import StoredCapture
     from hookrun.tasks.analysis.features import Features
     from hookrun.tasks.analysis.input import Analysing, Analysis
@@ -67,7 +67,10 @@ class ProbeTask(TaskOfCaptures):
                 f"the samples of {info.name!r} are not of tokens: they have one target",
                 "leave it out",
             )
-        return self.too_large(analysis, "probing", partial(self._needed, analysis, _outputs(info)))
+        outputs = info.num_classes or 1  # the number of classes may be known only after labels are read
+        if info.target.dtype.is_floating_point:
+            outputs = max(math.prod(info.target.shape), 1)
+        return self.too_large(analysis, "probing", partial(self._needed, analysis, outputs))
 
     def _needed(self, analysis: Analysis, outputs: int, project: int | None) -> dict[str, int]:
         """Module path -> the bytes needed while it is probed, including the weights of all probes."""
@@ -161,13 +164,3 @@ class ProbeTask(TaskOfCaptures):
         if result.interval is not None:
             line["accuracy_low"], line["accuracy_high"] = result.interval
         return result, line
-
-
-def _outputs(info: DataInfo) -> int:
-    """The number of classes or targets; 1 if the number of classes is not known before labels are read."""
-    import math
-
-    target = info.target
-    if target is not None and target.dtype.is_floating_point:
-        return max(math.prod(target.shape), 1)
-    return info.num_classes or 1

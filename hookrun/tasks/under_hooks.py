@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -216,16 +216,16 @@ class TaskUnderHooks(Task):
             return None
         return parts.tried(check_ranks, plan, model, loss, settings, trains=self.trains)
 
-    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+    def lines(self, settings: Settings, trained: Trained | None) -> Iterable[str]:
         """Lines about the task that are shown with the plan."""
-        return list(trained.lines(settings.train.optimizer)) if trained is not None else []
+        return trained.lines(settings.train.optimizer) if trained is not None else ()
 
-    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
+    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> Iterable[str]:
         """Notes on what a user may not expect of these settings."""
         from hookrun.tasks.training.optimizers import SCHEDULER, schedule_notes
 
         schedule = settings.train.scheduler if self.trains else None
-        return list(schedule_notes(schedule, SCHEDULER)) if schedule is not None else []
+        return schedule_notes(schedule, SCHEDULER) if schedule is not None else ()
 
     def show(self, prepared: Prepared) -> None:
         """Print the whole plan, with lines and notes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -143,21 +143,20 @@ class GenerateTask(TaskOfSplits):
         kept = {name: kwargs[name] for name in ("input_ids", "attention_mask") if name in kwargs}
         return args, {**kept, DECODER_IDS: first}
 
-    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+    def lines(self, settings: Settings, trained: Trained | None) -> Iterator[str]:
         """One line about the length of the continuations and how tokens are chosen."""
         how = "always the most probable one" if self.sampling is None else f"drawn with {self.sampling}"
         more = "; then once more without the hooks" if self.without_hooks else ""
         tokens = counted(self.max_new_tokens, "token")
-        return [f"each prompt is continued by up to {tokens}, {how}{more}"]
+        yield f"each prompt is continued by up to {tokens}, {how}{more}"
 
-    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
+    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> Iterator[str]:
         """The common notes, and a note if `without_hooks` is set and there are no hooks."""
-        notes = super().remarks(settings, hooks)
+        yield from super().remarks(settings, hooks)
         if self.compare is not None:
-            notes.append("task.compare is the old name of task.without_hooks: write the new one")
+            yield "task.compare is the old name of task.without_hooks: write the new one"
         if self.without_hooks and not any(hook.keys.enabled for hook in hooks):
-            notes.append("task.without_hooks: there are no hooks, so both continuations are the same")
-        return notes
+            yield "task.without_hooks: there are no hooks, so both continuations are the same"
 
     def perform(self, context: RunContext) -> None:
         """Continue every sample. Raises HookrunError if the split has no samples."""

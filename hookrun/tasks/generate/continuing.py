@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from hookrun.errors import HookrunError
 from hookrun.runtime.rng import derived_seed
@@ -38,13 +39,10 @@ def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
 
 def padded(prompts: Sequence[list[int]], pad: int, *, left: bool) -> tuple[Tensor, Tensor]:
     """Tokens and attention mask, both [n, length of the longest prompt] int64, padded on the left or on the right."""
-    width = max(map(len, prompts))
-    tokens = torch.full((len(prompts), width), pad)
-    mask = torch.zeros_like(tokens)
-    for row, ids in enumerate(prompts):
-        part = slice(width - len(ids), width) if left else slice(0, len(ids))
-        tokens[row, part], mask[row, part] = torch.tensor(ids), 1
-    return tokens, mask
+    rows, side = [torch.tensor(ids) for ids in prompts], "left" if left else "right"
+    tokens = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side=side)
+    masks = [torch.ones_like(row) for row in rows]
+    return tokens, pad_sequence(masks, batch_first=True, padding_side=side)
 
 
 def runs_together(model: nn.Module) -> bool:

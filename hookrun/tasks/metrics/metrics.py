@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -131,11 +130,9 @@ def kl(part: RowPart) -> Tensor | None:
 
 
 def _exp(value: float) -> float:
-    """exp(value), infinite where Python's own function raises OverflowError."""
-    return math.exp(value) if not value > _LARGEST else math.inf
+    """exp(value); infinite where Python's own function raises OverflowError."""
+    return torch.tensor(value, dtype=torch.float64).exp().item()
 
-
-_LARGEST = 709.0
 
 PERPLEXITY, PROBABILITY, RANK = "perplexity", "probability", "rank"
 LOGIT_DIFFERENCE, KL = "logit_difference", "kl"

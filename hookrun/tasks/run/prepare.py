@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -104,13 +104,14 @@ class Mistakes:
     unchecked: list[str] = field(default_factory=list, kw_only=True)
     of_hooks_only: bool = field(default=True, kw_only=True)
 
-    def add(self, problems: Sequence[Problem], *, of_hooks: bool = False) -> None:
+    def add(self, problems: Iterable[Problem], *, of_hooks: bool = False) -> None:
         """Add mistakes.
 
         of_hooks: they are of hooks that do not fit the model
         """
-        self.problems += problems
-        self.of_hooks_only &= of_hooks or not problems
+        for problem in problems:
+            self.problems.append(problem)
+            self.of_hooks_only &= of_hooks
 
     def tried(self, make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
         """The result of `make`. If it raises SpecError or CompileError, None, and its mistakes are added."""
@@ -398,7 +399,7 @@ def leftover_problems(plan: Plan, leftover: Mapping[str, Tensor]) -> list[Proble
     return [Problem("model.weights", text, "use the model and the hooks that the file was saved with")]
 
 
-def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> list[Problem]:
+def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> Iterator[Problem]:
     """A problem for each value of another run that lacks the row of a sample which its hook will see.
 
     samples: the hooks see samples with ids below this; None: not known beforehand
@@ -410,18 +411,16 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> list[Probl
         for field, by_module in hook.values.items()
         for rows in {id(rows): rows for rows in by_module.values()}.values()  # each once
     ]
-    problems = list[Problem]()
     for hook, field_name, rows in values:
         if isinstance(rows, Tensor | PendingRun | InlineFunction) or rows.draws or samples is None:
             continue
         where = f"{hook.spec.where}.{field_name}"
         if trains and hook.spec.keys.when.mode != "train":
             text = "each training sample uses its own row, and validation samples have no rows"
-            problems.append(Problem(where, text, "add when: {mode: train}"))
+            yield Problem(where, text, "add when: {mode: train}")
         elif len(missing := rows.missing(torch.arange(samples))):
             hint = "capture them in that run too, or limit this run: train.limit_batches"
-            problems.append(Problem(where, rows.lacks(missing), hint))
-    return problems
+            yield Problem(where, rows.lacks(missing), hint)
 
 
 def missing_spans(
