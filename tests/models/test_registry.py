@@ -13,14 +13,7 @@ from torch import nn
 
 from hookrun.errors import Problem, SpecError
 from hookrun.models import build, names, own_names
-from hookrun.models.arguments import (
-    FROM_DATA,
-    DataDefaults,
-    construct,
-    not_null,
-    positions_of,
-    unfit_tokens,
-)
+from hookrun.models.arguments import FROM_DATA, DataDefaults, construct, not_null, positions_of, unfit_tokens
 from hookrun.models.networks import CNN
 from hookrun.spec.experiment import Model
 
