@@ -94,9 +94,10 @@ class AttributeTask(TaskOfOneSplit):
         """The mean score, whose direction depends on what it is."""
         return {f"{self.split}/score": None}
 
-    def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
+    def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
         """The common problems of the settings, and those of the score."""
-        return super().problems(settings, info) + score_problems(self.score, SCORE, info)
+        yield from super().problems(settings, info)
+        yield from score_problems(self.score, SCORE, info)
 
     def prepare(
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None

@@ -87,10 +87,10 @@ class TaskWithBackward(TaskOfSplits):
         scoring = Scoring(self.backward, WHERE, context.prepared.loss, context.measuring)
         return partial(forward_and_backward, context, scoring)
 
-    def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
+    def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
         """The common problems of the settings, and those of the score."""
-        problems = super().problems(settings, info)
-        return problems + (score_problems(self.backward, WHERE, info) if self.backward is not None else [])
+        yield from super().problems(settings, info)
+        yield from score_problems(self.backward, WHERE, info) if self.backward is not None else ()
 
     def lines(self, settings: Settings, trained: Trained | None) -> Iterator[str]:
         """One line about the backward pass."""

@@ -92,7 +92,7 @@ class TaskOfCaptures(TaskOfRuns):
     def examine(self, prepared: Analysis, run_dir: RunDir, screen: Screen) -> None:
         """Run the analysis."""
         from hookrun.tasks.analysis.input import Analysing
-        from hookrun.tasks.resume.states import results_of
+        from hookrun.tasks.run.resuming import results_of
 
         screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
         self.analyse(Analysing(prepared, run_dir, screen, results_of(prepared, run_dir)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hookrun.tasks.resume import states as resuming
+from hookrun.tasks.run import resuming
 
 QUICK = ("train.epochs=1", "train.limit_batches=4")
 SGD = ("train.optimizer.name=SGD", "train.optimizer.lr=0.1", "train.shuffle=false", "train.epochs=1")

@@ -21,8 +21,8 @@ from hookrun.store.records import UsedRunRecord
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.analysis.features import SHARE, Features, Projection
 from hookrun.tasks.base import Ready
-from hookrun.tasks.resume.states import Results
 from hookrun.tasks.run.progress import Screen
+from hookrun.tasks.run.resuming import Results
 
 _LEAST_NAME = 16
 """The characters of a name that a table keeps on any terminal."""

@@ -145,8 +145,7 @@ class LensTask(TaskOfOneSplit):
     def perform(self, context: RunContext) -> None:
         """Read the split. Raises HookrunError if no sample has a token to read, or if the model is not as expected."""
         from hookrun.runtime.tokens.choice import Rule
-        from hookrun.tasks.lens.read_split import changes_logits, read_split
-        from hookrun.tasks.lens.reading import Lens
+        from hookrun.tasks.lens.reading import Lens, changes_logits, read_split
 
         places, texts = self._setup(context.prepared)
         edited = changes_logits(context.prepared.plan, places.unembed)

@@ -26,11 +26,11 @@ from hookrun.store.run_dir import RunDir
 from hookrun.store.states.files import SECONDS
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.measuring import Measuring
-from hookrun.tasks.resume.states import Resuming
 from hookrun.tasks.run.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.run.compile_check import Compiled, buffers_kept
 from hookrun.tasks.run.prepare import Prepared, as_call
 from hookrun.tasks.run.progress import Screen, numbers
+from hookrun.tasks.run.resuming import Resuming
 from hookrun.tasks.run.sample_names import SampleNames
 from hookrun.tasks.run.session import generator_states, leave_new_memory, set_generators
 from hookrun.tasks.run.sink import RunSink

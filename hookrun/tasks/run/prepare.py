@@ -213,15 +213,11 @@ def build(
     if parts.loss is not None and parts.loss.module is not None and parts.device is not None:
         parts.loss.module.to(parts.device)
     parts.metrics = parts.tried(load_metrics, metrics_of(settings.task))
-    if cache is None:
-        parts.model, parts.leftover, parts.applied, problems = load_model(
-            settings, info, trust, stands_in=with_data
-        )
-    else:
-        if (key := model_key(settings)) not in cache.model:
-            cache.model.clear()  # frees the last model first: two large models may not fit into memory
-            cache.model[key] = load_model(settings, info, trust)
-        parts.model, parts.leftover, parts.applied, problems = cache.model[key]
+    models_known = {} if cache is None else cache.model
+    if (key := model_key(settings)) not in models_known:
+        models_known.clear()  # frees the last model first: two large models may not fit into memory
+        models_known[key] = load_model(settings, info, trust, stands_in=with_data)
+    parts.model, parts.leftover, parts.applied, problems = models_known[key]
     parts.add(problems)
     if isinstance(function := parts.loss and parts.loss.function, ActivationLoss) and parts.model is not None:
         parts.add(function.problems(parts.model))

@@ -15,8 +15,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.lens import reading
-from hookrun.tasks.lens.read_split import PartMeans, write_lines
-from hookrun.tasks.lens.reading import Lens, PartRead, ScoredPositions, cap_of
+from hookrun.tasks.lens.reading import Lens, PartMeans, PartRead, ScoredPositions, cap_of, write_lines
 
 ASKED = ScoredPositions(ROWS, torch.tensor([7, -100, 2]), torch.tensor([1, -100, -100]))
 
