@@ -21,7 +21,7 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import MadeSamples, Sample, Samples
 from hookrun.data.source import Source, checked_file, part_of, val_count
-from hookrun.errors import Problem, SpecError, nearest, spec_error
+from hookrun.errors import Mistakes, Problem, SpecError, nearest, spec_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +131,14 @@ class Tensors(Source):
     def _files(self, root: Path | None) -> dict[str, _File]:
         """Every file given, by the argument that names it. Raises SpecError with every mistake in them."""
         files: dict[str, _File] = {}
-        problems: list[Problem] = []
+        mistakes = Mistakes()
         for key in ("file", "train_file", "val_file"):
             name = getattr(self, key)
             if name is not None:
-                try:
-                    path, _ = checked_file(name, root, f"data.args.{key}", SUFFIXES, _MOST_FILE)
-                    files[key] = _inspect_file(path, f"data.args.{key}", self)
-                except SpecError as error:
-                    problems += error.errors
-        if problems:
-            raise SpecError(problems)
+                file = mistakes.tried(_inspect_file, name, root, f"data.args.{key}", self)
+                if file is not None:
+                    files[key] = file
+        mistakes.refuse()
         if len({tuple(file.row.items()) for file in files.values()}) > 1:
             rows = ", but ".join(f"{_shown(file.row)} in {file.path}" for file in files.values())
             raise spec_error(
@@ -157,8 +154,9 @@ def _place(name: str, rows: Sequence[int], number: int) -> str:
     return f"{name}[{rows[number]}]"
 
 
-def _inspect_file(path: Path, where: str, args: Tensors) -> _File:
+def _inspect_file(name: str, root: Path | None, where: str, args: Tensors) -> _File:
     """The header of one file. Raises SpecError for tensors that are missing, unusable or of different lengths."""
+    path, _ = checked_file(name, root, where, SUFFIXES, _MOST_FILE)
     wanted = {name: "data.args.input" for name in args.inputs}
     if args.target:
         wanted[args.target] = "data.args.target"

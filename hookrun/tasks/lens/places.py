@@ -8,14 +8,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookrun.config.validation import join
-from hookrun.errors import compile_error, listed, nearest
+from hookrun.errors import Mistakes, compile_error, listed, nearest
 from hookrun.models.attention_points import HeadwiseProjection
 from hookrun.models.decoder import FromHeads, SumOfHeads
 from hookrun.plan.heads import head_count
 from hookrun.plan.model_tree import ModelNames
 from hookrun.spec.heads import Heads
 from hookrun.spec.selector import Selector
-from hookrun.tasks.run.prepare import Mistakes
 
 FINAL_NORMS = (
     *("ln_final", "ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm", "norm_f"),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
 from hookrun.data.samples import IGNORED
 from hookrun.data.tokens import AMBIGUOUS
-from hookrun.errors import CompileError, Problem, Refusal, SpecError, listed
+from hookrun.errors import CompileError, Mistakes, Problem, Refusal, SpecError, listed
 from hookrun.models.arguments import unfit_tokens
 from hookrun.plan.model_tree import unhookable
 from hookrun.prove.trial import Example, Plan, compile_plan
@@ -49,9 +49,6 @@ MOST_CHECKED = 4_096
 
 Score = Callable[[Any, Tensor, None], Tensor]
 """(output, targets, None) -> the score from which a backward pass without training starts."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -89,43 +86,6 @@ class Prepared(Ready):
     def runs(self) -> tuple[UsedRunRecord, ...]:
         """The other runs from which hooks take values."""
         return self.plan.runs
-
-
-@dataclass
-class Mistakes:
-    """Collects mistakes, to tell them all at once.
-
-    problems:      the mistakes so far
-    unchecked:     what could not be checked because of them
-    of_hooks_only: all of them are of hooks that do not fit the model
-    """
-
-    problems: list[Problem] = field(default_factory=list, kw_only=True)
-    unchecked: list[str] = field(default_factory=list, kw_only=True)
-    of_hooks_only: bool = field(default=True, kw_only=True)
-
-    def add(self, problems: Iterable[Problem], *, of_hooks: bool = False) -> None:
-        """Add mistakes.
-
-        of_hooks: they are of hooks that do not fit the model
-        """
-        for problem in problems:
-            self.problems.append(problem)
-            self.of_hooks_only &= of_hooks
-
-    def tried(self, make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
-        """The result of `make`. If it raises SpecError or CompileError, None, and its mistakes are added."""
-        try:
-            return make(*args, **options)
-        except Refusal as error:
-            self.add(error.errors, of_hooks=isinstance(error, CompileError))
-            return None
-
-    def refuse(self) -> None:
-        """Raise SpecError if there are mistakes; CompileError if only hooks do not fit the model."""
-        if self.problems:
-            kind = CompileError if self.of_hooks_only else SpecError
-            raise kind(list(dict.fromkeys(self.problems)), self.unchecked)
 
 
 @dataclass
