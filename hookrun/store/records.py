@@ -304,6 +304,9 @@ class HydraRecord(Record):
     """
 
     mode: Name | None = None
+    overrides: dict[Name, Any] = {}
+    runtime: dict[Name, Any] = {}
+    job: dict[Name, Any] = {}
     task_overrides: Annotated[Listing[Text], Field(validation_alias=AliasPath("overrides", "task"))] = []
     hydra_overrides: Annotated[Listing[Text], Field(validation_alias=AliasPath("overrides", "hydra"))] = []
     cwd: Annotated[Text, Field(validation_alias=AliasPath("runtime", "cwd"))] = ""
