@@ -105,6 +105,8 @@ class Action(BaseModel):
     uses:        the members `args`, `generator`, `drawn` and `keep` of the site that it uses; for random numbers by
                  `drawn` alone a row gets the same ones with several ranks as with one
     freezes:     its modules' parameters require no gradient afterwards
+    skips:       its module's forward is not called
+    stops:       nothing after its module is computed
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
@@ -115,6 +117,8 @@ class Action(BaseModel):
     scope: ClassVar[Literal["tensor", "value", "together", "module"]] = "tensor"
     uses: ClassVar[Collection[str]] = ()
     freezes: ClassVar[bool] = False
+    skips: ClassVar[bool] = False
+    stops: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, site: HookSite) -> Edit:
@@ -146,6 +150,11 @@ class Action(BaseModel):
     def captures(self) -> bool:
         """Whether it stores values."""
         return "keep" in self.uses
+
+    @property
+    def of_call(self) -> bool:
+        """Whether it acts on the call of its module, not on a value."""
+        return self.skips or self.stops
 
     @property
     def draws(self) -> bool:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from hookrun.actions.values import InlineFunction
-from hookrun.errors import Problem
+from hookrun.errors import Problem, listed
 from hookrun.run_values import Source, digest_of
 from hookrun.spec.hook import HookSpec
 from hookrun.store.records import UsedRunRecord
 from hookrun.trust.callables import Code
 from hookrun.trust.load import Trusted
+
+_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ class ResolvedPlan:
             "model": self.model,
             "seed": self.seed,
             "unchecked": self.unchecked,
+            **({} if self.no_output is None else {"no_output": self.no_output}),
             "hooks": [
                 {
                     "name": hook.spec.name,
@@ -175,6 +178,19 @@ class ResolvedPlan:
     def _code(self) -> dict[str, Any]:
         return {"code": {where: code.to_dict() for where, code in self.code.items()}} if self.code else {}
 
+    @property
+    def no_output(self) -> str | None:
+        """One sentence if a hook stops the forward, after which there is no output; else None."""
+        stops = [
+            f"{hook.spec.name} stops the forward after {match.path or '(root)'}"
+            for hook in self.hooks
+            if hook.spec.action.stops
+            for match in hook.matches
+        ]
+        return (
+            f"{listed(stops, _SHOWN)}: there is no output, and there are no metrics of it" if stops else None
+        )
+
     def applied(self) -> list[str]:
         """The identities of the hooks that change the model at installation, which checkpoints record."""
         return [hook.spec.identity for hook in self.hooks if hook.spec.hook_type.phase == "installation"]
@@ -185,6 +201,11 @@ class ResolvedPlan:
             name = hook.spec.action.adds(hook.spec.name)
             if name is not None:
                 yield from ((match.path, name) for match in hook.matches)
+
+
+def lies_in(names: Iterable[str], modules: Collection[str]) -> bool:
+    """Whether each of these names of one module or parameter lies in one of the modules."""
+    return all(any(not path or name.startswith(f"{path}.") for path in modules) for name in names)
 
 
 def uncompilable(plan: ResolvedPlan) -> list[Problem]:
@@ -224,6 +245,10 @@ def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
         yield problem("", "runs your own Python, which may not work inside a graph")
     elif action.observes:
         yield problem("", "passes values to Python at each firing, which breaks the graph")
+    elif action.stops:
+        yield problem("", "ends the forward by an exception, which a graph cannot contain")
+    elif action.skips and not when.always:
+        yield problem(".when", "decides at each call whether the forward runs, but in a graph only once")
     elif action.draws:
         yield problem("", "draws from a generator of its own, which a graph cannot contain")
     elif kind.on == "reading" and (unknown := [match.path for match in hook.matches if match.shape is None]):

@@ -231,6 +231,9 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
                 f"has no meaning on hook type {kind.name!r}, which fires {kind.fires} and sees {kind.sees}",
                 f"leave `{key}` out",
             )
+        elif was_given and spec.action.of_call and not key.startswith("when"):
+            what = f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module"
+            yield Problem(f"{spec.where}.{key}", what, f"leave `{key}` out")
     if keys.when.rank is not None and not spec.action.observes:
         yield Problem(
             f"{spec.where}.when.rank",

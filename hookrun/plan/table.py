@@ -100,7 +100,9 @@ def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
 
 def notes(plan: ResolvedPlan) -> list[str]:
     """Lines below the table: sizes of captures, modules that were not called, what was not checked, the hash."""
-    lines = [line for hook in plan.hooks for line in _hook_notes(hook, plan.samples)]
+    of_calls = [hook.spec.name for hook in plan.hooks if hook.spec.action.of_call]
+    lines = [line for hook in plan.hooks for line in _hook_notes(hook, plan.samples, of_calls)]
+    lines += [] if plan.no_output is None else [plan.no_output]
     codes = dict[str, Code]()
     for hook in plan.hooks:
         codes |= {f"{hook.spec.where}.{field}": function.code for field, function in hook.functions.items()}
@@ -150,7 +152,7 @@ def _limited(items: Sequence[str], limit: int | None) -> list[str]:
     return [*items[: limit - 1], f"{indent}and {len(items) - limit + 1} more"]
 
 
-def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
+def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str]) -> list[str]:
     lines = []
     sizes = [match for match in hook.matches if match.bytes is not None]
     if sizes:
@@ -165,7 +167,8 @@ def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
     lines += [_value_note(hook, field, values) for field, values in hook.values.items() if values]
     missed = [match.path or "(root)" for match in hook.matches if match.called is False]
     if missed:
-        lines.append(f"{hook.spec.name}: the example did not reach {listed(missed, SHOWN)}")
+        under = f" under {listed(of_calls, SHOWN)}" if of_calls else ""
+        lines.append(f"{hook.spec.name}: the example did not reach {listed(missed, SHOWN)}{under}")
     return lines
 
 

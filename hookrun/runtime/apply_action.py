@@ -42,9 +42,13 @@ def compose(site: HookSite, *, targeted: bool = True) -> tuple[Op, Op | None]:
     The second op, if there is one, is a faster version for tensors that nobody else refers to yet: outputs in new
     memory, gradients of tensor hooks.
 
+    The op of an action on the call itself returns True: whatever is given, the action takes place.
+
     An op raises only HookrunError: any other exception of an action becomes a HookError that names the hook.
     """
     action, keys = site.spec.action, site.spec.keys
+    if action.of_call:
+        return partial(_decide, site), None
     function = function_of(site)
     path = keys.target.keys if keys.target is not None and targeted else None
     if not action.observes:
@@ -56,6 +60,11 @@ def compose(site: HookSite, *, targeted: bool = True) -> tuple[Op, Op | None]:
         keep_gradient = _observer(site, partial(function.keep, references=OF_GRADIENT), None)
         return keep_any, function.observer(site, keep_gradient, references=OF_GRADIENT)
     return function.observer(site, keep_any), function.observer(site, keep_any, new=True)
+
+
+def _decide(site: HookSite, decided: bool) -> bool:
+    site.fired += 1
+    return True
 
 
 def function_of(site: HookSite) -> Op:

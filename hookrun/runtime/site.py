@@ -125,6 +125,7 @@ class HookSite:
     fired_in_graphs: the same inside compiled graphs, a 0-dimensional tensor that they add to
     open_in_graphs:  whether the schedule holds at this step and epoch, which they read; None if it always does
     target_was_none: the target was None in a firing
+    let_through: an action on the call itself did not take place in some call
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
@@ -157,6 +158,7 @@ class HookSite:
         self.idle = 0
         self._idle_at = 0
         self.target_was_none = False
+        self.let_through = False
         self.changed: Tensor | int = 0
         self.total = 0
         self.tokenizer = hook.tokenizer
