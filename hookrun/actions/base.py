@@ -7,13 +7,23 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from hookrun.actions.fields import Meaning
-from hookrun.actions.values import FileValue, InlineFunction, InlineTensor, RunValue
+from hookrun.actions.values import (
+    FileValue,
+    InlineFunction,
+    InlineTensor,
+    OutsideValue,
+    PassValue,
+    Ramp,
+    RunValue,
+)
+from hookrun.errors import HookError
 from hookrun.hook_types import FORWARD, FORWARD_PRE, ON_VALUES, HookType
 
 if TYPE_CHECKING:
@@ -65,6 +75,16 @@ def add_parameter(module: Module, name: str, parameter: Parameter) -> None:
 def was_added(module: Module, name: str) -> bool:
     """Whether a hook added the parameter, in this installation or an earlier one."""
     return name in module.__dict__.get(_ADDED, ()) and module._parameters.get(name) is not None
+
+
+def added_otherwise(module: Module, name: str, shape: Sequence[int]) -> str | None:
+    """Why a parameter of this shape cannot take the place of one that an earlier installation added, or None."""
+    if not was_added(module, name) or list(module.get_parameter(name).shape) == list(shape):
+        return None
+    return (
+        f"parameter {name!r} was added before with shape {list(module.get_parameter(name).shape)}, not {list(shape)}: "
+        "uninstall it or choose another name"
+    )
 
 
 def remove_parameter(module: Module, name: str) -> None:
@@ -187,10 +207,17 @@ class Action(BaseModel):
         """On optimizer hooks: the parameters of which this is equal are `together`; by default all."""
         return ""
 
-    def outside_values(self) -> dict[str, FileValue | RunValue | InlineTensor | InlineFunction]:
-        """The fields whose tensors come from files or other runs, or were passed as Python objects."""
-        kinds, functions = FileValue | RunValue | InlineTensor | InlineFunction, self.own_functions()
+    def outside_values(self) -> dict[str, FileValue | RunValue | PassValue | InlineTensor | InlineFunction]:
+        """The fields whose tensors come from files, runs or other hooks, or were passed as Python objects."""
+        kinds = FileValue | RunValue | PassValue | InlineTensor | InlineFunction
+        functions = self.own_functions()
         return {field: value for field, value in self if isinstance(value, kinds) and field not in functions}
+
+    def ramps(self) -> dict[str, Ramp]:
+        """Key -> each number that follows the clock, also the factor of a value from a file or a run."""
+        given = dict(self)
+        given |= {f"{name}.factor": value.factor for name, value in self if isinstance(value, OutsideValue)}
+        return {name: value for name, value in given.items() if isinstance(value, Ramp)}
 
     def own_functions(self) -> dict[str, str | InlineFunction]:
         """The fields that name the user's own functions, which may not work in a compiled graph or without data."""
@@ -223,6 +250,7 @@ class HookSite(Protocol):
     path:   path of the module or parameter
     module: the module, or the one that owns the parameter
     seed:   for the hook at this module; the same in every run of the experiment
+    reads_arguments: on `forward` and `forward_pre` it needs the arguments of the module call; `build` may set it
 
     Of what follows, `args`, `generator`, `drawn` and `keep` are for actions that name them in `uses`; for others they
     raise HookError.
@@ -233,6 +261,7 @@ class HookSite(Protocol):
     path: str
     module: Module
     seed: int
+    reads_arguments: bool
 
     def operand(self, field: str) -> Callable[[Tensor], Tensor | float]:
         """A function that gives the value of `field` as an operand for its argument; the fastest form of a number.
@@ -241,8 +270,11 @@ class HookSite(Protocol):
         trained parameter.
         """
 
+    def number(self, field: str) -> Callable[[], float]:
+        """A function that gives the number in `field` at the present step; for a number that may follow the clock."""
+
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
-        """The same as a tensor in the dtype and on the device of the argument."""
+        """The same operand as a tensor in the dtype and on the device of the argument."""
 
     def prepared(self, field: str, prepare: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """The same of `prepare(value)`, in any shape; of a value that stays the same it is computed once, in `build`.
@@ -253,8 +285,17 @@ class HookSite(Protocol):
     def function(self, field: str) -> Trusted | InlineFunction:
         """The user's own function that `field` names."""
 
-    def context(self) -> HookContext:
-        """The context of the current firing, for a user's own function."""
+    def context(self) -> AbstractContextManager[HookContext]:
+        """The context of the current firing, for a user's own function.
+
+        What the function has recorded in the block becomes one record at its end.
+        """
+
+    def adopted(self, own: Callable[..., Any], *, given: bool) -> Callable[..., Any]:
+        """A user's own function; if it is a module, the hooked module gets its parameters, and each call uses those.
+
+        given: the object is the user's own; False: it was made for this site, and gets the model's dtype and device
+        """
 
     def seed_of(self, parameter: str, seed: int | None) -> int:
         """The seed of random numbers for a parameter of the module: seed + crc32(its first name in the model).
@@ -319,6 +360,9 @@ class HookContext:
     target:    the hook's `target`, the path of the tensor within the value; empty if it has none
     generator: tensor -> a generator on its device, seeded for this draw: the same numbers in every run, and when
                activation checkpointing repeats the call
+    record:    (name, number) -> None: record a statistic of your own, a Python number or a tensor [], as `stats` does.
+               The numbers of one call are one line of stats.jsonl. ValueError for another object, a name that is not
+               letters, digits, ``_``, ``-`` and ``.``, one that every line has, or the same name twice in one call
     """
 
     hook: str
@@ -331,6 +375,23 @@ class HookContext:
     call: int
     target: str
     generator: Callable[[Tensor], Generator]
+    record: Callable[[str, float | Tensor], None]
+    _inputs: Any = field(default=None, repr=False)
+
+    @property
+    def inputs(self) -> Any:
+        """The arguments of the module call, on `forward` and `forward_pre`.
+
+        A tuple, ``inputs[0]`` is the first one; if some were given by name, a dict ``{0: ..., 'name': ...}``. On
+        `forward_pre` they are what the function is called for, with the edits of earlier hooks, and on `forward` what
+        the module's forward got. Raises HookError on other hook types.
+        """
+        if self._inputs is None:
+            raise HookError(
+                f"hook {self.hook!r} ({self.hook_type}) on {self.path or '(root)'}: context.inputs has the arguments "
+                "of a module call, which only forward and forward_pre hooks see"
+            )
+        return self._inputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class PlannedHook:
     heads:     path of a match -> how many heads its value has, if the hook has `heads`
     texts:     text in its `tokens` -> the token ids of that text
     tokenizer: the tokenizer that gives texts of tokens; None: without `tokens`, or not known
+    own:       the parameters of the user's own module that each match gets: name -> shape
     """
 
     spec: HookSpec
@@ -88,6 +89,13 @@ class PlannedHook:
     heads: Mapping[str, HeadCount] = field(default_factory=dict, compare=False, repr=False)
     texts: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
     tokenizer: Any = field(default=None, compare=False, repr=False)
+    own: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def added(self) -> list[str]:
+        """The names of the parameters that it adds to each module."""
+        name = self.spec.action.adds(self.spec.name)
+        return [*self.own] if name is None else [name]
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -198,9 +206,7 @@ class ResolvedPlan:
     def added(self) -> Iterator[tuple[str, str]]:
         """Module path and name of every parameter that the plan adds."""
         for hook in self.hooks:
-            name = hook.spec.action.adds(hook.spec.name)
-            if name is not None:
-                yield from ((match.path, name) for match in hook.matches)
+            yield from ((match.path, name) for match in hook.matches for name in hook.added)
 
 
 def lies_in(names: Iterable[str], modules: Collection[str]) -> bool:
@@ -225,6 +231,10 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
             if getattr(when, key) is not None and (kind.of_rows or kind.in_graph):
                 why = f"an exported program has no {key}"
                 problems.append(Problem(f"{spec.where}.when.{key}", why, f"leave `{key}` out"))
+        for key in spec.action.ramps() if kind.in_graph else ():
+            problems.append(
+                Problem(f"{spec.where}.{key}", "an exported program has no step", "give a number")
+            )
     return problems
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -12,10 +12,10 @@ from torch.nn.parameter import is_lazy
 
 from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
-from hookrun.actions.user_code import wrong_function
-from hookrun.actions.values import InlineFunction, OutsideValue
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
-from hookrun.hook_types import BACKWARD, FORWARD_PRE
+from hookrun.actions.user_code import added_names, example_of, untrainable, wrong_function
+from hookrun.actions.values import InlineFunction, OutsideValue, PassValue
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, nearest
+from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
 from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
 from hookrun.plan.plan import HeadCount, Match, PlannedHook, ResolvedPlan
@@ -53,7 +53,7 @@ def resolve(
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
     planned, problems = dict[str, PlannedHook](), dict[str, list[Problem]]()
     for hook in sorted(hooks, key=_resolved_first):
-        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, runs)
+        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, runs, planned)
     fitting = tuple(planned[hook.name] for hook in hooks if not problems[hook.name])
     plan = ResolvedPlan(class_name(model), fitting, spec.seed, runs=used_runs(spec, runs))
     return plan, [problem for hook in hooks for problem in problems[hook.name]]
@@ -64,46 +64,67 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
     names = ModelNames(model)
     enabled = [hook for hook in spec.hooks if hook.keys.enabled and not hook.on_parameters]
     for hook in sorted(enabled, key=_resolved_first):
-        if hook.action.freezes or hook.action.adds(hook.name) is not None:
-            names.plan_effects(hook, tuple(names.match(path, False) for path in names.select(hook)))
+        _, own, _ = _own_code(hook, names)
+        if own or hook.action.freezes or hook.action.adds(hook.name) is not None:
+            names.plan_effects(hook, tuple(names.match(path, False) for path in names.select(hook)), own)
     return names
 
 
-def _resolved_first(hook: HookSpec) -> int:
-    """A sort key: first hooks that run at installation, then those that add parameters, then the others."""
-    return 0 if hook.hook_type.phase == "installation" else 1 if hook.action.adds(hook.name) else 2
+def _resolved_first(hook: HookSpec) -> tuple[bool, ...]:
+    """A sort key: first hooks that run at installation, then those on modules: adding parameters, captures, others."""
+    adds = hook.action.adds(hook.name) is not None
+    return hook.hook_type.phase != "installation", hook.on_parameters, not adds, not hook.action.captures
+
+
+def _own_code(
+    spec: HookSpec, names: ModelNames
+) -> tuple[dict[str, Trusted | InlineFunction], dict[str, tuple[int, ...]], list[Problem]]:
+    """The user's own functions that the action names, by field; the parameters of own modules; problems.
+
+    Of a parameter that the model does not have yet: the name under which a hooked module will have it -> shape.
+    """
+    functions, parameters = dict[str, Trusted | InlineFunction](), dict[str, tuple[int, ...]]()
+    arguments, problems = spec.action.value_of(Meaning.ARGUMENTS) or {}, list[Problem]()
+    for field, named in spec.action.own_functions().items():
+        try:
+            function = load(named, ACTIONS, f"{spec.where}.{field}") if isinstance(named, str) else named
+        except SpecError as error:
+            problems += error.errors
+            continue
+        functions[field] = function
+        if wrong := wrong_function(function, arguments, spec.where):
+            problems += wrong
+            continue
+        own = example_of(function, arguments)
+        new = {name: each for each, name in added_names(own, spec.name).items() if id(each) not in names.own}
+        if new and (why := untrainable(own, reached=spec.hook_type in {FORWARD, FORWARD_PRE})) is not None:
+            problems.append(Problem(f"{spec.where}.{field}", f"'{function.code.name}' {why[0]}", why[1]))
+        else:
+            parameters |= {name: tuple(parameter.shape) for name, parameter in new.items()}
+    return functions, parameters, problems
 
 
 def _resolve_hook(
-    spec: HookSpec, names: ModelNames, runs: RunReferences
+    spec: HookSpec, names: ModelNames, runs: RunReferences, planned: Mapping[str, PlannedHook]
 ) -> tuple[PlannedHook, list[Problem]]:
     problems = [*_carrying(spec), *_meaningless(spec)]
     paths, unselected = select(spec, names)
     problems += unselected
     reading = spec.hook_type.on == "reading"
     matches = tuple(names.match(path, spec.on_parameters, reading=reading) for path in paths)
-    problems += _fitting(spec, matches, names)
+    functions, own, unusable = _own_code(spec, names)
+    problems += [*_fitting(spec, matches, names, own), *unusable]
     values, places = dict[str, dict[str, Source]](), {match.path: match.names for match in matches}
     for field, value in spec.action.outside_values().items():
         try:
-            values[field] = read_value(value, places, runs)
+            given = _passed_on(value, spec, planned) if isinstance(value, PassValue) else value
+            values[field] = read_value(given, places, runs)
             at_tokens = spec.keys.tokens is not None and getattr(value, "at", None) is not None
             if at_tokens and (why := padded_otherwise(value, runs)) is not None:
                 hint = "pad the samples of both runs on the same side"
                 problems.append(Problem(f"{spec.where}.{field}.at", why, hint))
         except HookrunError as error:
             problems.append(Problem(f"{spec.where}.{field}", str(error)))
-    functions = dict[str, Trusted | InlineFunction]()
-    for field, named in spec.action.own_functions().items():
-        try:
-            functions[field] = (
-                load(named, ACTIONS, f"{spec.where}.{field}") if isinstance(named, str) else named
-            )
-            problems += wrong_function(
-                functions[field], spec.action.value_of(Meaning.ARGUMENTS) or {}, spec.where
-            )
-        except SpecError as error:
-            problems += error.errors
     heads, unknown = _heads(spec, matches, names)
     problems += [*unknown, *unknown_spans(spec.keys.tokens, spec.where, runs.data)]
     tokenizer, texts = None, dict[str, tuple[int, ...]]()
@@ -115,8 +136,34 @@ def _resolve_hook(
             texts, unreadable = texts_of(spec.keys.tokens, spec.where, lookup)
             problems += unreadable
     if not problems:
-        names.plan_effects(spec, matches)
-    return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer), problems
+        names.plan_effects(spec, matches, own)
+    return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer, own), problems
+
+
+def _passed_on(value: PassValue, spec: HookSpec, planned: Mapping[str, PlannedHook]) -> PassValue:
+    """The value with the path of its module. Raises HookrunError, which says why the hook cannot have it."""
+    carriers = (FORWARD, FORWARD_PRE)
+    if spec.hook_type not in carriers or spec.action.adds(spec.name):
+        raise HookrunError(
+            "a value of this forward is for edits on forward or forward_pre, not for parameters"
+        )
+    captures = {
+        name: hook
+        for name, hook in planned.items()
+        if hook.spec.action.captures and hook.spec.hook_type in carriers
+    }
+    if (source := captures.get(value.hook)) is None:
+        hint = nearest(value.hook, captures)
+        raise HookrunError(f"there is no capture {value.hook!r} on forward or forward_pre: {hint}")
+    paths = [match.path for match in source.matches]
+    module = paths[0] if value.module is None and len(paths) == 1 else value.module
+    if module is None or (path := source.aliases.get(module)) is None:
+        raise HookrunError(f"{value.hook} captures {listed(paths, _SHOWN)}: name one of them with `module`")
+    if not (when := source.spec.keys.when).covers(spec.keys.when):
+        raise HookrunError(
+            f"{value.hook} may not fire when this hook does ({when}): give both the same `when`"
+        )
+    return value.model_copy(update={"module": path})
 
 
 def _heads(
@@ -193,6 +240,10 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
         yield Problem(f"{spec.where}.action", text, f"it goes with {carriers}")
     elif (reason := action.carried_by(kind)) is not None:
         yield Problem(f"{spec.where}.action", reason)
+    for key, ramp in action.ramps().items():
+        if kind.phase == "installation" or action.adds(spec.name):
+            text = f"{ramp}: {action.action_name} reads its values once, at installation"
+            yield Problem(f"{spec.where}.{key}", text, "give a number")
     for field, value in action.outside_values().items():
         if value.per_sample and (not kind.batch or action.adds(spec.name)):
             text = f"{value}: a value for each sample goes with hooks that see a batch of samples"
@@ -234,6 +285,11 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         elif was_given and spec.action.of_call and not key.startswith("when"):
             what = f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module"
             yield Problem(f"{spec.where}.{key}", what, f"leave `{key}` out")
+    if keys.when.value is not None and (not kind.batch or spec.action.mixes_rows or spec.action.of_call):
+        does = "acts on the whole call" if spec.action.of_call else "computes a row from the other rows too"
+        why = f"{spec.action.action_name} {does}" if kind.batch else f"{kind.name!r} sees {kind.sees}"
+        hint = "leave it out, or use another action on forward, forward_pre or output_grad"
+        yield Problem(f"{spec.where}.when.value", f"chooses among the rows of a batch, and {why}", hint)
     if keys.when.rank is not None and not spec.action.observes:
         yield Problem(
             f"{spec.where}.when.rank",
@@ -242,8 +298,13 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         )
 
 
-def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Iterator[Problem]:
-    """Problems of matches that the hook does not fit."""
+def _fitting(
+    spec: HookSpec, matches: Iterable[Match], names: ModelNames, own: Iterable[str]
+) -> Iterator[Problem]:
+    """Problems of matches that the hook does not fit.
+
+    own: the names of the parameters of the user's own module
+    """
     reasons = defaultdict[str, list[str]](list)
     never_fired = defaultdict[Unhookable, list[str]](list)
     for match in matches:
@@ -263,14 +324,15 @@ def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Ite
             if (tensor := computed_before(module, own_name)) is not None:
                 reasons[_COMPUTED.format(tensor)].append(match.path)
             continue
-        own = [name for name, parameter in module._parameters.items() if parameter is not None]
+        present = [name for name, parameter in module._parameters.items() if parameter is not None]
         added, name = names.added.get(match.path, []), spec.action.adds(spec.name)
-        taken = None if name is None else name_taken(module, name, added)
+        new = own if name is None else [name]
+        taken = next(filter(None, (name_taken(module, name, added) for name in new)), None)
         if taken is not None:
-            of_hook = " for the hook" if spec.action.trains else ""
+            of_hook = " for the hook" if spec.action.trains or own else ""
             reason: str | None = f"{taken}: choose another name{of_hook}"
         else:
-            reason = spec.action.incompatibility(spec.hook_type, module, own + added)
+            reason = spec.action.incompatibility(spec.hook_type, module, present + added)
         if reason is not None:
             reasons[reason].append(match.path or "(root)")
     for reason, paths in reasons.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -164,6 +165,11 @@ def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str])
         elif samples is not None and unit == "sample":
             line += f", {size(each * samples)} per run of {samples} samples"
         lines.append(line)
+    if hook.own:
+        added = listed([f"{name} {list(shape)}" for name, shape in hook.own.items()], SHOWN)
+        lines.append(
+            f"{hook.spec.name}: adds {added} to each module, {sum(map(prod, hook.own.values())):,} elements"
+        )
     lines += [_value_note(hook, field, values) for field, values in hook.values.items() if values]
     missed = [match.path or "(root)" for match in hook.matches if match.called is False]
     if missed:

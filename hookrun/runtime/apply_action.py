@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hookrun.actions.base import Action, Packed
 from hookrun.errors import HookError, HookrunWarning
-from hookrun.runtime.checkpointing import PASSED_ON
+from hookrun.runtime.by_sample import edit_of_samples, observer_of_samples
+from hookrun.runtime.checkpointing import PASSED_ON, require_no_checkpoint
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.copies import OF_GRADIENT, KeptInMemory
 from hookrun.runtime.part import TensorPart
@@ -74,7 +75,12 @@ def function_of(site: HookSite) -> Op:
     checked = not action.observes and action.scope == "tensor"
     if checked and site.hook_type.on == "reading":
         function = _straight_through(function)
-    checks_each = action.own_functions() or "args" in action.uses or part is not None
+    condition = site.spec.keys.when.value
+    checks_each = action.own_functions() or "args" in action.uses or not (part is None and condition is None)
+    if site.passes_on:
+        function = _passing_on(site, function)
+    if condition is not None and action.observes:
+        function = observer_of_samples(site, condition, function)
     if not checked or not checks_each:
         return function if part is None else _on_part(site, function, part)
 
@@ -83,7 +89,24 @@ def function_of(site: HookSite) -> Op:
         _require_same_form(old, new)
         return new
 
-    return edit if part is None else _on_part(site, edit, part)
+    conditional = edit if condition is None else edit_of_samples(site, condition, edit)
+    return conditional if part is None else _on_part(site, conditional, part)
+
+
+def _passing_on(site: HookSite, capture: Op) -> Op:
+    """The capture, which passes on what it sees to other hooks; in a pass for other ranks it stores nothing."""
+
+    def capture_and_pass(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"another hook takes the value, a {type(value).__name__}: name one tensor by `target`"
+            )
+        require_no_checkpoint()
+        # a copy, since it may be written in place later
+        site.clock.passed_on.now[site.hook_name, site.path] = value.clone()
+        return None if site.clock.stands_in else capture(value)
+
+    return capture_and_pass
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -125,13 +148,14 @@ def _require_same_form(old: Tensor, new: Any) -> None:
 def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     together = site.spec.action.scope == "together"
     clock, takes, of_gradient = site.clock, _taken_by(site.spec.action), site.hook_type.phase == "backward"
-    checked = False  # shape and dtype of the first result
+    records = bool(site.spec.action.own_functions())  # with the path of the tensor, as observers
+    simple, checked = path is None and not records, False  # `checked`: shape and dtype of the first result
 
     def edit(value: Any) -> Any:
         site.fired += 1
         try:
             # the common case
-            if checked and path is None and isinstance(value, Tensor) and value.is_floating_point():
+            if simple and checked and isinstance(value, Tensor) and value.is_floating_point():
                 new = function(value)
                 if clock.counting and new is not None:
                     count(site, value, new)
@@ -139,6 +163,7 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
             member = value if path is None else _member(site, value, path)
             olds = list(filter(acts_on, containers.tensors(member))) if together else []
             news = iter(function(olds) if olds else ())
+            paths = {id(leaf): at for at, leaf in containers.leaves(member)} if records else {}
             acted = False
 
             def edit_leaf(leaf: Any) -> Any:
@@ -146,6 +171,8 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
                 if not takes(leaf):
                     return leaf
                 acted = True
+                if records:
+                    site.current.at = paths.get(id(leaf), "")
                 new = next(news) if together else function(leaf)
                 if new is None:
                     return leaf
@@ -277,7 +304,7 @@ def count(site: HookSite, old: Tensor, new: Tensor | Packed) -> None:
 def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     scope, observes = site.spec.action.scope, site.spec.action.observes
     # of an observer detached: autograd would save an index, and activation checkpointing counts what is saved
-    of = (lambda tensor: part.of(tensor.detach())) if observes else part.of
+    of = (lambda tensor: part.of(tensor.detach())) if observes and not site.passes_on else part.of
     if scope == "value":
         if site.spec.keys.tokens is not None:
             return _observer_of_tokens(site, function, of)

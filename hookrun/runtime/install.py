@@ -391,7 +391,7 @@ class Installation:
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that these hooks added, for an optimizer that was created before the hooks were installed."""
-        return [parameter for _, parameter in self.named_parameters()]
+        return list(dict.fromkeys(parameter for _, parameter in self.named_parameters()))
 
     def uninstall_parameters(self) -> None:
         """Delete the parameters that these hooks added. Without it they stay: trained and saved."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -19,17 +20,20 @@ from hookrun.actions.base import (
     Keeper,
     TokenRows,
     add_parameter,
+    added_otherwise,
     name_taken,
+    remove_parameter,
     was_added,
 )
 from hookrun.actions.check import finding, verdict
 from hookrun.actions.fields import Meaning
-from hookrun.actions.user_code import on_tensor
-from hookrun.actions.values import InlineFunction, OutsideValue
+from hookrun.actions.user_code import Recorded, added_names, on_tensor, parameters_of
+from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
 from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.models.attention_points import lacks_points
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows, Source
+from hookrun.runtime.checkpointing import repeating, require_no_checkpoint
 from hookrun.runtime.clock import Calls, Clock, CurrentCall
 from hookrun.runtime.part import part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn, kept_samples
@@ -129,6 +133,7 @@ class HookSite:
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
+    passes_on: other hooks take what it sees, as it sees it
     tokenizer: for the text of tokens; None: not known
     """
 
@@ -158,6 +163,7 @@ class HookSite:
         self.idle = 0
         self._idle_at = 0
         self.target_was_none = False
+        self.passes_on = False
         self.let_through = False
         self.changed: Tensor | int = 0
         self.total = 0
@@ -167,6 +173,7 @@ class HookSite:
         own_seed = action.value_of(Meaning.SEED)
         seed = seed if own_seed is None else own_seed
         self.seed = derived_seed(seed, self.hook_name, path)
+        self.reads_arguments = "args" in action.uses
         self._hook_seed = derived_seed(seed, self.hook_name)
         self._draws = Draws(self.seed, calls if self.hook_type.phase == "forward" else None)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
@@ -175,7 +182,9 @@ class HookSite:
             for value in action.outside_values().values()
         )
         self._functions = hook.functions
+        self._own = hook.own
         self._held = list[Any]()
+        self._ramps_in_graphs = list[tuple[Ramp, Tensor]]()
 
     @cached_property
     def where(self) -> str:
@@ -200,12 +209,16 @@ class HookSite:
     def why_idle(self) -> str:
         """Why the hook did nothing here, if all of its firings found nothing."""
         if not self.target_was_none:
-            return "fired and found no tensor for its action"
+            condition = self.spec.keys.when.value
+            none = "tensor for its action" if condition is None else f"sample with {condition}"
+            return f"fired and found no {none}"
         hint = " (model.args.attention=points gives patterns)" if lacks_points(self.module) else ""
         return f"fired and its target {self.spec.keys.target} is None{hint}"
 
     def reschedule(self) -> None:
-        """Tell compiled graphs whether the schedule holds at the present step and epoch."""
+        """Tell compiled graphs whether the schedule holds at the present step and epoch, and the numbers there."""
+        for ramp, number in self._ramps_in_graphs:
+            number.fill_(ramp.at(self.clock.ramp_step))
         if self.open_in_graphs is not None:
             self.open_in_graphs.fill_(self.spec.keys.when.holds_at(self.clock.step, self.clock.epoch))
 
@@ -251,10 +264,28 @@ class HookSite:
         if action.trains:
             return self._trained(field)
         value = getattr(action, field)
+        if isinstance(value, Ramp):
+            return self._following(value)
         if not isinstance(value, float):
             return self.constant(field)
         exact = scalars(value)
         return lambda x: exact.get(x.dtype, value)
+
+    def number(self, field: str) -> Callable[[], float]:
+        given, clock = getattr(self.spec.action, field), self.clock
+        return lambda: float(at_step(given, clock.ramp_step))
+
+    def _following(self, ramp: Ramp) -> Callable[[Tensor], Tensor | float]:
+        """A function tensor -> the number at the present step; in a graph a tensor [], which each step fills."""
+        in_graphs, clock = torch.tensor(ramp.at(self.clock.ramp_step), dtype=torch.float64), self.clock
+        self._ramps_in_graphs.append((ramp, in_graphs))
+
+        def following(x: Tensor) -> Tensor | float:
+            if not torch.compiler.is_dynamo_compiling():
+                return ramp.at(clock.ramp_step)
+            return in_graphs.to(x.device) if x.dim() else in_graphs.to(x)
+
+        return following
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         constant = self._constant(field)
@@ -270,8 +301,8 @@ class HookSite:
         given, source = getattr(self.spec.action, field), self._values.get(field)
         if isinstance(source, PendingRun):
             return self._unknown(source)
-        is_part = isinstance(given, OutsideValue) and given.at is not None
-        if is_part or not (source is None or isinstance(source, Tensor)):
+        varies = isinstance(given, OutsideValue) and (given.at is not None or isinstance(given.factor, Ramp))
+        if varies or not (source is None or isinstance(source, Tensor)):
             constant = self._constant(field)
             return lambda like: prepare(constant(like))
         problem = ""
@@ -290,6 +321,8 @@ class HookSite:
         """A function tensor -> the field's value in its dtype and on its device; with `at: same` the part of it."""
         given, source, part = getattr(self.spec.action, field), self._values.get(field), self.part
         constant = self._whole_constant(given, source)
+        if isinstance(given, OutsideValue) and isinstance(given.factor, Ramp):
+            constant = self._multiplied(constant, given.factor)
         if part is None or not isinstance(given, OutsideValue) or given.at is None:
             return constant
         by_sample = source is not None and not isinstance(source, Tensor | InlineFunction | PendingRun)
@@ -303,6 +336,10 @@ class HookSite:
             return part.of(value.expand(whole.shape))
 
         return constant_part
+
+    def _multiplied(self, constant: Callable[[Tensor], Tensor], factor: Ramp) -> Callable[[Tensor], Tensor]:
+        following = self._following(factor)
+        return lambda like: in_form_of(constant(like) * following(like), like)
 
     def _with_token_dim(self, rows: Tensor, whole: Tensor) -> Tensor:
         """Add a token dimension to rows that were captured at one token each, so that they broadcast over tokens."""
@@ -321,6 +358,11 @@ class HookSite:
             return self._computed(value)
         if isinstance(value, PendingRun):
             return self._unknown(value)
+        if isinstance(value, PassValue):
+            return self._passed(value)
+        if isinstance(given, Ramp):
+            number = self._following(given)
+            return lambda like: in_form_of(torch.as_tensor(number(like), dtype=torch.float64), like)
         if value is not None and not isinstance(value, Tensor):
             return self._rows(value)
         return self._in_form(value if value is not None else torch.tensor(given, dtype=torch.float64))
@@ -395,6 +437,20 @@ class HookSite:
             or self.part.keeps_samples(self.current.whole.dim())
         )
 
+    def _passed(self, value: PassValue) -> Callable[[Tensor], Tensor]:
+        """What another hook has seen in this forward."""
+
+        def passed(like: Tensor) -> Tensor:
+            require_no_checkpoint()
+            if (seen := self.clock.passed_on.now.get((value.hook, value.module))) is None:
+                raise HookError(
+                    f"{self.where}: {value.hook} has not fired at {value.module or '(root)'} in this forward of the "
+                    "model: it must fire before this hook"
+                )
+            return in_form_of(seen, like)
+
+        return passed
+
     def _computed(self, function: InlineFunction) -> Callable[[Tensor], Tensor]:
         """The result of a user's function for the tensor, detached: no gradient flows through it."""
         call = on_tensor(self.hook_name, function.code, function.target)
@@ -415,10 +471,11 @@ class HookSite:
         """The user's own function that the field names."""
         return self._functions[field]
 
-    def context(self) -> HookContext:
+    @contextmanager
+    def context(self) -> Iterator[HookContext]:
         """What a user's own function may know about the current firing."""
-        clock, keys = self.clock, self.spec.keys
-        return HookContext(
+        clock, keys, recorded = self.clock, self.spec.keys, Recorded()
+        yield HookContext(
             self.hook_name,
             self.hook_type.name,
             self.path,
@@ -429,11 +486,66 @@ class HookSite:
             self.call,
             self.current.within or str(keys.target or ""),
             self.generator,
+            recorded.add,
+            self.current.args,
         )
+        numbers, recorded.numbers = recorded.numbers, None
+        if numbers and repeating() is None and not (clock.stands_in and self.hook_type.of_rows):
+            self.emit(numbers)
 
     def register_state(self, own: Any) -> None:
         """Include the state of this object, which the action keeps between firings, in `state_dict`."""
         self._held.append(own)
+
+    def adopted(self, own: Callable[..., Any], *, given: bool) -> Callable[..., Any]:
+        """The user's own module as a function; each call looks its parameters up in the hooked module, see `_trained`.
+
+        Of modules that share a given object the parameters are shared, too.
+        """
+        if not isinstance(own, nn.Module):
+            return own
+        module, links = self.module, list[tuple[dict[str, nn.Parameter | None], str, str]]()
+        with unset_fake_temporarily():
+            if given and not self.sink.has_values:
+                own = deepcopy(own)  # a trial run must leave no gradients in it
+            elif self._own and not given:
+                own.to(self._like.device, self._like.dtype)
+        names = {
+            parameter: name
+            for parameter, name in added_names(own, self.hook_name).items()
+            if name in self._own
+        }
+        for parameter, name in names.items():
+            if given and was_added(module, name):
+                remove_parameter(module, name)  # the object has the present values
+            self._add(name, parameter)
+        for name, parameter in parameters_of(own):
+            if parameter in names:
+                owner, _, leaf = name.rpartition(".")
+                links.append((own.get_submodule(owner)._parameters, leaf, names[parameter]))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for parameters, leaf, name in links:
+                parameters[leaf] = getattr(module, name)
+            if own.training is not module.training and not (given and not links):
+                own.train(module.training)
+            return own(*args, **kwargs)
+
+        return call
+
+    def _add(self, name: str, parameter: nn.Parameter) -> None:
+        """Add a parameter to the module; one of an earlier installation is kept."""
+        problem = name_taken(self.module, name) or added_otherwise(self.module, name, parameter.shape)
+        if problem is not None:
+            raise HookError(f"{self.where}: {problem}")
+        if not was_added(self.module, name):
+            add_parameter(self.module, name, parameter)
+
+    @property
+    def _like(self) -> Tensor:
+        """A tensor in the dtype and on the device of parameters that are added; an activation has none of its own."""
+        nearby = chain(self.module.parameters(), self.clock.model.parameters())
+        return next((p for p in nearby if p.is_floating_point()), torch.empty(0))
 
     def _trained(self, field: str) -> Callable[[Tensor], Tensor]:
         """The added parameter as an operand, looked up in the module at each call: fully_shard replaces parameters.
@@ -442,12 +554,7 @@ class HookSite:
         """
         name = str(self.spec.action.adds(self.hook_name))
         if not was_added(self.module, name):
-            # an activation has no parameters of its own
-            nearby = chain(self.module.parameters(), self.clock.model.parameters())
-            like = next((p for p in nearby if p.is_floating_point()), torch.empty(0))
-            if (taken := name_taken(self.module, name)) is not None:
-                raise HookError(f"{self.where}: {taken}")
-            add_parameter(self.module, name, nn.Parameter(self._constant(field)(like).clone()))
+            self._add(name, nn.Parameter(self._constant(field)(self._like).clone()))
         module = self.module
 
         def trained(x: Tensor) -> Tensor:
@@ -459,9 +566,10 @@ class HookSite:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """The arguments of the current module call."""
+        """The arguments of the current module call: the positional ones, then the others."""
         self._require("args")
-        return self.current.args
+        inputs = self.current.args
+        return tuple(inputs.values()) if isinstance(inputs, dict) else inputs or ()
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         """Every tensor and every None in the value, with its path."""
@@ -480,6 +588,11 @@ class HookSite:
     def generator(self, like: Tensor) -> Generator:
         """A generator on the tensor's device, with a seed for this draw, so that a draw depends on its number only."""
         self._require("generator")  # activation checkpointing would recompute the call with other numbers
+        if self.hook_type.of_rows and self.clock.rows is not None:
+            raise HookError(
+                f"{self.where}: it draws random numbers for the rows of a batch, which would differ by rank: use "
+                "compute.strategy=none"
+            )
         return self._draws.generator(like.device)
 
     def drawn(self, like: Tensor, fill: Fill) -> Tensor:
@@ -534,12 +647,17 @@ class HookSite:
     def keep(self) -> Keeper:
         """A function that gives captured values to the sink; under `tokens` with the sample and token of each row."""
         self._require("keep")
-        keep = self.sink.keeper(self)
-        if self.spec.keys.tokens is None:
+        keep, keys, current = self.sink.keeper(self), self.spec.keys, self.current
+        if keys.tokens is None and keys.when.value is None:
             return keep
 
         def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            chosen = self.current.chosen
+            chosen, holding = current.chosen, current.holding
+            if holding is not None:
+                rows = holding if rows is None else holding[rows]
+            if keys.tokens is None:
+                keep(value, rows)
+                return
             if chosen is None:
                 raise HookError(f"{self.where}: the value holds no tensor: name one with `target`")
             tokens = chosen.rows if rows is None else chosen.rows.at(rows)
@@ -554,11 +672,13 @@ class HookSite:
         is_kept = kept_samples(keep, self.clock, self._hook_seed, self.where)
 
         def rows(shape: Sequence[int]) -> Tensor:
-            kept = is_kept()
+            kept, holding = is_kept(), self.current.holding
             if self.spec.keys.tokens is not None:
                 chosen = self.current.chosen
                 of_rows = torch.arange(*shape[:1], device="cpu") if chosen is None else chosen.rows.samples
-                return kept[of_rows].nonzero().squeeze(1)
+                return kept[of_rows if holding is None else of_rows[holding]].nonzero().squeeze(1)
+            if holding is not None:
+                return kept[holding].nonzero().squeeze(1)
             if not shape or shape[0] != len(kept):
                 seen = f"sees a tensor of shape {list(shape)} in a batch of {len(kept)}"
                 raise HookError(f"{self.where}: it keeps only some samples and {seen}")

@@ -39,6 +39,7 @@ from hookrun.store.format import (
     GENERATIONS,
     HOOKS,
     LENS,
+    MANIFEST,
     METRICS,
     MODEL,
     PLAN,
@@ -48,6 +49,7 @@ from hookrun.store.format import (
     STATUS,
 )
 from hookrun.store.inside import is_there
+from hookrun.store.manifest import recorded_files
 from hookrun.store.records import (
     STREAMS,
     EnvRecord,
@@ -91,7 +93,7 @@ class Run:
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """plan.json; empty if the run ended before there was a plan."""
+        """plan.json; empty if the run ended before there was a plan. StoreError if it was removed since."""
         return self._record(PLAN, PlanRecord)
 
     @cached_property
@@ -379,8 +381,11 @@ class Run:
         return f"<run {self.path}: {self.status['status']}>"
 
     def _record(self, name: str, model: type[Record]) -> dict[str, Any]:
-        path = self.path / name
-        return read_record(path, model) if is_there(path) else {}
+        if is_there(self.path / name):
+            return read_record(self.path / name, model)
+        if name in recorded_files(self.path, self.status):
+            raise StoreError(f"{self.path / name} is missing: the run wrote it, as {MANIFEST} says")
+        return {}
 
     def _captures(self, name: str) -> Lookup[Lookup[Leaf]]:
         folder = self.path / name

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
+from hookrun.actions.values import PassValue
 from hookrun.errors import Problem, Refusal, SpecError, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Against, Entry, MetricKeys
@@ -117,6 +118,16 @@ class EffectsTask(TaskOfOneSplit):
             what = f"found {self.hook!r}, which is not an enabled hook of the experiment"
             problems.append(Problem("task.hook", what, nearest(self.hook, enabled)))
         problems += self._settings_problems(experiment.settings)
+        problems += [
+            Problem(
+                f"{hook.where}.{field}",
+                f"{value}: the task leaves out parts of passes, also captures",
+                "take the value from a run",
+            )
+            for hook in enabled.values()
+            for field, value in hook.action.outside_values().items()
+            if isinstance(value, PassValue)
+        ]
         if self.hook in enabled and self.over is not None:
             problems += problems_of(self.over, enabled[self.hook])
             problems += self._hook_problems(enabled[self.hook])

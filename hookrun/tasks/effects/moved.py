@@ -104,7 +104,7 @@ class Moved:
     @property
     def uses_arguments(self) -> bool:
         """Whether a hook reads the arguments of the call, which are not split."""
-        return any("args" in site.spec.action.uses for site in (*self.sites.values(), *self._others.values()))
+        return any(site.reads_arguments for site in (*self.sites.values(), *self._others.values()))
 
     # ---- the moved hook --------------------------------------------------------------------------------------------
 

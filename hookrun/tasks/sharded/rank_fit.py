@@ -51,10 +51,11 @@ def hook_misfits(plan: ResolvedPlan) -> Iterator[Problem]:
         if not spec.hook_type.of_rows:
             continue
         name, where = action.action_name, spec.where
-        if "generator" in action.uses:
+        draws = action.draws and not action.own_functions()  # those are refused when they draw
+        if draws and "generator" in action.uses:
             what = f"{name} may draw random numbers for the rows of a batch, which would differ by rank"
             yield Problem(f"{where}.action", what, alone)
-        if action.draws and spec.keys.tokens is not None:
+        if draws and spec.keys.tokens is not None:
             what = f"{name} may draw random numbers for positions, and each rank has its own positions"
             yield Problem(f"{where}.tokens", what, alone)
         if action.mixes_rows:

@@ -401,6 +401,14 @@ def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(
         ("{factor: [0.5]}", ("task.metric=accuracy", "task.method=gradient"), "task.method"),
         ("{factor: [0.5]}", ("hooks.h.hook=backward",), "task.hook"),
         ("{factor: [0.5]}", ("task.metric=accuarcy",), "task.metric"),
+        (
+            "{factor: [0.5]}",
+            (
+                "+hooks.c={select: conv1, hook: forward, action: capture}",
+                "+hooks.p={select: relu1, hook: forward, action: replace, value: {hook: c}}",
+            ),
+            "hooks.p.value: c at its module in this forward: the task leaves out parts",
+        ),
     ],
 )
 def test_what_cannot_be_moved_is_refused_before_the_run(over, words, said, refused) -> None:
