@@ -28,7 +28,6 @@ from hookrun.store.captures.read import (
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, open_tensors, read_tensor, write_tensors
 from hookrun.store.comparison import MOST_LISTED, By, Cka, Comparison, compare_captures, in_order, records
-from hookrun.store.comparison.predictions import predicted, predictions
 from hookrun.store.effects import Effects, read_effects
 from hookrun.store.files import StoreError, collector_paused, os_reason, read_lines, replacing
 from hookrun.store.format import (
@@ -337,7 +336,7 @@ class Run:
             records.weights_file(each.path, each.model.get("weights")) for each in (self, run)
         )
         weights, weights_of = records.weights(file, other_file, tolerance)
-        here, there = (predicted(each.samples, each.generations) for each in (self, run))
+        here, there = (records.predicted(each.samples, each.generations) for each in (self, run))
         return Comparison(
             run=str(self.path),
             other=str(run.path),
@@ -345,7 +344,9 @@ class Run:
             captures=captures,
             unpaired=unpaired,
             metrics=records.side_by_side(_measured(self), _measured(run), tolerance),
-            predictions=predictions(here, there, self.predictions, run.predictions, self.samples, tolerance),
+            predictions=records.predictions(
+                here, there, self.predictions, run.predictions, self.samples, tolerance
+            ),
             weights=weights,
             weights_of=weights_of,
             statistics=records.differing(

@@ -223,7 +223,7 @@ def test_analyses_have_their_table_and_their_picture(run: Callable[..., Path], p
     else:
         assert "linear CKA" in found.text and found.tags.count("img") == 1
         cells = re.findall(r'class="on-\w+">([\d.e-]+)<', found.source)
-        assert [float(cell) for cell in cells] == [float(f"{line['cka']:.3g}") for line in lines]
+        assert [float(cell) for cell in cells] == [float(f"{line['cka']:.4g}") for line in lines]
 
 
 def test_a_comparison_has_its_picture_tables_and_bounds(run, page, remade, tmp_path: Path) -> None:

@@ -329,7 +329,7 @@ def test_the_cells_of_a_map_are_means(copied: Path, remade) -> None:
         give(copied / str(job), f"a={job % 2}", f"b={job % 2}", f"seed={job}")
     cells = re.findall(r'class="on-\w+">([\w.]*)<', figure(remade(copied).source, "val/accuracy"))
     values = [float(row["val/accuracy"]) for row in table(copied)]
-    first, second = (f"{sum(values[start::2]) / 3:.3g}" for start in (0, 1))
+    first, second = (f"{sum(values[start::2]) / 3:.4g}" for start in (0, 1))
     assert cells == [first, "", "", second]
 
 
@@ -382,7 +382,7 @@ def test_the_cells_of_a_map_are_links_to_the_job_with_that_number(patched: Path,
         assert len(cells) == 6
         for job, shown in cells:
             assert rows[int(job)]["baseline"] == "false"
-            assert shown == f"{float(rows[int(job)][column]):.3g}"
+            assert shown == f"{float(rows[int(job)][column]):.4g}"
 
 
 def test_the_colour_in_the_middle_of_a_map_is_that_of_the_baseline(patched: Path, page) -> None:

@@ -165,9 +165,9 @@ def heat(
     shades = [is_light(*colour) for colour in table.tolist()] + [True]
     cells = [
         Markup('<span class="on-{}">{}</span>').format(
-            "light" if shades[shade] else "dark", f"{value:.3g}" if numbers and value == value else ""
+            "light" if shades[shade] else "dark", number(value) if numbers and value == value else ""
         )
-        for shade, value in zip(index.ravel().clip(max=len(table)), values.ravel(), strict=True)
+        for shade, value in zip(index.ravel().clip(max=len(table)), values.ravel().tolist(), strict=True)
         if has_cells
     ]
     for at, address in enumerate(chain.from_iterable(links)):
