@@ -172,7 +172,8 @@ def says(row: Row, column: Column) -> tuple[str, str]:
     if problems:
         what = problems[0].what
         return REFUSED, what.replace(f"{row.action} on {row.hook!r} ", "").removeprefix(f"{row.action} ")
-    lines = differences(plan, model, load_loss(settings.train.loss), trains=True) if column.ranks > 1 else []
+    loss = load_loss(settings.train.loss)
+    lines = list(differences(plan, model, loss, trains=True)) if column.ranks > 1 else []
     return (DIFFERS, lines[0].removeprefix(f"h: {row.action} ").removeprefix("h: ")) if lines else (EQUAL, "")
 
 

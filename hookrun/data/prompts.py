@@ -11,13 +11,11 @@ from typing import Any
 from pydantic import Field
 
 from hookrun.data.info import SPLITS, Split
-from hookrun.data.source import part_of
+from hookrun.data.source import Stamp, checked_file, part_of
 from hookrun.data.text_files import (
     FileSample,
     FileTokens,
     Parts,
-    Stamp,
-    checked_file,
     encode,
     padded_length,
     records,

@@ -61,6 +61,34 @@ class Samples(Dataset[Sample], ABC):
         return known[label] if 0 <= label < len(known) else str(label)
 
 
+class MadeSamples(Samples):
+    """Samples that a function makes from their numbers, each time that they are read.
+
+    count: the number of samples
+    make:  number -> the sample
+    place: number -> its file, or a row of a file; None: it is not known
+    """
+
+    def __init__(
+        self,
+        count: int,
+        make: Callable[[int], Sample],
+        place: Callable[[int], str] | None = None,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        self._count, self._make, self._place = count, make, place
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._make(range(self._count)[index])  # negative counts from the end, past it IndexError
+
+    def file(self, index: int) -> str:
+        return "" if self._place is None else self._place(index)
+
+
 class TensorSamples(Samples):
     """The rows of two tensors, [N, ...] inputs and [N, ...] targets."""
 

@@ -10,13 +10,11 @@ from pathlib import Path
 from pydantic import Field
 
 from hookrun.data.info import SPLITS, Split
-from hookrun.data.source import part_of
+from hookrun.data.source import Stamp, checked_file, part_of
 from hookrun.data.text_files import (
     FileSample,
     FileTokens,
     Parts,
-    Stamp,
-    checked_file,
     encode,
     lines,
     padded_length,

@@ -23,42 +23,6 @@ from hookrun.errors import SpecError, nearest, reason, spec_error
 MOST_LINE = 2**20
 """Bytes of one line."""
 MOST_LINES = 2_000_000
-MOST_FILE = 2**28
-"""Bytes of a file."""
-
-Stamp = tuple[int, int, int]
-"""Inode, size and time of a file, which change with its content."""
-
-
-def checked_file(
-    name: str | None, root: Path | None, where: str, suffixes: tuple[str, ...]
-) -> tuple[Path, Stamp]:
-    """The path and the stamp of a file that can be read; a relative path starts at the root or the working directory.
-
-    Raises SpecError, at the key `where`, for a file that cannot be read.
-    """
-    if not name:
-        raise spec_error(where, "is missing: no file is named", f"set {where}=FILE")
-    path = (root or Path.cwd()) / Path(name).expanduser()
-    if path.suffix not in suffixes:
-        raise spec_error(where, f"{path} does not end in {' or '.join(suffixes)}", "give such a file")
-    if not path.is_file():
-        what = f"there is no file {path}"
-        if path.parent.is_dir():
-            what += f"; beside it {nearest(path.name, [each.name for each in path.parent.iterdir()])}"
-        raise spec_error(
-            where,
-            what,
-            "correct the path; a relative one starts at data.root, or where none is set at the working directory",
-        )
-    stat = path.stat()
-    if stat.st_size > MOST_FILE:
-        raise spec_error(
-            where,
-            f"{path} has {stat.st_size / 2**20:,.0f} MiB, and at most {MOST_FILE / 2**20:,.0f} are read",
-            "split it, or give a part of it",
-        )
-    return path, (stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 def lines(path: Path, where: str) -> Iterator[tuple[int, str]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookrun.config.validation import Args
 from hookrun.data.info import DataInfo, Split, TensorInfo
-from hookrun.data.samples import IGNORED, Sample, Samples
+from hookrun.data.samples import IGNORED, MadeSamples, Sample, Samples
 from hookrun.data.source import Generated
 from hookrun.data.tokenizer import Tokenizer
 
@@ -127,7 +127,7 @@ def _filled(values: Tensor, fill: int, length: int, side: str) -> Tensor:
     return torch.nn.functional.pad(values, (missing, 0) if side == "left" else (0, missing), value=fill)
 
 
-class TokenSamples(Samples):
+class TokenSamples(MadeSamples):
     """A data set of padded sequences.
 
     sequence:   number of a sample -> the sample, not longer than the layout's length
@@ -145,22 +145,9 @@ class TokenSamples(Samples):
         span_names: Sequence[str] = (),
         places: Sequence[str] = (),
     ) -> None:
-        self._layout = layout
-        self._count = count
+        super().__init__(count, partial(_padded, layout, sequence), places.__getitem__ if places else None)
         self._sequence = sequence
         self._span_names = tuple(span_names)
-        self._places = places
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Sample:
-        number = range(self._count)[index]  # as in a list: negative counts from the end, past it IndexError
-        return self._layout.sample(self._sequence(number))
-
-    def file(self, index: int) -> str:
-        """File and line: ``prompts.jsonl:17``."""
-        return self._places[index] if self._places else ""
 
     def spans(self, ids: Tensor) -> Mapping[str, Tensor]:
         if not self._span_names:
@@ -174,6 +161,10 @@ class TokenSamples(Samples):
     def wrong(self, ids: Tensor) -> Tensor | None:
         answers = [self._sequence(number).wrong for number in ids.tolist()]
         return None if None in answers else torch.tensor(answers, dtype=torch.int64)
+
+
+def _padded(layout: TokenLayout, sequence: Callable[[int], TokenSequence], number: int) -> Sample:
+    return layout.sample(sequence(number))
 
 
 def next_tokens(ids: Tensor) -> Tensor:

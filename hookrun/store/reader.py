@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, StackDataset
 
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError, Lookup
+from hookrun.errors import HookrunError, Lookup, listed
 from hookrun.store.captures.read import (
     Leaf,
     SampleTable,
@@ -439,16 +439,13 @@ def _not_a_run(folder: Path) -> str:
     if not jobs:
         return f"{folder} is not a run directory: it has no {STATUS}; it is {_content(folder)}"
     kind = "a sweep" if (folder / "multirun.yaml").exists() or jobs[0].name.isdigit() else "a folder"
-    names = ", ".join(job.name for job in jobs[:_SHOWN]) + (", …" if len(jobs) > _SHOWN else "")
+    names = listed([job.name for job in jobs], _SHOWN)
     return f"{folder} is {kind} of {len(jobs)} runs: {names}\nOpen one of them: open_run({str(jobs[-1])!r})"
 
 
 def _content(folder: Path) -> str:
     names = sorted(entry.name for entry in folder.iterdir())
-    if not names:
-        return "empty"
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"with {', '.join(names[:_SHOWN])}{more}"
+    return f"with {listed(names, _SHOWN)}" if names else "empty"
 
 
 def _by_number(job: Path) -> tuple[int, str]:

@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 
 import hookrun
 from hookrun.cli import main
-from hookrun.tasks.resume import states as resuming
-from hookrun.tasks.run import execute
+from hookrun.tasks.run import execute, resuming
 from hookrun.tasks.training import loop as training
 
 SMALL = [

@@ -185,7 +185,7 @@ from warm_children import first_child
 from hookrun.cli import main
 from hookrun.store import files
 from hookrun.sweeps import jobs
-from hookrun.tasks.resume import states as resuming
+from hookrun.tasks.run import resuming
 from hookrun.tasks.run import batches
 from hookrun.tasks.training import loop as training
 

@@ -8,7 +8,7 @@ import pytest
 
 from hookrun.errors import HookrunError, SpecError
 from hookrun.spec import Experiment
-from hookrun.tasks import parse_experiment, prepare, show, task_of
+from hookrun.tasks import parse_experiment, show, task_of
 from hookrun.tasks.base import Ready, changed, metric_tokens_of, metrics_of
 from hookrun.tasks.under_hooks import TaskUnderHooks, samples_of_a_pass
 
@@ -31,15 +31,6 @@ def test_the_samples_that_hooks_can_see() -> None:
     assert reach({"name": "predict", "split": "train"}, limit_batches=3) == (30, 30)
     assert reach({"name": "predict", "split": "all"}, limit_batches=5) == (None, 50 + 45)
     assert samples_of_a_pass(experiment({"name": "train"}).settings, None) is None
-
-
-def test_a_hook_that_never_fires_is_a_note_and_under_strict_an_error() -> None:
-    hooks = {"g": {"select": "fc", "hook": "output_grad", "action": "capture"}}
-    notes = prepare(experiment({"name": "predict"}, hooks=hooks)).notes
-    assert any("g: output_grad needs a backward" in note and "never fire" in note for note in notes)
-    assert not any("never fire" in note for note in prepare(experiment({"name": "train"}, hooks=hooks)).notes)
-    with pytest.raises(SpecError, match=r"hooks\.g\.hook: output_grad needs a backward pass"):
-        prepare(experiment({"name": "predict"}, hooks=hooks, strict=True))
 
 
 def test_an_unknown_logger_is_refused_with_the_nearest() -> None:

@@ -64,11 +64,6 @@ def test_plan_and_modules_write_no_files(task: str, tmp_path: Path, capsys) -> N
     assert "fc" in capsys.readouterr().out
 
 
-def test_a_selector_that_matches_nothing_is_refused(refused) -> None:
-    assert "did you mean 'conv1'" in refused("task=modules", "task.select=conv11")
-    assert "task.select" in refused("task=modules", "task.select=1.5")
-
-
 def test_a_run_continues_after_its_stdout_is_closed(tmp_path: Path, warm: WarmProcesses) -> None:
     program = "import sys\nfrom hookrun.cli import main\nsys.exit(main())"
     argv = (

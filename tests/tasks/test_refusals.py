@@ -64,15 +64,6 @@ def test_hooks(refused, hook, changes: dict[str, object], said: str) -> None:
     assert said in refused(hook(**CAPTURE | changes))
 
 
-def test_all_mistakes_are_reported_together(refused) -> None:
-    said = refused(
-        "+hooks.a={select: x, hook: forward, action: capture}",
-        "+hooks.b={select: y, hook: grad, action: print}",
-    )
-    assert "2 compile errors" in said
-    assert "hooks.a.select" in said and "hooks.b.select" in said
-
-
 def test_optimizer_device_and_model_are_reported_together(refused) -> None:
     said = refused("train.optimizer.name=x", "compute.device=y", "model.name=z")
     assert "3 configuration errors" in said

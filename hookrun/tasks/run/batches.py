@@ -61,6 +61,10 @@ class Batch:
         """The weight of its mean loss: the number of samples, or for sequences of tokens to be predicted."""
         return (self.target != IGNORED).sum() if self.data.of_tokens else len(self.ids)
 
+    def copied(self) -> Batch:
+        """The batch with copies of its inputs, into which a model may write."""
+        return replace(self, inputs=rebuild(self.inputs, lambda leaf: leaf.detach().clone()))
+
     def to(self, device: torch.device | str, **options: Any) -> Batch:
         """The batch with inputs and target on the device; the ids stay on the CPU."""
 

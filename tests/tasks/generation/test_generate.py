@@ -15,7 +15,7 @@ from torch import Tensor
 import hookrun
 from hookrun.spec.task import Sampling
 from hookrun.store.reader import Run
-from hookrun.tasks.generation.continuing import restricted
+from hookrun.tasks.generate.continuing import restricted
 
 Runs = Callable[..., Run]
 

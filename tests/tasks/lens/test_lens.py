@@ -18,7 +18,7 @@ from hookrun.cli import main
 from hookrun.errors import HookrunError
 from hookrun.store.reader import Run
 from hookrun.store.verify import verify
-from hookrun.tasks.resume.states import Resuming
+from hookrun.tasks.run.resuming import Resuming
 
 Runs = Callable[..., Run]
 

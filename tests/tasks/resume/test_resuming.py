@@ -16,8 +16,8 @@ from hookrun.store.verify import verify
 from hookrun.tasks.analysis import cka
 from hookrun.tasks.analysis.cka import Way, linear_cka_of_all
 from hookrun.tasks.analysis.features import Features
-from hookrun.tasks.resume import states as resuming
-from hookrun.tasks.resume.states import Results, Resuming
+from hookrun.tasks.run import resuming
+from hookrun.tasks.run.resuming import Results, Resuming
 
 BATCHES = 3
 SMALL = [

@@ -17,39 +17,6 @@ from hookrun.tasks.run.batches import Batches
 FOUR_STEPS = ("train.epochs=1", "train.limit_batches=4", "train.log_every=1", "train.shuffle=false")
 SKIP, STOP = "train.on_nonfinite=skip", "train.on_nonfinite=stop"
 
-BLOCKS = """
-def __init__(self, kind="none", at=2):
-    super().__init__()
-    self.kind, self.at = kind, at
-    self.flat, self.first, self.norm = nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16)
-    self.drop, self.relu, self.last = nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 10)
-    self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-
-def forward(self, x):
-    now = bool(self.seen == self.at)
-    self.seen += 1
-    x = self.first(self.flat(x))
-    if now and self.kind == "between":
-        x = torch.log(x * 0 - 1)
-    x = self.relu(self.norm(x))
-    if now and self.kind == "backward":
-        x = torch.where(x > 0, torch.sqrt(x), torch.zeros_like(x)) + self.first.bias.mean()
-        x = torch.where(x.detach() > 1e9, torch.sqrt(x * 0), x)
-    return self.last(self.drop(x))
-"""
-
-
-@pytest.mark.parametrize(("kind", "named"), [
-    ("between", "the forward of (root) (Net), call 0, itself, before it calls norm"),
-    ("backward", "the backward of (root) (Net), call 0 (SqrtBackward0)"),
-])  # fmt: skip
-def test_the_code_of_a_module_is_named(kind, named, run, own_model, capsys) -> None:
-    """The forward of a module outside the modules in it, and its backward; `error` is the default."""
-    run(*own_model(BLOCKS), *FOUR_STEPS, f"+model.args.kind={kind}", code=1)
-    said = capsys.readouterr().err
-    assert "train.on_nonfinite: epoch 0, step 2: " in said and f"first made by {named}" in said, said
-    assert "norm (BatchNorm1d)" not in said, "it only passes on what is not finite"
-
 
 UNWRITTEN = """
 def __init__(self):
