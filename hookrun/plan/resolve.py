@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
+from hookrun.actions.own_parameters import OnOwnParameters
 from hookrun.actions.user_code import wrong_function
 from hookrun.actions.values import InlineFunction, OutsideValue
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
@@ -65,7 +65,7 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
     enabled = [hook for hook in spec.hooks if hook.keys.enabled and not hook.on_parameters]
     for hook in sorted(enabled, key=_resolved_first):
         if hook.action.freezes or hook.action.adds(hook.name) is not None:
-            names.plan_effects(hook, tuple(names.match(path, False) for path in names.select(hook)))
+            names.plan_effects(hook, names.matches(hook, names.select(hook)))
     return names
 
 
@@ -80,10 +80,10 @@ def _resolve_hook(
     problems = [*_carrying(spec), *_meaningless(spec)]
     paths, unselected = select(spec, names)
     problems += unselected
-    reading = spec.hook_type.on == "reading"
-    matches = tuple(names.match(path, spec.on_parameters, reading=reading) for path in paths)
+    matches = names.matches(spec, paths)
     problems += _fitting(spec, matches, names)
-    values, places = dict[str, dict[str, Source]](), {match.path: match.names for match in matches}
+    values = dict[str, dict[str, Source]]()
+    places = {match.path: _captured_as(spec, match) for match in matches}
     for field, value in spec.action.outside_values().items():
         try:
             values[field] = read_value(value, places, runs)
@@ -117,6 +117,13 @@ def _resolve_hook(
     if not problems:
         names.plan_effects(spec, matches)
     return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer), problems
+
+
+def _captured_as(spec: HookSpec, match: Match) -> tuple[str, ...]:
+    """The names under which a run may have captured the match: for an action on own parameters theirs, too."""
+    action = spec.action_on(match.own)
+    own = action.parameters if isinstance(action, OnOwnParameters) else None
+    return (*match.names, *(f"{name}.{each}".lstrip(".") for name in match.names for each in own or ()))
 
 
 def _heads(
@@ -163,23 +170,29 @@ def _seen_sides(spec: HookSpec) -> tuple[bool, ...]:
 
 def select(hook: HookSpec, names: ModelNames) -> tuple[list[str], list[Problem]]:
     """The paths that the hook's selector matches, and problems with them or their number."""
-    selector, kind = hook.keys.select, "parameter" if hook.on_parameters else "module"
+    selector, tree, either = hook.keys.select, names.tree_of(hook), hook.takes_parameters
+    kind = "module or parameter" if either else "parameter" if hook.on_parameters else "module"
+    names_parameters = either or hook.on_parameters
     paths, problems = names.select(hook), list[Problem]()
     if 0 not in hook.keys.expect:
         readings = hook.hook_type.on == "reading"
-        parameters = names.parameter_tree(readings=readings) if hook.on_parameters else None
-        for member in islice(selector.unmatched(names.tree_of(hook), parameters), _MOST_MEMBERS):
+        parameters = names.parameter_tree(readings=readings) if names_parameters else None
+        unmatched = list(selector.unmatched(tree, parameters))
+        if either:  # a module without parameters is matched, too
+            unmatched = [member for member in selector.unmatched(tree) if member in unmatched]
+        for member in unmatched[:_MOST_MEMBERS]:
             text = f"{str(member.selector)!r} ({member.place}) matches no {kind}"
-            hint = names.nearest(member.selector, hook.on_parameters)
+            hint = names.nearest(member.selector, names_parameters)
             hint += '; `expect: ">=0"` lets members match nothing'
             problems.append(Problem(f"{hook.where}.select", text, hint))
     if len(paths) not in hook.keys.expect and paths:
         shown = listed([path or "(root)" for path in paths], 8)
-        text = f"expected {hook.keys.expect} {kind}s, {str(selector)!r} matches {len(paths)}: {shown}"
+        kinds = "parameters" if hook.on_parameters else "modules"
+        text = f"expected {hook.keys.expect} {kinds}, {str(selector)!r} matches {len(paths)}: {shown}"
         problems.append(Problem(f"{hook.where}.expect", text, "narrow `select`, or change `expect`"))
     elif len(paths) not in hook.keys.expect and not problems:
         text = f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}"
-        hint = names.nearest(selector, hook.on_parameters)
+        hint = names.nearest(selector, names_parameters)
         problems.append(Problem(f"{hook.where}.select", text, f"{hint}; `task=modules` lists every path"))
     return paths, problems
 
@@ -267,7 +280,9 @@ def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Ite
             of_hook = " for the hook" if spec.action.trains else ""
             reason: str | None = f"{taken}: choose another name{of_hook}"
         else:
-            reason = spec.action.incompatibility(spec.hook_type, module, own + added)
+            reason = spec.action_on(match.own).incompatibility(spec.hook_type, module, own + added)
+            if match.own and "parameters" in spec.action.model_fields_set:
+                reason = "`select` names parameters, and so does `parameters`: leave one of them out"
         if reason is not None:
             reasons[reason].append(match.path or "(root)")
     for reason, paths in reasons.items():

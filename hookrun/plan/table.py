@@ -114,9 +114,10 @@ def notes(plan: ResolvedPlan) -> list[str]:
 
 
 def shown_name(match: Match) -> str:
-    """The path of a match with its other names; ``(root)`` for the root module, whose path is empty."""
+    """The path of a match with the parameters and other names; ``(root)`` for the root module, whose path is empty."""
     others = [name for name in match.names if name != match.path]
-    return (match.path or "(root)") + (f" (also {', '.join(others)})" if others else "")
+    own = f" ({', '.join(match.own)})" if match.own else ""
+    return (match.path or "(root)") + own + (f" (also {', '.join(others)})" if others else "")
 
 
 def _parameters(spec: HookSpec) -> str:

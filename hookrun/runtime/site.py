@@ -129,7 +129,10 @@ class HookSite:
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
     tokenizer: for the text of tokens; None: not known
+    zeros_of:  name of a parameter of the module -> its KeptZero
     """
+
+    zeros_of: Callable[[str], Any]
 
     def __init__(
         self,
@@ -491,6 +494,14 @@ class HookSite:
         names = (name for name, of_model in self.clock.model.named_parameters() if of_model is tensor)
         name = next(names, f"{self.path}.{parameter}" if self.path else parameter)
         return (self._hook_seed if seed is None else seed) + crc32(name.encode())
+
+    def keep_zero(self, parameter: str, choose: Callable[[Tensor], Tensor]) -> None:
+        zeros = self.zeros_of(parameter)
+        if self.hook_name not in zeros.chosen_by:  # another module may have the same parameter
+            zeros.chosen_by.add(self.hook_name)
+            zeros.free = choose(zeros.free)
+            zeros.fill()
+            self.register_state(zeros)
 
     def chance(self) -> float:
         """A number from 0 to 1 that decides whether this firing takes place; the same when the call is recomputed."""
