@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from torch.nn.utils.prune import BasePruningMethod
 
 
-def _amount(raw: Any) -> int | float:
+def _amount(raw: Any) -> Any:
     is_number = isinstance(raw, int | float) and not isinstance(raw, bool)
     if not is_number or not (raw >= 0 if isinstance(raw, int) else 0 <= raw <= 1):
         raise ValueError(
             f"found {raw!r}, expected a fraction from 0.0 to 1.0, or a whole number of elements or channels"
         )
-    number: int | float = raw
-    return number
+    return raw
 
 
 class Prune(OnOwnParameters):
@@ -61,12 +60,11 @@ class Prune(OnOwnParameters):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Prune:
-        is_random = self.method.startswith("random")
         goes = {
             "n": self.method == "ln_structured",
             "dim": self.method.endswith("_structured"),
-            "seed": is_random,
-            "importance_scores": not is_random,
+            "seed": self.method.startswith("random"),
+            "importance_scores": not self.method.startswith("random"),
         }
         for key in goes.keys() & self.model_fields_set:
             if not goes[key]:
