@@ -32,7 +32,6 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from hookrun.actions import actions
 from hookrun.compose.hydra import Composition, parse_override
 from hookrun.compose.loader import options
 from hookrun.compose.overrides import INTERPOLATION, quoted, several_values, split_at_spaces, unreadable
@@ -40,7 +39,6 @@ from hookrun.config import ROOT_KEYS
 from hookrun.config.interpolations import guarded
 from hookrun.config.yaml_files import load
 from hookrun.errors import HookrunError, Problem, Refusal, SpecError, listed, nearest
-from hookrun.spec.hook import hook_keys
 
 MOST_SHOWN = 100
 """Characters of an interpolation that are shown."""
@@ -286,6 +284,9 @@ def _is_key_of_hook(key: str, cfg: DictConfig) -> bool:
     body: Any = OmegaConf.select(cfg, f"hooks.{name}") if section == "hooks" else None
     if not OmegaConf.is_dict(body):
         return False
+    from hookrun.actions import actions
+    from hookrun.spec.hook import hook_keys
+
     action = actions().get(str(body.get("action")))
     fields = action.model_fields if action is not None else {}
     return own.partition(".")[0] in {*hook_keys(body.get("hook")), *fields}

@@ -129,7 +129,7 @@ class HookSite:
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
     tokenizer: for the text of tokens; None: not known
-    zeros_of:  name of a parameter of the module -> its KeptZero
+    zeros_of:  name of a parameter of the module -> its KeptZero, while an `apply` hook runs
     """
 
     zeros_of: Callable[[str], Any]

@@ -155,7 +155,6 @@ class Wiring:
 
     def _site(self, hook: PlannedHook, path: str, module: nn.Module, calls: Calls | None = None) -> HookSite:
         site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed, calls)
-        site.zeros_of = partial(self._zeros_of, path, module)
         self.sites.append(site)
         return site
 
@@ -210,7 +209,10 @@ class Wiring:
         match = matches.pop(id(module), None)  # a shared module is visited once for each parent
         if match is not None:
             here = replace(hook, spec=replace(hook.spec, action=hook.spec.action_on(match.own)))
-            AtInstallation.run(module, self._site(here, match.path, module), restored=restored)
+            site = self._site(here, match.path, module)
+            site.zeros_of = partial(self._zeros_of, match.path, module)
+            AtInstallation.run(module, site, restored=restored)
+            del site.zeros_of  # a reference cycle
 
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
         by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
