@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookrun.config.interpolations import guarded, resolved
-from hookrun.config.yaml_files import reading
+from hookrun.config.yaml_files import parsed, reading
 from hookrun.errors import HookrunError, spec_error
 from hookrun.integrations.recording import Recording, run_folder
 from hookrun.prove.trial import Example, Plan, compile_plan
@@ -50,11 +49,9 @@ def load_spec(
         return parse_experiment(compose_dict([f"experiment={experiment}", *overrides], config_dir)).hooks
     if isinstance(source, Mapping):
         return parse_spec(source, seed)
-    from omegaconf import OmegaConf
-
     path = Path(str(source)).expanduser().absolute()
     with reading(path) as text, guarded():
-        content = resolved(OmegaConf.load(StringIO(text)))
+        content = resolved(parsed(text))
     if not isinstance(content, dict):
         raise spec_error(str(path), "holds no mapping from name to hook")
     return parse_spec({str(key): value for key, value in content.items()}, seed)

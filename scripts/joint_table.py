@@ -48,6 +48,7 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "quantize": [{"bits": 4}, {"bits": 4, "per": "group", "group_size": 2}],
     "replace": [{"value": 0.01}],
     "scale": [{"factor": 0.5}],
+    "skip": [{}],
     "stats": [{}],
 }
 """The parameters of each action in the table; a missing action is an error."""
@@ -133,9 +134,12 @@ class Network(nn.Module):
 
 
 def rows() -> Iterator[Row]:
-    """Every action on every hook type that allows it with its parameters. KeyError for an action without parameters."""
+    """Every action on every hook type that allows it with its parameters. KeyError for an action without parameters.
+
+    An action that stops the forward is left out: without an output nothing is trained.
+    """
     for action, kind in actions().items():
-        for parameters in PARAMETERS[action]:
+        for parameters in () if kind.stops else PARAMETERS[action]:
             params = kind.model_validate(parameters)
             for name, hook_type in HOOK_TYPES.items():
                 if hook_type in kind.hook_types and params.carried_by(hook_type) is None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from hookrun.config.interpolations import MAX_NESTED, RefusedInterpolation, guarded, resolved, unguarded
-from hookrun.config.yaml_files import MAX_DEPTH, MAX_DIGITS, OutOfBounds, check_text, load, reading
+from hookrun.config.yaml_files import MAX_DEPTH, MAX_DIGITS, OutOfBounds, check_text, load, parsed, reading
 from hookrun.errors import SpecError
+
+CONF = Path(__file__).parents[1] / "conf"
 
 
 @pytest.mark.parametrize("text", [b"a: \xe9\n", b"a: \x01\n", b"a: *b\n", b"a: " + b"[" * 99])
@@ -48,6 +53,36 @@ def layers(depth: int, width: int) -> str:
 )
 def test_ordinary_files_are_read(text: str) -> None:
     check_text(text)
+
+
+ODD = (
+    "",
+    "# a comment\n",
+    "text\n",
+    "[1, 0x1f, 0o7, 010, 1_000, 1e3, 1.5e-3, .5, -.inf, .nan, yes, on, ~, null, 2026-01-02]\n",
+    "a: {b: 1, c: [x, 'y', \"z\\u00e9\"], d: ${a.b}}\n",
+    "a: &a {b: 1}\nc: {<<: *a, d: 2}\ne: [*a, *a]\n",
+    "a: >-\n  two\n  lines\n\n  more\nb: |\n  as\n   is\n",
+    "? a\n: 1\n? [b]\n: 2\n",
+    "1: a\ntrue: b\n",
+    "a: !!str 1\nb: !!python/object/apply:pathlib.PosixPath [x, y]\n",
+    "a: 1\na: 2\n",
+    "a: [1, 2\n",
+    "%YAML 1.1\n---\na: 1\n...\n",
+    "a: 1\n---\nb: 2\n",
+)
+
+
+@pytest.mark.parametrize("text", [*ODD, *(file.read_text("utf-8") for file in CONF.rglob("*.yaml"))])
+def test_content_and_errors_are_those_of_omegaconf(text: str) -> None:
+    def read(function: Callable[[str], Any]) -> Any:
+        try:
+            content = function(text)
+        except Exception as error:
+            return type(error), str(error)
+        return type(content), str(OmegaConf.to_container(content, resolve=False))
+
+    assert read(parsed) == read(lambda text: OmegaConf.load(StringIO(text)))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from hookrun.actions.base import Action, Edit, HookSite, add_parameter, name_taken, was_added
+from hookrun.actions.base import Action, Edit, HookSite, add_parameter, added_otherwise, name_taken, was_added
 from hookrun.actions.fields import Meaning
 from hookrun.actions.init import Initialiser
 from hookrun.actions.values import Value, fixed_shape
@@ -82,13 +82,7 @@ class AddParameter(Action):
         """A parameter of that name from an earlier installation must have this shape, and `init` must take it."""
         if not was_added(module, self.name):
             return None if self.init is None else self.init.misfit(self.shape)
-        present = module.get_parameter(self.name)
-        if tuple(present.shape) == self.shape:
-            return None
-        return (
-            f"parameter {self.name!r} was added before with shape {list(present.shape)}, not {list(self.shape)}: "
-            "uninstall it or choose another name"
-        )
+        return added_otherwise(module, self.name, self.shape)
 
     def build(self, site: HookSite) -> Edit:
         """A function that registers the parameter."""

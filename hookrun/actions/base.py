@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from hookrun.actions.fields import Meaning
 from hookrun.actions.values import FileValue, InlineFunction, InlineTensor, RunValue
+from hookrun.errors import HookError
 from hookrun.hook_types import FORWARD, FORWARD_PRE, ON_VALUES, HookType
 
 if TYPE_CHECKING:
@@ -67,6 +69,16 @@ def was_added(module: Module, name: str) -> bool:
     return name in module.__dict__.get(_ADDED, ()) and module._parameters.get(name) is not None
 
 
+def added_otherwise(module: Module, name: str, shape: Sequence[int]) -> str | None:
+    """Why a parameter of this shape cannot take the place of one that an earlier installation added, or None."""
+    if not was_added(module, name) or list(module.get_parameter(name).shape) == list(shape):
+        return None
+    return (
+        f"parameter {name!r} was added before with shape {list(module.get_parameter(name).shape)}, not {list(shape)}: "
+        "uninstall it or choose another name"
+    )
+
+
 def remove_parameter(module: Module, name: str) -> None:
     """Remove an added parameter."""
     delattr(module, name)
@@ -105,6 +117,8 @@ class Action(BaseModel):
     uses:        the members `args`, `generator`, `drawn` and `keep` of the site that it uses; for random numbers by
                  `drawn` alone a row gets the same ones with several ranks as with one
     freezes:     its modules' parameters require no gradient afterwards
+    skips:       its module's forward is not called
+    stops:       nothing after its module is computed
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
@@ -115,6 +129,8 @@ class Action(BaseModel):
     scope: ClassVar[Literal["tensor", "value", "together", "module"]] = "tensor"
     uses: ClassVar[Collection[str]] = ()
     freezes: ClassVar[bool] = False
+    skips: ClassVar[bool] = False
+    stops: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, site: HookSite) -> Edit:
@@ -146,6 +162,11 @@ class Action(BaseModel):
     def captures(self) -> bool:
         """Whether it stores values."""
         return "keep" in self.uses
+
+    @property
+    def of_call(self) -> bool:
+        """Whether it acts on the call of its module, not on a value."""
+        return self.skips or self.stops
 
     @property
     def draws(self) -> bool:
@@ -214,6 +235,7 @@ class HookSite(Protocol):
     path:   path of the module or parameter
     module: the module, or the one that owns the parameter
     seed:   for the hook at this module; the same in every run of the experiment
+    reads_arguments: on `forward` and `forward_pre` it needs the arguments of the module call; `build` may set it
 
     Of what follows, `args`, `generator`, `drawn` and `keep` are for actions that name them in `uses`; for others they
     raise HookError.
@@ -224,6 +246,7 @@ class HookSite(Protocol):
     path: str
     module: Module
     seed: int
+    reads_arguments: bool
 
     def operand(self, field: str) -> Callable[[Tensor], Tensor | float]:
         """A function that gives the value of `field` as an operand for its argument; the fastest form of a number.
@@ -244,8 +267,17 @@ class HookSite(Protocol):
     def function(self, field: str) -> Trusted | InlineFunction:
         """The user's own function that `field` names."""
 
-    def context(self) -> HookContext:
-        """The context of the current firing, for a user's own function."""
+    def context(self) -> AbstractContextManager[HookContext]:
+        """The context of the current firing, for a user's own function.
+
+        What the function has recorded in the block becomes one record at its end.
+        """
+
+    def adopted(self, own: Callable[..., Any], *, given: bool) -> Callable[..., Any]:
+        """A user's own function; if it is a module, the hooked module gets its parameters, and each call uses those.
+
+        given: the object is the user's own; False: it was made for this site, and gets the model's dtype and device
+        """
 
     def seed_of(self, parameter: str, seed: int | None) -> int:
         """The seed of random numbers for a parameter of the module: seed + crc32(its first name in the model).
@@ -316,6 +348,9 @@ class HookContext:
     target:    the hook's `target`, the path of the tensor within the value; empty if it has none
     generator: tensor -> a generator on its device, seeded for this draw: the same numbers in every run, and when
                activation checkpointing repeats the call
+    record:    (name, number) -> None: record a statistic of your own, a Python number or a tensor [], as `stats` does.
+               The numbers of one call are one line of stats.jsonl. ValueError for another object, a name that is not
+               letters, digits, ``_``, ``-`` and ``.``, one that every line has, or the same name twice in one call
     """
 
     hook: str
@@ -328,6 +363,23 @@ class HookContext:
     call: int
     target: str
     generator: Callable[[Tensor], Generator]
+    record: Callable[[str, float | Tensor], None]
+    _inputs: Any = field(default=None, repr=False)
+
+    @property
+    def inputs(self) -> Any:
+        """The arguments of the module call, on `forward` and `forward_pre`.
+
+        A tuple, ``inputs[0]`` is the first one; if some were given by name, a dict ``{0: ..., 'name': ...}``. On
+        `forward_pre` they are what the function is called for, with the edits of earlier hooks, and on `forward` what
+        the module's forward got. Raises HookError on other hook types.
+        """
+        if self._inputs is None:
+            raise HookError(
+                f"hook {self.hook!r} ({self.hook_type}) on {self.path or '(root)'}: context.inputs has the arguments "
+                "of a module call, which only forward and forward_pre hooks see"
+            )
+        return self._inputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer
@@ -11,7 +12,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import Meaning
-from hookrun.actions.user_code import CONTEXT, called, made, on_tensor
+from hookrun.actions.user_code import CONTEXT, called, callee, made, on_tensor, parameters_of
 from hookrun.actions.values import InlineFunction, as_data, as_python_value, copy_of
 from hookrun.config.validation import takes
 from hookrun.errors import HookrunError
@@ -48,11 +49,18 @@ class Python(Action):
     args:     further keyword arguments of the function
 
     The function is called with each floating-point tensor, as for any action; on `apply` with the module. If it has a
-    parameter `context`, it gets a `HookContext`: hook, path, module, mode, epoch, step, call, target. Draw random
-    numbers with `generator=context.generator(x)`; drawing from torch's global generator or changing the tensor in place
-    is an error. For a class, one object is created for each module, with `args`, and called with the values; its
-    parameters are not trained. State that your code keeps between calls is lost when a run is resumed, unless the
-    object has the methods `state_dict()` (plain values and tensors) and `load_state_dict(state)`.
+    parameter `context`, it gets a `HookContext`: hook, path, module, mode, epoch, step, call, target and inputs, the
+    arguments of the module's call (on `forward` and `forward_pre`). `context.record("sparsity", number)` records a
+    statistic of your own as `stats` does; the numbers of one call are one line. Draw random numbers with
+    `generator=context.generator(x)`; drawing from torch's global generator or changing the tensor in place is an error.
+
+    For a class, one object is created for each module, with `args`, and called with the values. If it is a
+    `torch.nn.Module`, each hooked module gets its parameters, under the names `<hook>_<name>`: on `forward` and
+    `forward_pre` they are trained, saved and loaded with the model, and `hooks.parameters()` has them. They start from
+    a seed of hook and module, in the model's dtype; the object is in the hooked module's mode. In Python an object may
+    be given instead: all selected modules share it. Other state that your code keeps between calls is lost when a run
+    is resumed, unless the object has the methods `state_dict()` (plain values and tensors) and
+    `load_state_dict(state)`.
     """
 
     action_name = "python"
@@ -71,19 +79,25 @@ class Python(Action):
         target, args = function.target, copy_of(self.args)
         if isinstance(target, type):
             target, args = called(name, function.code, target, lambda it: made(it, args, site.seed)), {}
-        if all(callable(getattr(target, name, None)) for name in ("state_dict", "load_state_dict")):
+        if not parameters_of(target) and all(
+            callable(getattr(target, method, None)) for method in ("state_dict", "load_state_dict")
+        ):
             site.register_state(target)
-        call = _with_context(target, args, site)
+        call = site.adopted(target, given=target is function.target)
+        call = _with_context(call, args, site) if takes(callee(target), CONTEXT) else partial(call, **args)
         if site.hook_type is APPLY:
             return _on_module(site, function.code, call)
         return _returning_tensors(function.code, on_tensor(name, function.code, call))
 
 
 def _with_context(target: Callable[..., Any], args: dict[str, Any], site: HookSite) -> Edit:
-    if not takes(target, CONTEXT):
-        return lambda value: target(value, **args)
-    context = site.context
-    return lambda value: target(value, **args, context=context())
+    site.reads_arguments = True  # it may ask for the inputs
+
+    def with_context(value: Any) -> Any:
+        with site.context() as context:
+            return target(value, **args, context=context)
+
+    return with_context
 
 
 def _on_module(site: HookSite, code: Code, call: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -2,22 +2,68 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hookrun.actions.base import ABOUT
+from hookrun.actions.values import copy_of
 from hookrun.config.validation import join, takes, wrong_call
 from hookrun.errors import HookrunError, Problem, reason
 from hookrun.trust.callables import Code, place_of
-from hookrun.values.tensors import holds_data
+from hookrun.values.tensors import holds_data, ordinary_tensors, require_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Parameter
 
     from hookrun.actions.values import InlineFunction
     from hookrun.trust.load import Trusted
 
 CONTEXT = "context"
 """The name of the parameter by which a function asks for the `HookContext`."""
+
+
+_KEY = re.compile(r"[^\W\d][\w.-]{0,99}")
+_TAKEN = ABOUT | {"ok", "spent", "bytes"}
+"""The keys of a record that mean the same for every action."""
+
+
+class Recorded:
+    """The statistics that a user's own function records in one call.
+
+    numbers: None after the call
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, Any] | None = {}
+
+    def add(self, name: str, number: Any) -> None:
+        """Take a number, see `HookContext.record`. Raises ValueError."""
+        import torch
+
+        if self.numbers is None:
+            raise ValueError("context.record: the call is over: record in it")
+        if not isinstance(name, str) or _KEY.fullmatch(name) is None:
+            raise ValueError(
+                f"context.record: found the name {name!r:.100}, expected at most 100 letters, digits, _, - and ., "
+                "beginning with a letter or _"
+            )
+        if name in _TAKEN or name in self.numbers:
+            raise ValueError(
+                f"context.record: the record of this call has {name!r} already: choose another name"
+            )
+        if isinstance(number, torch.Tensor):
+            require_whole(number)
+            is_real = not (number.dim() or number.is_complex() or number.dtype is torch.bool)
+            number = number.detach().clone()  # it is read later
+        else:
+            is_real = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_real:
+            raise ValueError(
+                f"context.record: {name!r} is {number!r:.100}, expected a real number or a real tensor []"
+            )
+        self.numbers[name] = number
 
 
 class UserCodeError(ValueError):
@@ -64,21 +110,76 @@ def wrong_function(
         if problems := wrong_call(target, arguments, args, owner):
             return problems
         try:
-            target = made(target, arguments, 0)
+            target = example_of(function, arguments)
         except Exception as error:  # the user's own code may raise anything
             return [Problem(args, f"'{owner}' cannot be made: {reason(error)}", "correct the arguments")]
         if not callable(target):
             text = f"'{owner}' is a class whose objects cannot be called"
             return [Problem(join(where, "function"), text, "give it a method __call__(self, value)")]
         arguments = {}
-    return wrong_call(target, arguments, args, owner, first=1, also=[CONTEXT])
+    return wrong_call(callee(target), arguments, args, owner, first=1, also=[CONTEXT])
+
+
+def untrainable(own: Any, *, reached: bool) -> tuple[str, str] | None:
+    """Why the parameters of the user's own module cannot become parameters of the model, and the next step; or None.
+
+    reached: gradients reach them on the hook type
+    """
+    from torch.nn.parameter import is_lazy
+
+    names = [name for name, _ in parameters_of(own)]
+    if not reached:
+        what = f"has the parameter {names[0]!r}, which is trained on forward and forward_pre only"
+        return what, "use one of them; what is not trained may be a buffer"
+    if lazy := [name for name, parameter in parameters_of(own) if is_lazy(parameter)]:
+        return f"has the parameter {lazy[0]!r} without a shape", "give the sizes: args: {in_features: 64}"
+    if beside := sorted(own.state_dict().keys() - names):
+        what = f"keeps {beside[0]!r} beside its parameters, which a checkpoint would not have"
+        return what, "make it a parameter, or register_buffer(…, persistent=False) if it is constant"
+    added = added_names(own, "").values()
+    if len(set(added)) < len(added):
+        return (
+            "has parameters whose names differ in . and _ only",
+            "rename one: a parameter's name has no dot",
+        )
+    return None
+
+
+def parameters_of(target: Any) -> list[tuple[str, Parameter]]:
+    """The parameters of a user's own module by all of their names; of other objects none."""
+    from torch.nn import Module
+
+    every = Module.named_parameters(target, remove_duplicate=False) if isinstance(target, Module) else ()
+    return list(every)
+
+
+def added_names(target: Any, hook_name: str) -> dict[Parameter, str]:
+    """The parameters of a user's own module, each with the name under which a hooked module has it: without dots."""
+    names: dict[Parameter, str] = {}
+    for name, parameter in parameters_of(target):
+        names.setdefault(parameter, f"{hook_name}_{name.replace('.', '_')}")
+    return names
+
+
+def callee(target: Callable[..., Any]) -> Callable[..., Any]:
+    """What has the parameters of a call: of a module its forward."""
+    from torch.nn import Module
+
+    return target.forward if isinstance(target, Module) else target
+
+
+def example_of(function: Trusted | InlineFunction, arguments: Mapping[str, Any]) -> Any:
+    """The user's own function; of a class an object."""
+    target = function.target
+    return made(target, copy_of(arguments), 0) if isinstance(target, type) else target
 
 
 def made(cls: type, arguments: Mapping[str, Any], seed: int) -> Any:
     """An object of the class; random numbers in its constructor depend on the seed only."""
     import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), ordinary_tensors(), unset_fake_temporarily():
         torch.default_generator.manual_seed(seed)
         return cls(**arguments)
 
@@ -89,7 +190,7 @@ def may_draw(functions: Iterable[Trusted | InlineFunction]) -> bool:
     Whether the objects of a class take it is known only when they are created.
     """
     targets = [function.target for function in functions]
-    return any(isinstance(target, type) or takes(target, CONTEXT) for target in targets)
+    return any(isinstance(target, type) or takes(callee(target), CONTEXT) for target in targets)
 
 
 def on_tensor(hook: str, code: Code, call: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import posixpath
 from importlib import resources
-from io import StringIO
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.compose import hydra_section
 from hookrun.config.interpolations import guarded
-from hookrun.config.yaml_files import reading
+from hookrun.config.yaml_files import parsed, reading
 from hookrun.errors import Problem, SpecError, spec_error
 
 MAX_LOADS = 1_000
@@ -57,7 +56,7 @@ def _read(source: ConfigSource, file: Path, config_path: str) -> ConfigResult:
     """The content of a config file; raises SpecError for content that only hookrun's own files may have."""
     with reading(file) as text:
         header = ConfigSource._get_header_dict(text[:512])
-        content = cast(DictConfig, OmegaConf.load(StringIO(text)))  # a list is refused when it is merged
+        content = cast(DictConfig, parsed(text))  # a list is refused when it is merged
         if not _is_ours(source):
             plain: Any = OmegaConf.to_container(content, resolve=False)
             if problems := _acting_content(plain, file, posixpath.dirname(config_path)):

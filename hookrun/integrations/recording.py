@@ -230,7 +230,7 @@ class Recording(Installation):
 
     def _inactive_to_report(self) -> list[tuple[str, str, str]]:
         if self._trains:
-            return self.inactive
+            return self.unexplained
         specs = {hook.spec.name: hook.spec for hook in self.plan.hooks}
         waits = {
             name
@@ -239,7 +239,7 @@ class Recording(Installation):
             or spec.hook_type.phase == "step"
             or spec.keys.when.mode == "train"
         }
-        return [each for each in self.inactive if each[0] not in waits]
+        return [each for each in self.unexplained if each[0] not in waits]
 
     def _finish(self, error: BaseException | None) -> None:
         """Write the remaining data, the manifest and the status, with the error of the block, which is not raised."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
+from hookrun.actions.base import was_added
 from hookrun.errors import listed, shortened
 from hookrun.models.attention_points import POINTS, lacks_points
 from hookrun.plan.plan import Match
@@ -100,6 +101,7 @@ class ModelNames:
 
     modules, parameters: by each of their names
     added:  first path of a module -> names of parameters that hooks will add
+    added_by: name of a hook -> those that it adds to each of its modules
     frozen: names of the parameters that hooks will freeze
     """
 
@@ -109,6 +111,7 @@ class ModelNames:
         self.parameters = dict(model.named_parameters(remove_duplicate=False))
         self._names = _names_by_object(self.modules) | _names_by_object(self.parameters)
         self.added = defaultdict[str, list[str]](list)
+        self.added_by = dict[str, list[str]]()
         self.frozen = set[str]()
         self._trees = dict[
             bool, Tree
@@ -127,6 +130,16 @@ class ModelNames:
                 numbered[path] = children
         silent = {path for path, module in self.modules.items() if _lacks_forward(module)}
         return Tree(nodes, numbered, self._first_names(self.modules), silent)
+
+    @cached_property
+    def own(self) -> set[int]:
+        """The ids of the model's parameters, without those that hooks have added."""
+        return {
+            id(parameter)
+            for module in self.modules.values()
+            for name, parameter in module._parameters.items()
+            if not was_added(module, name)
+        }
 
     def tree_of(self, spec: HookSpec) -> Tree:
         """The modules as the hook sees them: without a forward they still have parameters and can be changed."""
@@ -237,17 +250,21 @@ class ModelNames:
         parameter = self.parameters.get(name)
         return name not in self.frozen and (parameter is None or parameter.requires_grad)
 
-    def plan_effects(self, spec: HookSpec, matches: tuple[Match, ...]) -> None:
-        """Record what a planned hook will add to its modules and freeze in them."""
+    def plan_effects(self, spec: HookSpec, matches: tuple[Match, ...], own: Iterable[str] = ()) -> None:
+        """Record what a planned hook will add to its modules and freeze in them.
+
+        own: the names of the parameters of the user's own module
+        """
         name = spec.action.adds(spec.name)
+        names = self.added_by[spec.name] = [*own] if name is None else [name]
         for match in matches:
-            if name is not None and name not in self.added[match.path]:
-                self.added[match.path].append(name)
+            if new := [name for name in names if name not in self.added[match.path]]:
+                self.added[match.path] += new
                 self._trees.clear()
             if spec.action.freezes:
-                own = getattr(spec.action_on(match.own), "parameters", None)
+                named = getattr(spec.action_on(match.own), "parameters", None)
                 of_module = self.modules[match.path].named_parameters()
-                frozen = {id(parameter) for each, parameter in of_module if own is None or each in own}
+                frozen = {id(parameter) for each, parameter in of_module if named is None or each in named}
                 self.frozen |= {
                     name for name, parameter in self.parameters.items() if id(parameter) in frozen
                 }

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from hookrun.actions.values import InlineFunction
-from hookrun.errors import Problem
+from hookrun.errors import Problem, listed
 from hookrun.run_values import Source, digest_of
 from hookrun.spec.hook import HookSpec
 from hookrun.store.records import UsedRunRecord
 from hookrun.trust.callables import Code
 from hookrun.trust.load import Trusted
+
+_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class PlannedHook:
     heads:     path of a match -> how many heads its value has, if the hook has `heads`
     texts:     text in its `tokens` -> the token ids of that text
     tokenizer: the tokenizer that gives texts of tokens; None: without `tokens`, or not known
+    own:       the parameters of the user's own module that each match gets: name -> shape
     """
 
     spec: HookSpec
@@ -89,6 +92,13 @@ class PlannedHook:
     heads: Mapping[str, HeadCount] = field(default_factory=dict, compare=False, repr=False)
     texts: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
     tokenizer: Any = field(default=None, compare=False, repr=False)
+    own: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def added(self) -> list[str]:
+        """The names of the parameters that it adds to each module."""
+        name = self.spec.action.adds(self.spec.name)
+        return [*self.own] if name is None else [name]
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -164,6 +174,7 @@ class ResolvedPlan:
             "model": self.model,
             "seed": self.seed,
             "unchecked": self.unchecked,
+            **({} if self.no_output is None else {"no_output": self.no_output}),
             "hooks": [
                 {
                     "name": hook.spec.name,
@@ -180,6 +191,19 @@ class ResolvedPlan:
     def _code(self) -> dict[str, Any]:
         return {"code": {where: code.to_dict() for where, code in self.code.items()}} if self.code else {}
 
+    @property
+    def no_output(self) -> str | None:
+        """One sentence if a hook stops the forward, after which there is no output; else None."""
+        stops = [
+            f"{hook.spec.name} stops the forward after {match.path or '(root)'}"
+            for hook in self.hooks
+            if hook.spec.action.stops
+            for match in hook.matches
+        ]
+        return (
+            f"{listed(stops, _SHOWN)}: there is no output, and there are no metrics of it" if stops else None
+        )
+
     def applied(self) -> list[str]:
         """The identities of the hooks that change the model at installation, which checkpoints record."""
         return [hook.spec.identity for hook in self.hooks if hook.spec.hook_type.phase == "installation"]
@@ -187,9 +211,12 @@ class ResolvedPlan:
     def added(self) -> Iterator[tuple[str, str]]:
         """Module path and name of every parameter that the plan adds."""
         for hook in self.hooks:
-            name = hook.spec.action.adds(hook.spec.name)
-            if name is not None:
-                yield from ((match.path, name) for match in hook.matches)
+            yield from ((match.path, name) for match in hook.matches for name in hook.added)
+
+
+def lies_in(names: Iterable[str], modules: Collection[str]) -> bool:
+    """Whether each of these names of one module or parameter lies in one of the modules."""
+    return all(any(not path or name.startswith(f"{path}.") for path in modules) for name in names)
 
 
 def uncompilable(plan: ResolvedPlan) -> list[Problem]:
@@ -229,6 +256,10 @@ def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
         yield problem("", "runs your own Python, which may not work inside a graph")
     elif action.observes:
         yield problem("", "passes values to Python at each firing, which breaks the graph")
+    elif action.stops:
+        yield problem("", "ends the forward by an exception, which a graph cannot contain")
+    elif action.skips and not when.always:
+        yield problem(".when", "decides at each call whether the forward runs, but in a graph only once")
     elif action.draws:
         yield problem("", "draws from a generator of its own, which a graph cannot contain")
     elif kind.on == "reading" and (unknown := [match.path for match in hook.matches if match.shape is None]):

@@ -12,10 +12,10 @@ from torch.nn.parameter import is_lazy
 from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
 from hookrun.actions.own_parameters import OnOwnParameters
-from hookrun.actions.user_code import wrong_function
+from hookrun.actions.user_code import added_names, example_of, untrainable, wrong_function
 from hookrun.actions.values import InlineFunction, OutsideValue
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
-from hookrun.hook_types import BACKWARD, FORWARD_PRE
+from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
 from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
 from hookrun.plan.plan import HeadCount, Match, PlannedHook, ResolvedPlan
@@ -64,14 +64,44 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
     names = ModelNames(model)
     enabled = [hook for hook in spec.hooks if hook.keys.enabled and not hook.on_parameters]
     for hook in sorted(enabled, key=_resolved_first):
-        if hook.action.freezes or hook.action.adds(hook.name) is not None:
-            names.plan_effects(hook, names.matches(hook, names.select(hook)))
+        _, own, _ = _own_code(hook, names)
+        if own or hook.action.freezes or hook.action.adds(hook.name) is not None:
+            names.plan_effects(hook, names.matches(hook, names.select(hook)), own)
     return names
 
 
-def _resolved_first(hook: HookSpec) -> int:
-    """A sort key: first hooks that run at installation, then those that add parameters, then the others."""
-    return 0 if hook.hook_type.phase == "installation" else 1 if hook.action.adds(hook.name) else 2
+def _resolved_first(hook: HookSpec) -> tuple[bool, bool, bool]:
+    """A sort key: first hooks that run at installation, then those on modules, of which some add parameters."""
+    adds = hook.action.adds(hook.name) is not None
+    return hook.hook_type.phase != "installation", hook.on_parameters, not adds
+
+
+def _own_code(
+    spec: HookSpec, names: ModelNames
+) -> tuple[dict[str, Trusted | InlineFunction], dict[str, tuple[int, ...]], list[Problem]]:
+    """The user's own functions that the action names, by field; the parameters of own modules; problems.
+
+    Of a parameter that the model does not have yet: the name under which a hooked module will have it -> shape.
+    """
+    functions, parameters = dict[str, Trusted | InlineFunction](), dict[str, tuple[int, ...]]()
+    arguments, problems = spec.action.value_of(Meaning.ARGUMENTS) or {}, list[Problem]()
+    for field, named in spec.action.own_functions().items():
+        try:
+            function = load(named, ACTIONS, f"{spec.where}.{field}") if isinstance(named, str) else named
+        except SpecError as error:
+            problems += error.errors
+            continue
+        functions[field] = function
+        if wrong := wrong_function(function, arguments, spec.where):
+            problems += wrong
+            continue
+        own = example_of(function, arguments)
+        new = {name: each for each, name in added_names(own, spec.name).items() if id(each) not in names.own}
+        if new and (why := untrainable(own, reached=spec.hook_type in {FORWARD, FORWARD_PRE})) is not None:
+            problems.append(Problem(f"{spec.where}.{field}", f"'{function.code.name}' {why[0]}", why[1]))
+        else:
+            parameters |= {name: tuple(parameter.shape) for name, parameter in new.items()}
+    return functions, parameters, problems
 
 
 def _resolve_hook(
@@ -81,7 +111,8 @@ def _resolve_hook(
     paths, unselected = select(spec, names)
     problems += unselected
     matches = names.matches(spec, paths)
-    problems += _fitting(spec, matches, names)
+    functions, own, unusable = _own_code(spec, names)
+    problems += [*_fitting(spec, matches, names, own), *unusable]
     values = dict[str, dict[str, Source]]()
     places = {match.path: _captured_as(spec, match) for match in matches}
     for field, value in spec.action.outside_values().items():
@@ -93,17 +124,6 @@ def _resolve_hook(
                 problems.append(Problem(f"{spec.where}.{field}.at", why, hint))
         except HookrunError as error:
             problems.append(Problem(f"{spec.where}.{field}", str(error)))
-    functions = dict[str, Trusted | InlineFunction]()
-    for field, named in spec.action.own_functions().items():
-        try:
-            functions[field] = (
-                load(named, ACTIONS, f"{spec.where}.{field}") if isinstance(named, str) else named
-            )
-            problems += wrong_function(
-                functions[field], spec.action.value_of(Meaning.ARGUMENTS) or {}, spec.where
-            )
-        except SpecError as error:
-            problems += error.errors
     heads, unknown = _heads(spec, matches, names)
     problems += [*unknown, *unknown_spans(spec.keys.tokens, spec.where, runs.data)]
     tokenizer, texts = None, dict[str, tuple[int, ...]]()
@@ -115,8 +135,8 @@ def _resolve_hook(
             texts, unreadable = texts_of(spec.keys.tokens, spec.where, lookup)
             problems += unreadable
     if not problems:
-        names.plan_effects(spec, matches)
-    return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer), problems
+        names.plan_effects(spec, matches, own)
+    return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer, own), problems
 
 
 def _captured_as(spec: HookSpec, match: Match) -> tuple[str, ...]:
@@ -244,6 +264,9 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
                 f"has no meaning on hook type {kind.name!r}, which fires {kind.fires} and sees {kind.sees}",
                 f"leave `{key}` out",
             )
+        elif was_given and spec.action.of_call and not key.startswith("when"):
+            what = f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module"
+            yield Problem(f"{spec.where}.{key}", what, f"leave `{key}` out")
     if keys.when.rank is not None and not spec.action.observes:
         yield Problem(
             f"{spec.where}.when.rank",
@@ -252,8 +275,13 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         )
 
 
-def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Iterator[Problem]:
-    """Problems of matches that the hook does not fit."""
+def _fitting(
+    spec: HookSpec, matches: Iterable[Match], names: ModelNames, own: Iterable[str]
+) -> Iterator[Problem]:
+    """Problems of matches that the hook does not fit.
+
+    own: the names of the parameters of the user's own module
+    """
     reasons = defaultdict[str, list[str]](list)
     never_fired = defaultdict[Unhookable, list[str]](list)
     for match in matches:
@@ -273,14 +301,15 @@ def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Ite
             if (tensor := computed_before(module, own_name)) is not None:
                 reasons[_COMPUTED.format(tensor)].append(match.path)
             continue
-        own = [name for name, parameter in module._parameters.items() if parameter is not None]
+        present = [name for name, parameter in module._parameters.items() if parameter is not None]
         added, name = names.added.get(match.path, []), spec.action.adds(spec.name)
-        taken = None if name is None else name_taken(module, name, added)
+        new = own if name is None else [name]
+        taken = next(filter(None, (name_taken(module, name, added) for name in new)), None)
         if taken is not None:
-            of_hook = " for the hook" if spec.action.trains else ""
+            of_hook = " for the hook" if spec.action.trains or own else ""
             reason: str | None = f"{taken}: choose another name{of_hook}"
         else:
-            reason = spec.action_on(match.own).incompatibility(spec.hook_type, module, own + added)
+            reason = spec.action_on(match.own).incompatibility(spec.hook_type, module, present + added)
             if match.own and "parameters" in spec.action.model_fields_set:
                 reason = "`select` names parameters, and so does `parameters`: leave one of them out"
         if reason is not None:

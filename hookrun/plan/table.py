@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -103,7 +104,9 @@ def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
 
 def notes(plan: ResolvedPlan) -> list[str]:
     """Lines below the table: sizes of captures, modules that were not called, what was not checked, the hash."""
-    lines = [line for hook in plan.hooks for line in _hook_notes(hook, plan.samples)]
+    of_calls = [hook.spec.name for hook in plan.hooks if hook.spec.action.of_call]
+    lines = [line for hook in plan.hooks for line in _hook_notes(hook, plan.samples, of_calls)]
+    lines += [] if plan.no_output is None else [plan.no_output]
     codes = dict[str, Code]()
     for hook in plan.hooks:
         codes |= {f"{hook.spec.where}.{field}": function.code for field, function in hook.functions.items()}
@@ -154,7 +157,7 @@ def _limited(items: Sequence[str], limit: int | None) -> list[str]:
     return [*items[: limit - 1], f"{indent}and {len(items) - limit + 1} more"]
 
 
-def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
+def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str]) -> list[str]:
     lines = []
     sizes = [match for match in hook.matches if match.bytes is not None]
     if sizes:
@@ -166,10 +169,16 @@ def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
         elif samples is not None and unit == "sample":
             line += f", {size(each * samples)} per run of {samples} samples"
         lines.append(line)
+    if hook.own:
+        added = listed([f"{name} {list(shape)}" for name, shape in hook.own.items()], SHOWN)
+        lines.append(
+            f"{hook.spec.name}: adds {added} to each module, {sum(map(prod, hook.own.values())):,} elements"
+        )
     lines += [_value_note(hook, field, values) for field, values in hook.values.items() if values]
     missed = [match.path or "(root)" for match in hook.matches if match.called is False]
     if missed:
-        lines.append(f"{hook.spec.name}: the example did not reach {listed(missed, SHOWN)}")
+        under = f" under {listed(of_calls, SHOWN)}" if of_calls else ""
+        lines.append(f"{hook.spec.name}: the example did not reach {listed(missed, SHOWN)}{under}")
     return lines
 
 

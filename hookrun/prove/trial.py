@@ -34,7 +34,7 @@ from hookrun.errors import (
     reason,
 )
 from hookrun.hook_types import SAVED_TENSORS, HookType
-from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
+from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, lies_in
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
 from hookrun.run_values.runs import RunReferences, with_origins
@@ -46,12 +46,11 @@ from hookrun.runtime.snapshot import held
 from hookrun.runtime.wiring import Around
 from hookrun.spec import Spec
 from hookrun.values.containers import (
-    children,
     describe,
     differentiable,
+    form_changed,
     members,
     rebuild,
-    reshaped,
     tensors,
 )
 
@@ -303,12 +302,20 @@ def _run_hooked(
         return replace(plan, unchecked=unchecked)
     for (hook, path), why in findings.without.items():
         unchecked = f"{hook} on {path or '(root)'} cannot run without data: {why}"
+    skips = [hook for hook in plan.hooks if hook.spec.action.skips and hook.spec.keys.when.always]
+    skipped = [name for hook in skips for match in hook.matches for name in match.names]
     batch = next((tensor.shape[0] for tensor in tensors((args, kwargs)) if tensor.dim()), 0)
     hooks = tuple(
         hook
         if hook.spec.on_parameters
         else replace(
-            hook, matches=tuple(_seen(hook, match, shapes, findings, batch) for match in hook.matches)
+            hook,
+            matches=tuple(
+                _seen(hook, match, shapes, findings, batch)
+                if not lies_in(match.names, skipped)
+                else replace(match, called=False)
+                for match in hook.matches
+            ),
         )
         for hook in plan.hooks
     )
@@ -414,7 +421,8 @@ class TrialSink(Sink):
                     return value
                 self.fail(site, str(error).removeprefix(f"{site.where}: "))
                 return value
-            if (changed := _changed_form(value, new)) is not None:
+            # a saved tensor may be replaced, it is restored later
+            if not isinstance(new, Packed) and (changed := form_changed(value, new)) is not None:
                 self.fail(site, changed)
                 return value
             return new
@@ -433,18 +441,3 @@ class TrialSink(Sink):
             Problem(f"hooks.{hook}", f"on {listed([path or '(root)' for path in paths], _SHOWN)}: {what}")
             for (hook, what), paths in self.problems.items()
         ]
-
-
-def _changed_form(old: Any, new: Any) -> str | None:
-    """How an edit changed type, shape, dtype or device, or None."""
-    if old is new or isinstance(new, Packed):  # a saved tensor may be replaced, it is restored later
-        return None
-    if isinstance(old, Tensor) and isinstance(new, Tensor):
-        return reshaped(old, new)
-    if type(old) is not type(new):
-        return f"the action changes the type from {type(old).__name__} to {type(new).__name__}"
-    before, after = children(old), children(new)
-    if [key for key, _ in before] != [key for key, _ in after]:
-        return f"the action changes the members of the {type(old).__name__}"
-    pairs = zip(before, after, strict=True)
-    return next((text for (_, a), (_, b) in pairs if (text := _changed_form(a, b)) is not None), None)

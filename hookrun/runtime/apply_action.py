@@ -42,9 +42,13 @@ def compose(site: HookSite, *, targeted: bool = True) -> tuple[Op, Op | None]:
     The second op, if there is one, is a faster version for tensors that nobody else refers to yet: outputs in new
     memory, gradients of tensor hooks.
 
+    The op of an action on the call itself returns True: whatever is given, the action takes place.
+
     An op raises only HookrunError: any other exception of an action becomes a HookError that names the hook.
     """
     action, keys = site.spec.action, site.spec.keys
+    if action.of_call:
+        return partial(_decide, site), None
     function = function_of(site)
     path = keys.target.keys if keys.target is not None and targeted else None
     if not action.observes:
@@ -56,6 +60,11 @@ def compose(site: HookSite, *, targeted: bool = True) -> tuple[Op, Op | None]:
         keep_gradient = _observer(site, partial(function.keep, references=OF_GRADIENT), None)
         return keep_any, function.observer(site, keep_gradient, references=OF_GRADIENT)
     return function.observer(site, keep_any), function.observer(site, keep_any, new=True)
+
+
+def _decide(site: HookSite, decided: bool) -> bool:
+    site.fired += 1
+    return True
 
 
 def function_of(site: HookSite) -> Op:
@@ -116,13 +125,14 @@ def _require_same_form(old: Tensor, new: Any) -> None:
 def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
     together = site.spec.action.scope == "together"
     clock, takes, of_gradient = site.clock, _taken_by(site.spec.action), site.hook_type.phase == "backward"
-    checked = False  # shape and dtype of the first result
+    records = bool(site.spec.action.own_functions())  # with the path of the tensor, as observers
+    simple, checked = path is None and not records, False  # `checked`: shape and dtype of the first result
 
     def edit(value: Any) -> Any:
         site.fired += 1
         try:
             # the common case
-            if checked and path is None and isinstance(value, Tensor) and value.is_floating_point():
+            if simple and checked and isinstance(value, Tensor) and value.is_floating_point():
                 new = function(value)
                 if clock.counting and new is not None:
                     count(site, value, new)
@@ -130,6 +140,7 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
             member = value if path is None else _member(site, value, path)
             olds = list(filter(acts_on, containers.tensors(member))) if together else []
             news = iter(function(olds) if olds else ())
+            paths = {id(leaf): at for at, leaf in containers.leaves(member)} if records else {}
             acted = False
 
             def edit_leaf(leaf: Any) -> Any:
@@ -137,6 +148,8 @@ def _editor(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
                 if not takes(leaf):
                     return leaf
                 acted = True
+                if records:
+                    site.current.at = paths.get(id(leaf), "")
                 new = next(news) if together else function(leaf)
                 if new is None:
                     return leaf

@@ -60,7 +60,7 @@ class Clock:
     counting:     count the elements that edits change (on the logged steps)
     rows:         this rank's rows of the current batch; None: the batch is not split
     stands_in:    this rank has no rows of the current batch and runs the pass only because collective operations need
-                  every rank: nothing is observed, and no gradient is edited
+                  every rank, or the task runs it for itself: nothing is observed, and no gradient is edited
     samples:      the sample numbers of the current batch, [B] int64; None: not known
     population:   how many samples the run can reach, from which their numbers come; None: not known
     passes:       which tokens the calls of the model compute; None where no hook has `tokens`
@@ -338,7 +338,7 @@ class CurrentCall(local):
     at:      path, below `within`, of the tensor that the action is given
     of_call: the number of the call that a gradient or a saved tensor belongs to; None: the module's current call
     of_pass: the pass over the tokens that a gradient belongs to; None: the current pass
-    args:    the arguments of the module call, for actions that use them
+    args:    the arguments of the module call as one value, for actions that use them; None: there are none
     whole:   the whole tensor while the action is given a part of it, if it needs the whole
     chosen:  the positions that `tokens` selects
     """
@@ -347,7 +347,7 @@ class CurrentCall(local):
     at = ""
     of_call: int | None = None
     of_pass: Pass | None = None
-    args: tuple[Any, ...] = ()
+    args: Any = None
     whole: Tensor | None = None
     chosen: Chosen | None = None
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hookrun.actions.base import remove_parameter, was_added
 from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, listed
-from hookrun.plan.plan import ResolvedPlan, uncompilable
+from hookrun.plan.plan import ResolvedPlan, lies_in, uncompilable
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.direct_calls import call_through_torch
 from hookrun.runtime.hooks.base import Listener
@@ -168,13 +168,42 @@ class Installation:
     @property
     def inactive(self) -> list[tuple[str, str, str]]:
         """(hook, module path, why) of each hook that never fired there, or found no tensor for its action."""
-        never = [(site.hook_name, site.path, "never fired") for site in self.sites if not site.firings]
+        causes = self._causes
+        never = [
+            (site.hook_name, site.path, f"never fired{causes.get((site.hook_name, site.path), '')}")
+            for site in self.sites
+            if not site.firings
+        ]
         idle = [site for site in self.sites if site.fired and site.idle >= site.fired]
         return never + [(site.hook_name, site.path, site.why_idle) for site in idle]
 
+    @property
+    def unexplained(self) -> list[tuple[str, str, str]]:
+        """`inactive` without the hooks that could not fire, because another one skips or stops what they wait for."""
+        causes = self._causes
+        return [each for each in self.inactive if each[:2] not in causes]
+
+    @property
+    def _causes(self) -> dict[tuple[str, str], str]:
+        """(hook, module path) of a hook that could not fire -> the rest of the sentence that says so."""
+        acted = [site for site in self.sites if site.firings and not site.let_through]
+        stops = [f"{site.hook_name} stops the forward" for site in acted if site.spec.action.stops]
+        skips = {(site.hook_name, site.path) for site in acted if site.spec.action.skips}
+        names = {
+            (hook.spec.name, match.path): match.names for hook in self.plan.hooks for match in hook.matches
+        }
+        skipped = [name for skip in skips for name in names[skip]]
+        causes = dict[tuple[str, str], str]()
+        for site in self.sites:
+            place = site.hook_name, site.path
+            is_skipped = lies_in(names[place], skipped) or set(names[place]) <= set(skipped)
+            if not site.firings and (stops or is_skipped):
+                causes[place] = f": {stops[0] if stops else f'{min(skips)[0]} skips the module'}"
+        return causes
+
     def _inactive_to_report(self) -> list[tuple[str, str, str]]:
-        """The part of `inactive` that leaving the block reports: all of it."""
-        return self.inactive
+        """The part of `inactive` that leaving the block reports."""
+        return self.unexplained
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the hooks between two steps, as plain values: by hook name and module path.
@@ -362,7 +391,7 @@ class Installation:
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that these hooks added, for an optimizer that was created before the hooks were installed."""
-        return [parameter for _, parameter in self.named_parameters()]
+        return list(dict.fromkeys(parameter for _, parameter in self.named_parameters()))
 
     def uninstall_parameters(self) -> None:
         """Delete the parameters that these hooks added. Without it they stay: trained and saved."""

@@ -129,7 +129,7 @@ def sharded_too_early(plan: ResolvedPlan, model: nn.Module) -> list[Problem]:
     problems = list[Problem]()
     for hook in plan.hooks if parts else ():
         spec = hook.spec
-        if spec.hook_type.phase == "installation" or spec.action.adds(spec.name) is not None:
+        if spec.hook_type.phase == "installation" or hook.added:
             message = (
                 f"{spec.action.action_name} changes the model's parameters, and {parts[0]} is sharded already"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -19,17 +20,20 @@ from hookrun.actions.base import (
     Keeper,
     TokenRows,
     add_parameter,
+    added_otherwise,
     name_taken,
+    remove_parameter,
     was_added,
 )
 from hookrun.actions.check import finding, verdict
 from hookrun.actions.fields import Meaning
-from hookrun.actions.user_code import on_tensor
+from hookrun.actions.user_code import Recorded, added_names, on_tensor, parameters_of
 from hookrun.actions.values import InlineFunction, OutsideValue
 from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.models.attention_points import lacks_points
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows, Source
+from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.clock import Calls, Clock, CurrentCall
 from hookrun.runtime.part import part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn, kept_samples
@@ -125,6 +129,7 @@ class HookSite:
     fired_in_graphs: the same inside compiled graphs, a 0-dimensional tensor that they add to
     open_in_graphs:  whether the schedule holds at this step and epoch, which they read; None if it always does
     target_was_none: the target was None in a firing
+    let_through: an action on the call itself did not take place in some call
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
@@ -160,6 +165,7 @@ class HookSite:
         self.idle = 0
         self._idle_at = 0
         self.target_was_none = False
+        self.let_through = False
         self.changed: Tensor | int = 0
         self.total = 0
         self.tokenizer = hook.tokenizer
@@ -168,6 +174,7 @@ class HookSite:
         own_seed = action.value_of(Meaning.SEED)
         seed = seed if own_seed is None else own_seed
         self.seed = derived_seed(seed, self.hook_name, path)
+        self.reads_arguments = "args" in action.uses
         self._hook_seed = derived_seed(seed, self.hook_name)
         self._draws = Draws(self.seed, calls if self.hook_type.phase == "forward" else None)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
@@ -176,6 +183,7 @@ class HookSite:
             for value in action.outside_values().values()
         )
         self._functions = hook.functions
+        self._own = hook.own
         self._held = list[Any]()
 
     @cached_property
@@ -416,10 +424,11 @@ class HookSite:
         """The user's own function that the field names."""
         return self._functions[field]
 
-    def context(self) -> HookContext:
+    @contextmanager
+    def context(self) -> Iterator[HookContext]:
         """What a user's own function may know about the current firing."""
-        clock, keys = self.clock, self.spec.keys
-        return HookContext(
+        clock, keys, recorded = self.clock, self.spec.keys, Recorded()
+        yield HookContext(
             self.hook_name,
             self.hook_type.name,
             self.path,
@@ -430,11 +439,66 @@ class HookSite:
             self.call,
             self.current.within or str(keys.target or ""),
             self.generator,
+            recorded.add,
+            self.current.args,
         )
+        numbers, recorded.numbers = recorded.numbers, None
+        if numbers and repeating() is None and not (clock.stands_in and self.hook_type.of_rows):
+            self.emit(numbers)
 
     def register_state(self, own: Any) -> None:
         """Include the state of this object, which the action keeps between firings, in `state_dict`."""
         self._held.append(own)
+
+    def adopted(self, own: Callable[..., Any], *, given: bool) -> Callable[..., Any]:
+        """The user's own module as a function; each call looks its parameters up in the hooked module, see `_trained`.
+
+        Of modules that share a given object the parameters are shared, too.
+        """
+        if not isinstance(own, nn.Module):
+            return own
+        module, links = self.module, list[tuple[dict[str, nn.Parameter | None], str, str]]()
+        with unset_fake_temporarily():
+            if given and not self.sink.has_values:
+                own = deepcopy(own)  # a trial run must leave no gradients in it
+            elif self._own and not given:
+                own.to(self._like.device, self._like.dtype)
+        names = {
+            parameter: name
+            for parameter, name in added_names(own, self.hook_name).items()
+            if name in self._own
+        }
+        for parameter, name in names.items():
+            if given and was_added(module, name):
+                remove_parameter(module, name)  # the object has the present values
+            self._add(name, parameter)
+        for name, parameter in parameters_of(own):
+            if parameter in names:
+                owner, _, leaf = name.rpartition(".")
+                links.append((own.get_submodule(owner)._parameters, leaf, names[parameter]))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for parameters, leaf, name in links:
+                parameters[leaf] = getattr(module, name)
+            if own.training is not module.training and not (given and not links):
+                own.train(module.training)
+            return own(*args, **kwargs)
+
+        return call
+
+    def _add(self, name: str, parameter: nn.Parameter) -> None:
+        """Add a parameter to the module; one of an earlier installation is kept."""
+        problem = name_taken(self.module, name) or added_otherwise(self.module, name, parameter.shape)
+        if problem is not None:
+            raise HookError(f"{self.where}: {problem}")
+        if not was_added(self.module, name):
+            add_parameter(self.module, name, parameter)
+
+    @property
+    def _like(self) -> Tensor:
+        """A tensor in the dtype and on the device of parameters that are added; an activation has none of its own."""
+        nearby = chain(self.module.parameters(), self.clock.model.parameters())
+        return next((p for p in nearby if p.is_floating_point()), torch.empty(0))
 
     def _trained(self, field: str) -> Callable[[Tensor], Tensor]:
         """The added parameter as an operand, looked up in the module at each call: fully_shard replaces parameters.
@@ -443,12 +507,7 @@ class HookSite:
         """
         name = str(self.spec.action.adds(self.hook_name))
         if not was_added(self.module, name):
-            # an activation has no parameters of its own
-            nearby = chain(self.module.parameters(), self.clock.model.parameters())
-            like = next((p for p in nearby if p.is_floating_point()), torch.empty(0))
-            if (taken := name_taken(self.module, name)) is not None:
-                raise HookError(f"{self.where}: {taken}")
-            add_parameter(self.module, name, nn.Parameter(self._constant(field)(like).clone()))
+            self._add(name, nn.Parameter(self._constant(field)(self._like).clone()))
         module = self.module
 
         def trained(x: Tensor) -> Tensor:
@@ -460,9 +519,10 @@ class HookSite:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """The arguments of the current module call."""
+        """The arguments of the current module call: the positional ones, then the others."""
         self._require("args")
-        return self.current.args
+        inputs = self.current.args
+        return tuple(inputs.values()) if isinstance(inputs, dict) else inputs or ()
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         """Every tensor and every None in the value, with its path."""
@@ -481,6 +541,11 @@ class HookSite:
     def generator(self, like: Tensor) -> Generator:
         """A generator on the tensor's device, with a seed for this draw, so that a draw depends on its number only."""
         self._require("generator")  # activation checkpointing would recompute the call with other numbers
+        if self.hook_type.of_rows and self.clock.rows is not None:
+            raise HookError(
+                f"{self.where}: it draws random numbers for the rows of a batch, which would differ by rank: use "
+                "compute.strategy=none"
+            )
         return self._draws.generator(like.device)
 
     def drawn(self, like: Tensor, fill: Fill) -> Tensor:

@@ -150,7 +150,7 @@ def _members(value: Any) -> Members | None:
         return list(value.items())
     if isinstance(value, set | frozenset | deque):
         return list(enumerate(value))
-    if _is_cache(value):  # other attributes, such as its configuration or a stream, are not copied
+    if is_cache(value):  # other attributes, such as its configuration or a stream, are not copied
         return [
             (name, member)
             for name, member in attributes(value)
@@ -170,7 +170,7 @@ def _is_data(value: Any) -> bool:
     )
 
 
-def _is_cache(value: Any) -> bool:
+def is_cache(value: Any) -> bool:
     """Whether the value is a cache of transformers, or a layer of one: they hold tensors as attributes."""
     return any(
         base.__module__ == "transformers.cache_utils"
@@ -211,7 +211,7 @@ def _rebuilt(value: Any, changed: dict[Key, Any]) -> Any:
         return deque(changed.values(), value.maxlen)
     if isinstance(value, set | frozenset):
         return type(value)(changed.values())
-    if is_dataclass(value) or _is_cache(value):
+    if is_dataclass(value) or is_cache(value):
         instance = object.__new__(type(value))
         for name, member in [*attributes(value), *changed.items()]:
             object.__setattr__(instance, str(name), member)  # works for a frozen dataclass too

@@ -25,6 +25,7 @@ from hookrun.runtime.compiled import in_graph_of, refusal
 from hookrun.runtime.fast.direct_calls import call_directly
 from hookrun.runtime.hooks import registered_hooks
 from hookrun.runtime.hooks.base import BoundHook, Listener, ModuleHook, ParameterHook, RegisteredHook, Shared
+from hookrun.runtime.hooks.calls import Skip, Stop
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.kept_zero import KeptZero
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
@@ -231,7 +232,9 @@ class Wiring:
             self._listen(module.register_forward_pre_hook, calls.count)
         by_kind = defaultdict[type[ModuleHook], list[HookSite]](list)
         for hook, match in planned:
+            action = hook.spec.action
             kind = cast(type[ModuleHook], registered_hooks()[hook.spec.hook_type])
+            kind = Skip if action.skips else Stop if action.stops else kind
             by_kind[kind].append(self._site(hook, match.path, module, calls))
         outermost_first = [
             self._register(kind, by_kind[kind]) for kind in sorted(by_kind, key=attrgetter("depth"))

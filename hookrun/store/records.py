@@ -150,6 +150,7 @@ class PlanRecord(Record):
     model: Name | None = None
     seed: Whole | None = None
     unchecked: Text | None = None
+    no_output: Text | None = None
     hooks: Listing[PlannedHookRecord] = []
     runs: Listing[UsedRunRecord] = []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +30,12 @@ def read_yaml(path: Path, root: Path) -> Any:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from hookrun.config.yaml_files import check_text
+    from hookrun.config.yaml_files import check_text, parsed
 
     try:
         text = read_inside(path, root, limit=MOST_YAML).decode("utf-8")
         check_text(text)
-        return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
+        return OmegaConf.to_container(parsed(text), resolve=False)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -63,6 +63,12 @@ class TaskWithBackward(TaskOfSplits):
         """Whether the loss is computed; it is if `backward` starts from the loss."""
         return super().scores_with_loss() or (self.backward is not None and self.backward.score == "loss")
 
+    def needs_output(self) -> str | None:
+        """The keys that ask for metrics or gradients; captures alone need no output."""
+        return next(
+            (f"task.{key}" for key in ("metrics", "backward") if getattr(self, key) is not None), None
+        )
+
     def idle(self, hook: HookSpec) -> tuple[str, str] | None:
         """(why the hook never fires, what to do); None if it fires. Without `backward`, gradient hooks do not fire."""
         needs = super().idle(hook)

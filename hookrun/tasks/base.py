@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, nearest
-from hookrun.spec import Experiment, Settings, TaskKeys
+from hookrun.spec import Experiment, HookSpec, Settings, TaskKeys
 from hookrun.spec.experiment import Section
 from hookrun.spec.objective import Direction, Goal, MetricKeys, direction_of, preferred
 from hookrun.spec.tokens import Tokens
@@ -130,6 +130,11 @@ def task_of(experiment: Experiment) -> Task:
     return cast(Task, experiment.settings.task)
 
 
+def stopping(experiment: Experiment) -> HookSpec | None:
+    """The first enabled hook that stops the forward before the model's output, or None."""
+    return next((hook for hook in experiment.hooks.hooks if hook.action.stops and hook.keys.enabled), None)
+
+
 class JobCache:
     """What the jobs of a sweep have in common while they are checked: the last model, and results of trial runs.
 
@@ -166,14 +171,14 @@ _SHOWN = 8
 
 
 def goal_of(experiment: Experiment) -> Goal | None:
-    """The objective of the experiment; None if its task does not log the metric or the direction is not known.
+    """The objective of the experiment; None if the run does not log the metric or the direction is not known.
 
     Raises SpecError if the data cannot be described.
     """
     asked, task = experiment.settings.objective, task_of(experiment)
     there = task.measures(experiment.settings)
     metric = asked.metric or _first_asked(task, there) or preferred(there)
-    if metric is None or metric not in there:
+    if stopping(experiment) is not None or metric is None or metric not in there:
         return None
     direction = asked.direction or there[metric]
     return None if direction is None else Goal(metric, direction, asked.of)
@@ -216,6 +221,9 @@ def check_objective(experiment: Experiment, others: Iterable[str]) -> None:
 
 def _why_none(experiment: Experiment) -> Problem:
     metric, task = experiment.settings.objective.metric, task_of(experiment)
+    if (hook := stopping(experiment)) is not None:
+        what = f"{hook.name} stops the forward before the model's output, so the run logs no metrics"
+        return Problem(METRIC, what, f"leave the hook out: ~{hook.where}")
     there = task.measures(experiment.settings)
     if not there:
         return Problem(

@@ -13,7 +13,7 @@ from hookrun.data.info import ALL, SPLITS
 from hookrun.errors import Problem, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import asked
-from hookrun.tasks.base import JobCache, Task, changed, metrics_of
+from hookrun.tasks.base import JobCache, Task, changed, metrics_of, stopping
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
@@ -85,6 +85,10 @@ class TaskUnderHooks(Task):
         """The score from which a backward pass without training starts; None: there is no such pass."""
         return None
 
+    def needs_output(self) -> str | None:
+        """What needs the model's output, which a hook may stop; None if nothing does."""
+        return f"task={self.name}"
+
     def idle(self, hook: HookSpec) -> tuple[str, str] | None:
         """(why the hook never fires in this task, what to do); None if it fires."""
         if self.trains or not hook.hook_type.needs_backward:
@@ -138,6 +142,11 @@ class TaskUnderHooks(Task):
         runs = RunReferences.of(experiment, self.splits[0])
         info, model, loss, hooks, plan = parts.data, parts.model, parts.loss, experiment.hooks, None
         parts.add(self.problems(settings, info))
+        if (stop := stopping(experiment)) is not None and (needs := self.needs_output()) is not None:
+            what = f"stops the forward, and {needs} needs the model's output"
+            hint = f"use task=predict without it, or leave the hook out: ~{stop.where}"
+            parts.add([Problem(f"{stop.where}.action", what, hint)])
+            parts.refuse()  # the trial run, which has no output, would report more
         trained = trained_parameters(parts) if self.trains else None
         notes = self._idle_hooks(parts)
         if info is not None and model is not None:

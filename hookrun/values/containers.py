@@ -190,6 +190,21 @@ def reshaped(old: Tensor, new: Tensor) -> str | None:
     return None
 
 
+def form_changed(old: Any, new: Any) -> str | None:
+    """How a value that replaces another differs in type, members, shape, dtype or device; None: in none of them."""
+    if old is new:
+        return None
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        return reshaped(old, new)
+    if type(old) is not type(new):
+        return f"the action changes the type from {type(old).__name__} to {type(new).__name__}"
+    before, after = children(old), children(new)
+    if [key for key, _ in before] != [key for key, _ in after]:
+        return f"the action changes the members of the {type(old).__name__}"
+    pairs = zip(before, after, strict=True)
+    return next((text for (_, a), (_, b) in pairs if (text := form_changed(a, b)) is not None), None)
+
+
 def describe(value: Any) -> str:
     """The shapes of a value, as the plan shows them: ``[8, 64]`` or ``([8, 64], {'h': [8, 4]})``."""
     match value:

@@ -64,6 +64,7 @@ NAMES = {
         "omegaconf:Container": "resolve_parse_tree _resolve_node_interpolation _evaluate_custom_resolver",
         "omegaconf:DictConfig": "_content _get_node",
         "omegaconf:Node": "_value",
+        "omegaconf._utils": "get_yaml_loader",
     },
 }
 """Package, and the part of it that is imported later -> where, as `pkgutil.resolve_name` takes it -> names there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,26 @@ def kept_by(kept: dict[str, list[Any]], forward: Run) -> tuple[Run, Outputs]:
         return found
 
     return run, outputs
+
+
+class Stop(Exception):
+    """Ends a forward early."""
+
+
+def early_exit(model: Any, path: str, x: Any) -> tuple[Run, Outputs]:
+    """A forward hook that keeps a module's output and raises an exception, which the caller of the model catches."""
+    kept: dict[str, list[Any]] = {path: []}
+
+    def hook(module: Any, args: Any, output: Any) -> None:
+        kept[path].append(output.detach().clone())
+        raise Stop
+
+    def forward() -> None:
+        with suppress(Stop):
+            model(x)
+
+    model.get_submodule(path).register_forward_hook(hook)
+    return kept_by(kept, forward)
 
 
 def edits(model: Any, cls: type, edit: Callable[[Any], Any]) -> None:

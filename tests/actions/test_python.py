@@ -286,6 +286,123 @@ def test_it_is_refused_inside_a_graph() -> None:
         model(X)
 
 
+# --- what the context gives
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return (x if mask is None else x * mask), x + 1
+
+
+@pytest.mark.parametrize("hook", ["forward", "forward_pre"])
+def test_the_inputs_are_the_arguments_of_the_module_call(hook: str) -> None:
+    SEEN.clear()
+    model, mask = Masked(), torch.ones(3)
+    first = {"select": "", "hook": "forward_pre", "action": "scale", "factor": 2, "target": "[0]"}
+    with hookrun.hooked(model, {"first": first, **spec(look, hook=hook, select="", target="[0]")}):
+        model(X)
+        model(X, mask=mask)
+    (plain,), named = (context.inputs for context in SEEN)
+    assert torch.equal(plain, X * 2), "as the forward gets them, also where the model has changed the step"
+    assert list(named) == [0, "mask"] and torch.equal(named[0], X * 2) and named["mask"] is mask
+
+
+@pytest.mark.parametrize(
+    ("hook", "select"), [("grad", "0.weight"), ("output_grad", "0"), ("weight", "0.weight"), ("apply", "0")]
+)
+def test_a_hook_that_sees_no_module_call_has_no_inputs(hook: str, select: str) -> None:
+    with (
+        pytest.raises(hookrun.HookError, match=rf"'h' \({hook}\) on {select}.*only forward and forward_pre"),
+        hookrun.hooked(model := net(), spec(lambda x, context: context.inputs and None, hook, select)),
+    ):
+        model(X.clone().requires_grad_()).sum().backward()
+
+
+def test_numbers_recorded_in_one_call_are_one_record_as_of_stats() -> None:
+    total = torch.zeros(())
+
+    def measure(x: Tensor, context: HookContext) -> None:
+        total.add_(1)  # afterwards: what was recorded stays
+        context.record("mean", x.mean())
+        context.record("calls", total)
+        context.record("count", 3)
+        context.record("nothing", float("nan"))
+
+    hooks = {**spec(measure, select="", when={"step": {"every": 2}})}
+    hooks["s"] = {**hooks["h"], "action": "stats", "of": "mean"}
+    del hooks["s"]["function"]
+    model, found = Masked(), list[list[dict[str, Any]]]()
+    with hookrun.hooked(model, hooks) as installed:
+        for _ in range(3):
+            model(X)
+            installed.step()
+    for name in ("h", "s"):
+        found.append([record for record in installed.records if record["hook"] == name])
+    assert [record["calls"] for record in found[0]] == [1, 2, 3, 4]
+    assert [record["path"] for record in found[0]] == ["[0]", "[1]"] * 2, "each tensor of the value"
+    for own, theirs in zip(*found, strict=True):
+        assert own.pop("count") == 3 and own.pop("calls") and own.pop("nothing") != 0
+        assert own == {**theirs, "hook": "h", "action": "python", "mean": pytest.approx(theirs["mean"])}
+
+
+@pytest.mark.parametrize("hook", ["grad", "post_accumulate_grad", "optimizer_step_pre", "weight"])
+def test_hooks_on_parameters_record_too(hook: str) -> None:
+    def measure(x: Tensor, context: HookContext) -> None:
+        context.record("norm", x.norm())
+
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hooks = {**spec(measure, hook, "0.weight"), "s": {"select": "0.weight", "hook": hook, "action": "stats"}}
+    with hookrun.hooked(model, hooks) as installed:
+        model(X).sum().backward()
+        optimizer.step()
+    own, theirs = installed.records
+    assert own["norm"] == pytest.approx(theirs["norm"]) and own["module"] == theirs["module"]
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "says"),
+    [
+        ("a b", 1, "found the name 'a b'"),
+        (3, 1, "found the name 3"),
+        ("step", 1, "has 'step' already"),
+        ("ok", 1, "has 'ok' already"),
+        ("once", 1, "has 'once' already"),
+        ("x", True, "'x' is True, expected a real number"),
+        ("x", "1", "'x' is '1'"),
+        ("x", torch.ones(1), r"'x' is tensor\(\[1.\]\)"),
+        ("x", torch.ones((), dtype=torch.bool), r"'x' is tensor\(True\)"),
+        ("x", 1j, "'x' is 1j"),
+    ],
+)
+def test_what_is_not_a_real_number_under_a_free_name_is_refused(name: Any, number: Any, says: str) -> None:
+    def measure(x: Tensor, context: HookContext) -> None:
+        context.record("once", 1)
+        context.record(name, number)
+
+    model = net()
+    place = r"hook 'h' \(forward, python\) on 0: .*context.record: .*"
+    with pytest.raises(hookrun.HookError, match=place + says), hookrun.hooked(model, spec(measure)):
+        model(X)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_recomputed_call_is_recorded_once(use_reentrant: bool) -> None:
+    model = net()
+    with hookrun.hooked(model, spec(lambda x, context: context.record("mean", x.mean()))) as hooks:
+        checkpoint(model, X.clone().requires_grad_(), use_reentrant=use_reentrant).sum().backward()
+    assert len(hooks.records) == 1
+
+
+def test_nothing_is_recorded_after_the_call() -> None:
+    SEEN.clear()
+    model = net()
+    with hookrun.hooked(model, spec(look)):
+        model(X)
+    with pytest.raises(ValueError, match="the call is over"):
+        SEEN[0].record("late", 1)
+
+
 # --- values that Python gives
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 import yaml
 from safetensors.torch import load_file
+from torch.utils.flop_counter import FlopCounterMode
 
 import hookrun
 from hookrun.cli import main
@@ -53,7 +55,9 @@ def test_it_runs_and_every_hook_fires(name: str, capsys, request: pytest.Fixture
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "hooks").glob("*.yaml")))
 def test_every_hook_set_fits_the_small_network_and_runs(name: str, capsys) -> None:
-    assert main([f"hooks={name}", *SMALL, "train.limit_batches=1", "data.batch_size=8", "strict=true"]) == 0
+    task = "predict" if name == "stop_forward" else "train"
+    small = (*SMALL, "train.limit_batches=1", "data.batch_size=8", "strict=true")
+    assert main([f"hooks={name}", f"task={task}", *small]) == 0
     hooks = yaml.safe_load((CONF / f"hooks/{name}.yaml").read_text()) or {}
     plan, said, _ = capsys.readouterr().out.partition("\nplan ")
     assert said, "the plan is printed before the run"
@@ -90,6 +94,22 @@ def test_scaling_by_one_changes_nothing_and_by_half_does() -> None:
     ]
     assert losses[0] == run("scale_activations", "+hooks.scale.enabled=false").metrics[-1]["loss"]
     assert losses[0] != losses[1]
+
+
+def test_early_features_cost_about_half_of_the_operations() -> None:
+    found = run("early_exit_features", "data.batch_size=4")
+    assert [found.captures["features"][layer].shape for layer in ("layer1", "layer2")] == [(8, 64), (8, 128)]
+    hooks = yaml.safe_load((CONF / "experiment/early_exit_features.yaml").read_text())["hooks"]
+    model, images, operations = (
+        torchvision.models.resnet18(num_classes=10).eval(),
+        torch.randn(1, 3, 64, 64),
+        list[int](),
+    )
+    for hooked in ({}, {"stop": hooks["stop"]}):
+        with hookrun.hooked(model, hooked), FlopCounterMode(display=False) as counted, torch.no_grad():
+            model(images)
+        operations.append(counted.get_total_flops())
+    assert round(operations[1] / operations[0], 2) == 0.55, "as the comment says"
 
 
 def test_ablation_zeroes_the_first_channels_in_validation_only() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
 
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from hookrun.actions import Action
 from hookrun.actions.base import HookContext
+from hookrun.actions.user_code import Recorded
 from hookrun.actions.values import InlineFunction
 from hookrun.hook_types import FORWARD
 from hookrun.values.tensors import check_broadcast, scalars
@@ -34,6 +36,7 @@ class FakeSite:
         self.action = action
         self.hook_name, self.hook_type, self.path = "h", FORWARD, "fc"
         self.seed = 5
+        self.reads_arguments = False
         self.module = module if module is not None else nn.Identity()
         self.args = args
         self.values = values or {}
@@ -81,9 +84,15 @@ class FakeSite:
         given = getattr(self.action, field)
         return given if isinstance(given, InlineFunction) else InlineFunction(_softened)
 
-    def context(self) -> HookContext:
-        module = self.module
-        return HookContext("h", "forward", "fc", module, "train", 0, 0, 0, "", self.generator)
+    @contextmanager
+    def context(self) -> Iterator[HookContext]:
+        recorded = Recorded()
+        args, more = ("h", "forward", "fc", self.module, "train", 0, 0, 0, ""), (recorded.add, self.args)
+        yield HookContext(*args, self.generator, *more)
+        self.emitted += [(None, recorded.numbers)] if recorded.numbers else []
+
+    def adopted(self, own: Callable[..., Any], *, given: bool) -> Callable[..., Any]:
+        return own
 
     def seed_of(self, parameter: str, seed: int | None) -> int:
         return (self.seed if seed is None else seed) + crc32(f"{self.path}.{parameter}".encode())

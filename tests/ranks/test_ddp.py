@@ -111,6 +111,44 @@ def test_a_hook_of_every_type(workers: Any, same: Any, cwd: Path) -> None:
     assert one.hooks == two.hooks, "as often, and as many elements changed"
 
 
+OWN = """
+import torch
+
+class Adapter(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.down, self.up = torch.nn.Linear(width, 2), torch.nn.Linear(2, width)
+
+    def forward(self, value, context):
+        context.record("mean", value.mean())
+        return value + self.up(self.down(value).tanh())
+
+def noisy(value, context):
+    return value + torch.randn(value.shape, generator=context.generator(value))
+"""
+
+
+def test_an_own_module_is_trained_and_records_as_stats(workers: Any, same: Any, cwd: Path) -> None:
+    """Batches of one row at the end: the second rank has none, and records nothing."""
+    (cwd / "ranks_own.py").write_text(OWN)
+    own = "+hooks.{}={{select: fc, hook: forward, action: python, function: 'ranks_own:{}', args: {}}}"
+    trust = "+trust=[ranks_own]"
+    argv = (
+        trust, "data.batch_size=1", own.format("own", "Adapter", "{width: 10}"),
+        "+hooks.whole={select: fc.own_down_weight, hook: grad, action: stats}",
+        "+hooks.seen={select: fc, hook: forward, action: stats, of: mean, priority: -1}",
+    )  # fmt: skip
+    one, (two, said) = in_one(cwd, *argv), in_two(workers, cwd, *argv)
+    same.weights(one, two)
+    assert "own: your own function gets only a rank's own rows" in said[0]
+    for line, other in zip(*(of_hook(run, "whole") for run in (one, two)), strict=True):
+        same.line(line, other)
+    for mine, theirs in zip(of_hook(two, "own"), of_hook(two, "seen"), strict=True):
+        same.line({**theirs, "hook": "own", "action": "python"}, mine)
+    ended = workers.run(cwd, *SMALL, trust, own.format("h", "noisy", "{}"), "compute.strategy=ddp")
+    assert set(ended.codes) == {1} and "draws random numbers for the rows of a batch" in ended.said[0]
+
+
 def test_a_rank_without_rows_takes_part(workers: Any, same: Any, cwd: Path) -> None:
     """Batches of one row: the second rank never has one; its missing records are not reported."""
     argv = (CLIP, LATE, NOISE, ROWS, "data.batch_size=1", "train.accumulate=2", "train.limit_batches=5")

@@ -89,11 +89,12 @@ def inactive_hooks(facts: Facts) -> list[tuple[str, str, list[str]]]:
 
 
 def notes(facts: Facts) -> list[str]:
-    """Files that could not be read, and captures that ended early."""
+    """What the run did not compute, files that could not be read, and captures that ended early."""
     spent = [
         f"{record['hook']} captured nothing after epoch {record['epoch']}, step {record['step']} "
         f"({record['mode']} mode): its max_bytes of {number(record['spent'])} were used up"
         for record in facts.stats.records
         if isinstance(record.get("spent"), int)
     ]
-    return [*facts.notes, *spent[:MOST_SPENT]]
+    stopped = [] if facts.plan.no_output is None else [facts.plan.no_output]
+    return [*stopped, *facts.notes, *spent[:MOST_SPENT]]

@@ -76,6 +76,7 @@ class RegisteredHook:
 
     hook_types:   those that the class implements
     finds_target: it resolves `target` itself, because it attaches to that tensor only
+    reads_arguments: an action needs the arguments of the module call, where the hook type has them
     """
 
     hook_types: ClassVar[Sequence[HookType]] = ()
@@ -84,6 +85,7 @@ class RegisteredHook:
     def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         self.firings = tuple(firings)
         self.ops = tuple(firing.op for firing in firings)
+        self.reads_arguments = any(firing.site.reads_arguments for firing in firings)
 
     def __reduce__(self) -> tuple[type[RegisteredHook], tuple[()]]:
         return type(self), ()  # for copies too

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -12,7 +12,7 @@ from hookrun.hook_types import FORWARD, FORWARD_PRE
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.direct_calls import Direct, maker
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_backward, in_graph
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, in_backward, in_graph
 from hookrun.values.containers import arguments, call_with
 
 
@@ -31,7 +31,10 @@ class ForwardPre(ModuleHook):
         value = before = arguments(args, kwargs)
         if tracing():
             return call_with(in_graph(self.firings, value))
-        if graph_task() != NO_BACKWARD:
+        if self.reads_arguments:
+            for firing in self.firings:
+                value = _with_arguments(firing, value, value)
+        elif graph_task() != NO_BACKWARD:
             value = in_backward(self.firings, value)
         else:
             for op in self.ops:
@@ -45,13 +48,9 @@ class Forward(ModuleHook):
     hook_types = (FORWARD,)
     depth = 2
 
-    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
-        super().__init__(firings)
-        self._reads_arguments = any("args" in firing.site.spec.action.uses for firing in firings)
-
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook; with keyword arguments, which cost a little, only for actions that read arguments."""
-        if self._reads_arguments:
+        if self.reads_arguments:
             yield module.register_forward_hook(self.forward_with_arguments, with_kwargs=True)
         else:
             yield module.register_forward_hook(self.forward)
@@ -69,16 +68,10 @@ class Forward(ModuleHook):
     def forward_with_arguments(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """torch's forward hook, registered with kwargs. An action gets the positional arguments, then the others."""
+        """torch's forward hook, registered with kwargs."""
+        inputs = arguments(args, kwargs)
         for firing in self.firings:
-            firing.site.current.args = (*args, *kwargs.values()) if kwargs else args
-            if tracing():
-                output = firing.traced.fire(output)
-            elif graph_task() != NO_BACKWARD:
-                output = in_backward((firing,), output)
-            else:
-                output = firing.op(output)
-            firing.site.current.args = ()
+            output = _with_arguments(firing, inputs, output)
         return output
 
     def direct(self, module: nn.Module) -> Direct | None:
@@ -86,7 +79,7 @@ class Forward(ModuleHook):
 
         A single action has no loop, and its faster op where the module's output is always in new memory.
         """
-        if self._reads_arguments:
+        if self.reads_arguments:
             return None
         if len(self.ops) > 1:
             return Direct(self._run)
@@ -97,3 +90,17 @@ class Forward(ModuleHook):
         for op in self.ops:
             output = op(output)
         return output
+
+
+def _with_arguments(firing: BoundHook, inputs: Any, value: Any) -> Any:
+    """Run a firing whose action can read the arguments of the module call meanwhile."""
+    current = firing.site.current
+    current.args = inputs
+    if tracing():
+        value = firing.traced.fire(value)
+    elif graph_task() != NO_BACKWARD:
+        value = in_backward((firing,), value)
+    else:
+        value = firing.op(value)
+    current.args = None
+    return value

@@ -149,8 +149,8 @@ class EffectsTask(TaskOfOneSplit):
     def _hook_problems(self, hook: HookSpec) -> list[Problem]:
         """Why the hook cannot be moved, or cannot be repeated with other values."""
         problems, kind = list[Problem](), hook.hook_type
-        if kind.phase != "forward" or kind.until_backward or hook.action.observes:
-            what = f"{hook.action.action_name} on {kind} does not change what a forward pass computes"
+        if kind.phase != "forward" or kind.until_backward or hook.action.observes or hook.action.of_call:
+            what = f"{hook.action.action_name} on {kind} does not edit a value that a forward pass computes"
             problems.append(Problem("task.hook", what, "move an edit on forward or forward_pre"))
         values = [*hook.action.outside_values().values(), *(self.over or {}).get("value", ())]
         varies = {

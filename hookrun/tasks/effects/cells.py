@@ -89,7 +89,7 @@ class Cells:
 
     def compute(self, batch: Batch) -> Any:
         """Compute every job for a batch. Returns the output of the pass without the hook, None if it was computed."""
-        context, moved = self._context, self._moved
+        context, moved, clock = self._context, self._moved, self._context.hooks.clock
         measuring = context.measuring
         others = context.without_hooks(batch) if measuring.without_hooks else None
         context.set_batch(batch)
@@ -97,10 +97,10 @@ class Cells:
         moved.new_batch()
         generators, before = generator_states(python=False), self._places()
         seen_before = self._recorded
-        moved.reached, moved.records = self._replay.reach, not seen_before
+        moved.reached, moved.records, clock.stands_in = self._replay.reach, not seen_before, seen_before
         with self._replay.storing(), context.hooks.uncounted() if seen_before else nullcontext():
             output = self._forward(batch, 1)
-        moved.reached, moved.records = None, False
+        moved.reached, moved.records, clock.stands_in = None, False, True
         self._reading.see(output)
         (plain,) = self._reading.copies_of(output, 1)
         ids = batch.ids

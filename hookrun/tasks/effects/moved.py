@@ -94,7 +94,7 @@ class Moved:
             self.sites[site.path], self._variants[site.path] = site, variant
             self._ops.clear()  # those of an earlier installation
             return partial(self._try if self.trial else self._move, site)
-        if site.hook_type.phase != "forward" or site.hook_type.until_backward:
+        if site.hook_type.phase != "forward" or site.hook_type.until_backward or site.spec.action.of_call:
             return op
         if site.spec.action.observes:
             return lambda value: op(value) if self.records else value
@@ -104,7 +104,7 @@ class Moved:
     @property
     def uses_arguments(self) -> bool:
         """Whether a hook reads the arguments of the call, which are not split."""
-        return any("args" in site.spec.action.uses for site in (*self.sites.values(), *self._others.values()))
+        return any(site.reads_arguments for site in (*self.sites.values(), *self._others.values()))
 
     # ---- the moved hook --------------------------------------------------------------------------------------------
 

@@ -262,7 +262,11 @@ class RunContext:
         return values
 
     def conclude(self, split: str, values: dict[str, float], of: Of | None = None) -> None:
-        """Write the result of the task as a line of metrics.jsonl, and print it."""
+        """Write the result of the task as a line of metrics.jsonl, and print it; or why there is none."""
+        if (missing := self.prepared.plan.no_output) is not None:
+            self.run_dir.log_metrics(split=split, epoch=self.hooks.clock.epoch, note=missing, **values)
+            self.screen.say(f"{split:8} {missing}")
+            return
         self.log(split, values, of)
         self.screen.say(f"{split:8} {numbers(values)}")
 
@@ -299,6 +303,8 @@ class RunContext:
 
         Raises HookrunError for a split without samples.
         """
+        if self.prepared.plan.no_output is not None:
+            measures, store = False, None
         average = self.average()
         held: dict[str, Resumable] = {"average": average, **({} if names is None else {"names": names})}
         with self.evaluating(batches, label, held) as (passed, shown):

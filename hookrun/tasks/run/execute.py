@@ -173,7 +173,7 @@ def run_under_hooks(
                 counts_of_all(run_dir.captures.counts, ranks, run_dir.reached)
         for line in hook_lines(context):
             screen.say(line)
-        inactive, stopped = describe_inactive(hooks.inactive, table.SHOWN), hooks.stopped
+        inactive, stopped = describe_inactive(hooks.unexplained, table.SHOWN), hooks.stopped
         if inactive and settings.strict and stopped is None:
             raise HookrunError("\n".join(["strict: hooks matched and did nothing", *inactive]))
         screen.note(inactive, "WARNING")

@@ -51,10 +51,11 @@ def hook_misfits(plan: ResolvedPlan) -> list[Problem]:
         if not spec.hook_type.of_rows:
             continue
         name, misfits = action.action_name, list[tuple[str, str, str]]()
-        if "generator" in action.uses:
+        draws = action.draws and not action.own_functions()  # those are refused when they draw
+        if draws and "generator" in action.uses:
             what = f"{name} may draw random numbers for the rows of a batch, which would differ by rank"
             misfits.append(("action", what, alone))
-        if action.draws and spec.keys.tokens is not None:
+        if draws and spec.keys.tokens is not None:
             what = f"{name} may draw random numbers for positions, and each rank has its own positions"
             misfits.append(("tokens", what, alone))
         if action.mixes_rows:

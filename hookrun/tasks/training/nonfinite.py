@@ -429,10 +429,8 @@ class NonFiniteTracer:
             search = self.forward
             self.follow_backward(value, where)
         if after and not before:
-            added = spec.action.adds(spec.name)
-            own = frozenset([added] if added is not None else [])
             text = f"first made by {where}, from finite values: {after}"
-            search.blame(_Origin(site.path, text, own))
+            search.blame(_Origin(site.path, text, frozenset(edit.added)))
         elif before and not after:
             search.heal()
             if (call := self._open.get((site.path, site.call))) is not None:  # they were its arguments

@@ -84,11 +84,7 @@ class Trained:
 def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[Problem]]:
     """The parameters of the model that a run with these hooks trains, and all mistakes in the settings for them."""
     names, problems = names_under(hooks, model), list[Problem]()
-    adding = {
-        hook.name: hook
-        for hook in hooks.hooks
-        if hook.keys.enabled and hook.action.adds(hook.name) is not None
-    }
+    adding = {hook.name: hook for hook in hooks.hooks if names.added_by.get(hook.name)}
     members = partial(_members, names=names, adding=adding, problems=problems)
     every = names.select_parameters()
     trained, left_out = list(filter(names.trains, every)), frozenset[str]()
@@ -190,5 +186,10 @@ def _added(
         text = f"'{member}': there is no hook {member.hook!r} that adds parameters"
         mistakes.append(Problem(where, text, nearest(member.hook, adding)))
     hooks = [hook for name, hook in adding.items() if member.every or name == member.hook]
-    added = [join(path, str(hook.action.adds(hook.name))) for hook in hooks for path in names.select(hook)]
+    added = [
+        join(path, name)
+        for hook in hooks
+        for path in names.select(hook)
+        for name in names.added_by[hook.name]
+    ]
     return added, mistakes

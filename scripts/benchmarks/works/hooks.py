@@ -60,6 +60,23 @@ def capture_mlp_inference(settings: Settings) -> Result:
         return measured("mlp, capture all 15 leaves, inference", ways, settings, target=1.40)
 
 
+def early_exit_resnet18(settings: Settings) -> Result:
+    """resnet18, capture the output of layer2 and compute nothing after it."""
+    import hookrun
+
+    path, subject = "layer2", resnet18()
+    with threads(2, grad=False):
+        ways, whole, ours = Ways(), subject.make(), subject.make()
+        ways.add("whole forward", lambda: whole(subject.x))
+        ways.add("by hand, exception", *by_hand.early_exit(subject.make(), path, subject.x))
+        kept = hooked(ways, ours, select=path, action="capture").captures["bench"][path]
+        stop = {"stop": {"select": path, "hook": "forward", "action": "stop_forward"}}
+        ways.stack.enter_context(hookrun.hooked(ours, stop))
+        ways.add(OURS, *by_hand.kept_by({path: kept}, lambda: ours(subject.x)))
+        work, base = "resnet18, capture layer2 and stop", "by hand, exception"
+        return measured(work, ways, settings, target=1.05, base=base, slow=True)
+
+
 def clamp_mlp(settings: Settings) -> Result:
     """mlp, clamp 7 ReLU outputs."""
     from torch import nn
@@ -264,6 +281,7 @@ ROWS = (
     gradient_mlp,
     quantize_mlp,
     weight_mlp,
+    early_exit_resnet18,
     compiled("scale 8 Linear outputs", {"select": "type:Linear", "action": "scale", "factor": 2.0}),
     compiled("clamp all ReLU outputs", {"select": "type:ReLU", "action": "clamp", "min": 0, "max": 1}),
     compiled("bias added to one output", {"select": "7", "action": "add_bias", "value": 0.5}),

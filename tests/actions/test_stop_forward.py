@@ -1,0 +1,182 @@
+"""`stop_forward`: nothing after the module is computed; as an exception by hand that the caller catches."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import hookrun
+from hookrun.cli import main
+
+X = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+STOP: dict[str, Any] = {"select": "2", "hook": "forward", "action": "stop_forward"}
+EARLY = ["hooks=stop_forward", "train.limit_batches=2", "compute.threads=1", "compute.device=cpu"]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
+
+
+def capture(select: str = "*") -> dict[str, Any]:
+    return {"select": select, "hook": "forward", "action": "capture"}
+
+
+def test_captures_equal_those_of_the_whole_forward_and_nothing_follows() -> None:
+    model = network()
+    with hookrun.hooked(model, {"seen": capture()}) as whole:
+        model(X)
+    plan = hookrun.compile({"stop": STOP, "seen": capture()}, model, example=((X,), {}))
+    assert "stop stops the forward after 2: there is no output, and there are no metrics of it" in str(plan)
+    with plan.install(model, strict=True) as hooks, FlopCounterMode(display=False) as counted:
+        assert model(X) is None
+    assert counted.get_total_flops() == 3 * (2 * 5 * 8 * 8)
+    for path in "012":
+        assert torch.equal(hooks.captures["seen"][path][0], whole.captures["seen"][path][0])
+    assert hooks.inactive == [("seen", path, "never fired: stop stops the forward") for path in "34"]
+    assert not [module for module in model.modules() if "_compiled_call_impl" in vars(module)]
+
+
+def test_all_other_hooks_of_the_module_run_and_none_of_the_model() -> None:
+    model, log = network(), list[str]()
+    with hookrun.hooked(model, {"stop": STOP, "twice": {**STOP, "select": ["2", "3"]}}) as hooks:
+        for name, module in {"same": model[2], "next": model[3], "model": model}.items():
+            module.register_forward_hook(lambda module, args, output, name=name: log.append(name))
+        assert model(X) is None
+    assert log == ["same"] and hooks.fired["twice", "3"] == 0
+
+
+def test_calls_for_which_the_schedule_does_not_hold_have_an_output() -> None:
+    model = network()
+    plain = model(X)
+    with hookrun.hooked(model, {"stop": {**STOP, "when": {"step": [1]}}}) as hooks:
+        assert torch.equal(model(X), plain)
+        hooks.step()
+        assert model(X) is None
+        with hooks.paused():
+            assert torch.equal(model(X), plain)
+        assert torch.equal(copy.deepcopy(model)(X), plain)
+    shared = nn.Linear(8, 8)
+    again = nn.Sequential(shared, shared, shared)
+    spec = {"stop": {**STOP, "select": "0", "when": {"call": [1]}}, "seen": capture("0")}
+    with hookrun.hooked(again, spec) as hooks:
+        assert again(X) is None
+    assert hooks.fired["seen", "0"] == 2
+
+
+class Larger(nn.Module):
+    """A model around the network, which does something with its output."""
+
+    def __init__(self, then: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        self.part, self.then = network(), then
+
+    def forward(self, x: Tensor) -> Any:
+        return self.then(self.part, x)
+
+
+def test_it_ends_at_the_model_that_the_hooks_are_installed_on() -> None:
+    model = Larger(lambda part, x: "went on" if part(x) is None else "whole")
+    inner, outer = {"stop": STOP}, {"stop": {**STOP, "select": "part.3"}}
+    with hookrun.hooked(model.part, inner):
+        assert model(X) == "went on"
+        assert model.part(X) is None
+        with hookrun.hooked(model.part, {"early": {**STOP, "select": "1"}, "seen": capture("2")}) as early:
+            assert model(X) == "went on"
+        assert early.fired["seen", "2"] == 0
+    with hookrun.hooked(model, outer), hookrun.hooked(model.part, {"seen": capture("3")}):
+        assert model(X) is None
+    with (
+        hookrun.hooked(model, outer),
+        pytest.raises(hookrun.HookError, match="was called, but not the model"),
+    ):
+        model.part(X)
+
+
+def swallowing(part: nn.Module, x: Tensor) -> Any:
+    try:
+        return part(x)
+    except Exception:
+        return x
+
+
+def test_a_model_that_catches_the_exception_is_told() -> None:
+    model = Larger(swallowing)
+    with (
+        hookrun.hooked(model, {"stop": {**STOP, "select": "part.2"}}),
+        pytest.raises(hookrun.HookError, match=r"on part\.2: code of the model around it has caught"),
+    ):
+        model(X)
+    assert model(X).shape == X.shape
+
+
+def test_checkpointing_threads_and_functional_call() -> None:
+    model = Larger(lambda part, x: checkpoint(part, x, use_reentrant=False))
+    ended = list[Any]()
+    with hookrun.hooked(model, {"stop": {**STOP, "select": "part.2"}}):
+        threads = [threading.Thread(target=lambda: ended.extend(model(X) for _ in range(9))) for _ in "123"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ended.append(torch.func.functional_call(model, dict(model.named_parameters()), (X,)))
+    assert ended == [None] * 28
+
+
+def test_a_graph_cannot_contain_it() -> None:
+    model = network()
+    with hookrun.hooked(model, {"stop": STOP}) as hooks:
+        plainly = torch.compile(model, backend="eager")
+        for run in (hooks.compile, lambda: plainly(X), lambda: torch.export.export(model, (X,))):
+            with pytest.raises(hookrun.CompileError, match="ends the forward by an exception"):
+                run()
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("task", ["predict", "evaluate"])
+def test_a_run_writes_captures_and_says_that_there_are_no_metrics(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*EARLY, f"task={task}", "strict=true"]) == 0
+    run = hookrun.open_run("outputs/latest")
+    said = "stop stops the forward after relu1: there is no output, and there are no metrics of it"
+    assert run.captures["early"]["relu1"].shape[0] == 128
+    (line,) = run.metrics
+    assert line["note"] == said and "loss" not in line and "objective" not in run.status
+    assert said in (run.path / "report.html").read_text()
+    assert capsys.readouterr().out.count(said) == 2, "in the plan and at the end"
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        (["task=train"], "stops the forward, and task=train needs the model's output"),
+        (["task=attribute"], "stops the forward, and task=attribute needs the model's output"),
+        (["task=export"], "stops the forward, and task=export needs the model's output"),
+        (["task=predict", "task.metrics=[accuracy]"], "task.metrics needs the model's output"),
+        (["task=predict", "task.backward={score: label}"], "task.backward needs the model's output"),
+        (["task=predict", "compute.compile=true"], "which a graph cannot contain"),
+    ],
+    ids=lambda keys: keys[-1] if isinstance(keys, list) else "",
+)
+def test_what_needs_an_output_refuses_it_beforehand(
+    keys: list[str],
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*EARLY, *keys]) == 2
+    assert why in capsys.readouterr().err
+    assert not Path("outputs").exists()

@@ -1,0 +1,134 @@
+"""The README's own function and own module in runs: recorded, trained alone, saved, resumed, loaded by another run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import hookrun
+from hookrun.cli import main
+from hookrun.store.reader import Run
+from hookrun.store.verify import verify
+from hookrun.tasks.run.sink import RunSink
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+CODE, EXPERIMENT = re.findall(
+    r"```python\n# mypkg/hooks\.py\n(.*?)```\n\n```yaml\n(.*?)```", README, re.DOTALL
+)[0]
+SHORT = ("model=cnn", "compute.device=cpu", "train.epochs=2", "train.limit_batches=3", "train.log_every=1")
+ADDED = [f"fc.adapted_{layer}_{name}" for layer in ("down", "up") for name in ("weight", "bias")]
+
+
+@pytest.fixture(autouse=True)
+def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "mypkg").mkdir()
+    (tmp_path / "mypkg/hooks.py").write_text(CODE)
+    (tmp_path / "conf/experiment").mkdir(parents=True)
+    (tmp_path / "conf/experiment/mine.yaml").write_text("# @package _global_\n" + EXPERIMENT)
+    monkeypatch.setenv("HOOKRUN_TRUST", "mypkg")
+    yield
+    for name in ("mypkg.hooks", "mypkg"):
+        sys.modules.pop(name, None)
+
+
+MINE = ("--config-dir", "conf", "experiment=mine", *SHORT)
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(run.path / "checkpoints/last.safetensors")
+
+
+def test_the_own_module_alone_is_trained_and_saved(run: Callable[..., Run], pages: Any, capsys: Any) -> None:
+    found = run(*MINE)
+    told = capsys.readouterr().out
+    assert "trains 4 of 10 parameters" in told and "adapted: adds adapted_down_weight [4, 10]" in told
+    assert [hook["code"]["function"]["function"] for hook in found.plan["hooks"]] == [
+        "mypkg.hooks:spread", "mypkg.hooks:Adapter"
+    ]  # fmt: skip
+    before = run(*MINE, "train.optimizer.lr=0")
+    moved = {name for name, each in weights(found).items() if not torch.equal(each, weights(before)[name])}
+    assert moved == set(ADDED)
+    lines = [line for line in found.stats if line["mode"] == "train"]
+    assert [(line["step"], line["hook"]) for line in lines] == [(step, "seen") for step in range(6)]
+    assert all(line["spread"] > 0 and line["input_norm"] > 0 for line in lines)
+    page = (found.path / "report.html").read_text()
+    assert "spread" in page and "input_norm" in page
+
+
+def test_another_run_loads_it_and_does_not_change_it(
+    run: Callable[..., Run], refused: Callable[..., str]
+) -> None:
+    trained = run(*MINE)
+    file = str(trained.path / "checkpoints/last.safetensors")
+    read = run(*MINE, "task=evaluate", f"model.weights={file}")
+    assert (
+        read.metrics[-1]["loss"] == [line for line in trained.metrics if line["split"] == "val"][-1]["loss"]
+    )
+    said = refused("model=cnn", "task=evaluate", f"model.weights={file}")
+    assert "neither the model nor its hooks have" in said and "adapted_down_weight" in said
+    said = refused(*MINE, "task=export", f"model.weights={file}")
+    assert "hooks.adapted: python on 'forward' runs your own Python" in said
+
+
+def test_effects_record_the_pass_without_the_moved_hook_once(run: Callable[..., Run]) -> None:
+    hooks = [
+        "+hooks.moved={select: [relu1, relu2], hook: forward, action: scale, factor: 0}",
+        "+hooks.of_stats={select: relu1, hook: forward, action: stats, of: [min, max], priority: -1}",
+    ]
+    found = run(
+        *MINE, *hooks, "task=effects", "task.hook=moved", "task.over={module: each}", "task.metric=loss"
+    )
+    mine, theirs = ([line for line in found.stats if line["hook"] == name] for name in ("seen", "of_stats"))
+    assert [line["step"] for line in mine] == [0, 1, 2] == [line["step"] for line in theirs]
+    for own, line in zip(mine, theirs, strict=True):
+        assert own["spread"] == pytest.approx(line["max"] - line["min"])
+
+
+class Killed(BaseException):
+    """Raised where the process is killed."""
+
+
+def test_a_killed_run_ends_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, real, left = [*MINE, "hydra.run.dir=whole"], RunSink.store, [9]
+
+    def store(self: Any, record: dict[str, Any]) -> None:
+        real(self, record)
+        left[0] -= 1
+        if not left[0]:
+            raise Killed
+
+    assert main(whole) == 0
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunSink, "store", store)
+        main([*MINE, "hydra.run.dir=run"])
+    assert main(["resume=run"]) == 0
+    runs = [hookrun.open_run(tmp_path / name) for name in ("whole", "run")]
+    assert runs[0].stats == runs[1].stats and runs[0].metrics == runs[1].metrics
+    assert verify(runs[1].path).bad == []
+    for name, each in weights(runs[0]).items():
+        assert torch.equal(each, weights(runs[1])[name])
+
+
+def test_the_loop_of_a_user_records_and_trains_it(tmp_path: Path) -> None:
+    model, hooks = hookrun.testing.tiny_model(), yaml.safe_load(EXPERIMENT)["hooks"]
+    hooks["seen"]["select"] = hooks["adapted"]["select"] = "fc1"
+    width = model.fc1.out_features
+    hooks["adapted"]["args"] = {"width": width}
+    x = torch.ones(2, model.fc1.in_features)
+    with hookrun.record(model, hooks, run_dir=tmp_path / "mine") as recorded:
+        optimizer = torch.optim.SGD(recorded.parameters(), lr=0.1)
+        for _ in range(3):
+            model(x).sum().backward()
+            optimizer.step()
+    run = hookrun.open_run(tmp_path / "mine")
+    assert [(line["step"], sorted({"spread", "input_norm"} & line.keys())) for line in run.stats] == [
+        (step, ["input_norm", "spread"]) for step in range(3)
+    ]
