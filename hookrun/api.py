@@ -131,7 +131,7 @@ def build(
     from a run of `needs` that does not exist.
     """
     from hookrun.compose.compose import compose_dict
-    from hookrun.compose.flags import existing_folder
+    from hookrun.compose.hydra import existing_folder
     from hookrun.compose.overrides import take_trust
     from hookrun.sweeps.needs import with_made_needs
     from hookrun.tasks.run.own_loop import parts

@@ -1,4 +1,4 @@
-"""``python -m hookrun.verify RUN``: checks that every file of a run exists and is unchanged."""
+"""``python -m hookrun.verify RUN``: checks that every file of a run, or of a sweep's runs, exists and is unchanged."""
 
 from __future__ import annotations
 
@@ -7,23 +7,31 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hookrun.errors import HookrunError, first_lines, printable
+from hookrun.errors import HookrunError, counted, first_lines, printable
 from hookrun.terminal import words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each changed file. Returns 0 if there are none, 1 if there are some, 2 without such a run."""
     parser = argparse.ArgumentParser(prog="python -m hookrun.verify", description=__doc__)
-    parser.add_argument("run", type=Path, nargs="+", help="a run directory")
+    parser.add_argument("run", type=Path, nargs="+", help="a run directory, or that of a sweep")
     with words():
-        return max(map(_verify, parser.parse_args(argv).run))
+        return max(_verify(run) for path in parser.parse_args(argv).run for run in _runs(path.expanduser()))
+
+
+def _runs(path: Path) -> list[Path]:
+    """The runs of a sweep's directory; else the path itself."""
+    from hookrun.report.sweep_facts import job_folders
+    from hookrun.store.format import MULTIRUN
+
+    return sorted(job_folders(path)) or [path] if (path / MULTIRUN).is_file() else [path]
 
 
 def _verify(path: Path) -> int:
     from hookrun.store.verify import verify
 
     try:
-        found = verify(path.expanduser())
+        found = verify(path)
     except HookrunError as error:
         print(error, file=sys.stderr)
         return 2
@@ -35,7 +43,9 @@ def _verify(path: Path) -> int:
     verdict = f"{len(found.bad):,} bad" if found.bad else "all well"
     if found.status == "running":
         verdict += " so far: the run has not ended"
-    print(printable(f"{path}: {found.shards} shards, {found.bytes:,} bytes, {verdict}"))
+    shards = f" with {counted(found.shards, 'shard')}" if found.shards else ""
+    checked = f"{counted(found.files, 'file')}{shards}, {found.bytes:,} bytes"
+    print(printable(f"{path}: {checked}, {verdict}"))
     return 1 if found.bad else 0
 
 

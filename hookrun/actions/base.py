@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from hookrun.actions.fields import Meaning
-from hookrun.actions.values import FileValue, InlineFunction, InlineTensor, RunValue
+from hookrun.actions.values import (
+    FileValue,
+    InlineFunction,
+    InlineTensor,
+    OutsideValue,
+    PassValue,
+    Ramp,
+    RunValue,
+)
 from hookrun.errors import HookError
 from hookrun.hook_types import FORWARD, FORWARD_PRE, ON_VALUES, HookType
 
@@ -199,10 +207,17 @@ class Action(BaseModel):
         """On optimizer hooks: the parameters of which this is equal are `together`; by default all."""
         return ""
 
-    def outside_values(self) -> dict[str, FileValue | RunValue | InlineTensor | InlineFunction]:
-        """The fields whose tensors come from files or other runs, or were passed as Python objects."""
-        kinds, functions = FileValue | RunValue | InlineTensor | InlineFunction, self.own_functions()
+    def outside_values(self) -> dict[str, FileValue | RunValue | PassValue | InlineTensor | InlineFunction]:
+        """The fields whose tensors come from files, runs or other hooks, or were passed as Python objects."""
+        kinds = FileValue | RunValue | PassValue | InlineTensor | InlineFunction
+        functions = self.own_functions()
         return {field: value for field, value in self if isinstance(value, kinds) and field not in functions}
+
+    def ramps(self) -> dict[str, Ramp]:
+        """Key -> each number that follows the clock, also the factor of a value from a file or a run."""
+        given = dict(self)
+        given |= {f"{name}.factor": value.factor for name, value in self if isinstance(value, OutsideValue)}
+        return {name: value for name, value in given.items() if isinstance(value, Ramp)}
 
     def own_functions(self) -> dict[str, str | InlineFunction]:
         """The fields that name the user's own functions, which may not work in a compiled graph or without data."""
@@ -255,8 +270,11 @@ class HookSite(Protocol):
         trained parameter.
         """
 
+    def number(self, field: str) -> Callable[[], float]:
+        """A function that gives the number in `field` at the present step; for a number that may follow the clock."""
+
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
-        """The same as a tensor in the dtype and on the device of the argument."""
+        """The same operand as a tensor in the dtype and on the device of the argument."""
 
     def prepared(self, field: str, prepare: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """The same of `prepare(value)`, in any shape; of a value that stays the same it is computed once, in `build`.

@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import Bound, check_order
-from hookrun.actions.values import numbers
+from hookrun.actions.values import Ramp, numbers
 
 HALF_MAX = 65504  # the largest finite float16; every other dtype that can be clamped reaches further
 
@@ -56,7 +56,9 @@ class Clamp(Action):
             return constant
         import torch
 
-        endless = torch.tensor(bound, device="cpu", dtype=torch.float64).isinf()
+        # the numbers of a Ramp are finite
+        given = 0.0 if isinstance(bound, Ramp) else bound
+        endless = torch.tensor(given, device="cpu", dtype=torch.float64).isinf()
 
         def within_dtype(x: Any) -> Any:
             value, top = constant(x), torch.finfo(x.dtype).max

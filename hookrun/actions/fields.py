@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from hookrun.actions.values import Value, numbers
+from hookrun.actions.values import Ramp, Scheduled, Value, at_step, numbers
 
 T = TypeVar("T")
 
@@ -17,6 +17,12 @@ def not_nan(value: Any) -> Any:
     """The value; ValueError if one of its numbers is NaN."""
     if any(map(math.isnan, numbers(value))):
         raise ValueError("found nan, which is neither above nor below any number")
+    return value
+
+
+def _not_negative(value: Any) -> Any:
+    if any(number < 0 for number in numbers(value)):
+        raise ValueError(f"found {value}, expected no number below 0")
     return value
 
 
@@ -46,6 +52,9 @@ Bound = Annotated[Value, AfterValidator(not_nan)]
 
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A finite number."""
+
+NotNegative = Annotated[Scheduled, AfterValidator(_not_negative)]
+"""A finite number from 0 on, which may follow the clock; `HookSite.number` gives it."""
 
 OwnName = Annotated[str, AfterValidator(_own_name)]
 """The name of a parameter of the module itself, not of its children."""
@@ -111,10 +120,12 @@ OneOrMore = Annotated[tuple[T, ...], BeforeValidator(_listed), AfterValidator(_n
 
 
 def check_order(low: Any, high: Any) -> None:
-    """ValueError if a lower bound is greater than the upper bound of the same element.
+    """ValueError if a lower bound is greater than the upper bound of the same element, at any step.
 
     Numbers and nested lists are compared; None, and values that are known later, are not.
     """
+    for step in {step for bound in (low, high) if isinstance(bound, Ramp) for step in bound.steps}:
+        check_order(at_step(low, step), at_step(high, step))
     if isinstance(low, float) and isinstance(high, float):
         if low > high:
             raise ValueError(f"min {low} is greater than max {high}")

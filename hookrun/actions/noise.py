@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Literal
 
 from hookrun.actions.base import Action, Edit, HookSite
-from hookrun.actions.fields import Finite, Seed
+from hookrun.actions.fields import NotNegative, Seed
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -18,7 +16,7 @@ class Noise(Action):
     """Add noise: x + std * n, with n Gaussian or uniform; multiplicative: x * (1 + std * n).
 
     std:  standard deviation of the noise, for every kind; for `multiplicative` that of the factor; for complex tensors
-          that of both parts together, sqrt(E|n|²)
+          that of both parts together, sqrt(E|n|²); it may follow the clock: `{from: 0, to: 0.1, steps: [0, 1000]}`
     kind: `gaussian` and `uniform` add to the tensor; `multiplicative` multiplies it by a Gaussian factor of mean 1
     seed: seed of the hook's own generator; by default derived from the experiment's seed
 
@@ -27,19 +25,19 @@ class Noise(Action):
 
     action_name = "noise"
     uses = ("drawn",)
-    std: Annotated[Finite, Field(ge=0)] = 0.1
+    std: NotNegative = 0.1
     kind: Literal["gaussian", "uniform", "multiplicative"] = "gaussian"
     seed: Seed = None
 
     def build(self, site: HookSite) -> Edit:
         """A function x -> noisy x."""
-        std, drawn = self.std, site.drawn
-        bound = math.sqrt(3.0) * std  # on [-b, b] the standard deviation is b / sqrt(3)
+        std, drawn = site.number("std"), site.drawn
 
         def normal(empty: Tensor, generator: Generator) -> Tensor:
-            return empty.normal_(0.0, std, generator=generator)
+            return empty.normal_(0.0, std(), generator=generator)
 
         def even(empty: Tensor, generator: Generator) -> Tensor:
+            bound = math.sqrt(3.0) * std()  # on [-b, b] the standard deviation is b / sqrt(3)
             reach = bound / math.sqrt(2.0) if empty.is_complex() else bound  # of both parts
             return empty.uniform_(-reach, reach, generator=generator)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import model_validator
 
 from hookrun.actions.base import Action, Edit, HookSite
-from hookrun.actions.values import InlineFunction, OutsideValue, Value
+from hookrun.actions.values import InlineFunction, OutsideValue, Ramp, Value
 from hookrun.values.tensors import broadcast_error, check_broadcast, computable, holds_data, require_real
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Project(Action):
         given = [value for value in (self.direction, self.subspace) if value is not None]
         if len(given) != 1:
             raise ValueError("give direction or subspace")
-        if isinstance(given[0], float):
+        if isinstance(given[0], float | Ramp):
             raise ValueError(f"found the number {given[0]}, expected a list with a number for each element")
         if isinstance(self.subspace, InlineFunction) or (
             isinstance(self.subspace, OutsideValue) and (self.subspace.per_sample or self.subspace.at)

@@ -11,7 +11,7 @@ class Replace(Action):
 
     value: a number, or values that broadcast to the tensor's shape
 
-    The new tensor is a constant: no gradient flows back through it.
+    The new tensor is a constant: no gradient flows back through it, except to a value `{hook: NAME}`.
     """
 
     action_name = "replace"

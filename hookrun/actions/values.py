@@ -135,6 +135,49 @@ def as_data(value: Any) -> Any:
     return f"{type(value).__module__}:{type(value).__qualname__}"
 
 
+class Ramp(BaseModel):
+    """A number that follows the clock: linear between two steps, and constant before and after them.
+
+    from, to: the number at the first and at the last of the two steps
+    steps:    optimizer steps in training, also in a validation within it; batches otherwise
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, serialize_by_alias=True)
+    start: Annotated[float, Field(strict=True, allow_inf_nan=False, alias="from")]
+    to: Annotated[float, Field(strict=True, allow_inf_nan=False)]
+    steps: tuple[
+        Annotated[int, Field(strict=True, ge=0, le=10**15)], Annotated[int, Field(strict=True, le=10**15)]
+    ]
+
+    @model_validator(mode="after")
+    def _takes_steps(self) -> Ramp:
+        first, last = self.steps
+        if last <= first:
+            raise ValueError(f"steps: the last step, {last}, is not after the first one, {first}")
+        return self
+
+    def at(self, step: int) -> float:
+        """The number at a step."""
+        first, last = self.steps
+        part = min(max(step - first, 0) / (last - first), 1)
+        return self.start * (1 - part) + self.to * part
+
+    def __str__(self) -> str:
+        return f"{self.start:g} to {self.to:g} over steps {self.steps[0]} to {self.steps[1]}"
+
+
+Scheduled = Annotated[
+    Annotated[float, Field(strict=True, allow_inf_nan=False)] | Ramp,
+    BeforeValidator(lambda raw: Ramp.model_validate(raw) if isinstance(raw, dict) else raw),
+]
+"""A finite number, which may follow the clock."""
+
+
+def at_step(value: Any, step: int) -> Any:
+    """The number that a Ramp has at a step; any other value as it is."""
+    return value.at(step) if isinstance(value, Ramp) else value
+
+
 _MINUS = {
     "type": ["object", "null"],
     "description": "a value from a file or a run; keys that are left out have the values beside `minus`",
@@ -146,12 +189,12 @@ class OutsideValue(BaseModel, ABC):
 
     index:  which part of the value, in NumPy's notation; for values by sample the part of each sample's row
     minus:  a value to subtract; its keys default to those beside `minus`
-    factor: factor of the difference
+    factor: factor of the difference; it may follow the clock
     at:     ``same``: broadcast the value to the whole tensor and take the part that the hook acts on
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    factor: Annotated[float, Field(strict=True, allow_inf_nan=False)] = 1.0
+    factor: Scheduled = 1.0
     index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
     at: Literal["same"] | None = None
     minus: Annotated[FileValue | RunValue | None, WithJsonSchema(_MINUS)] = None
@@ -190,6 +233,8 @@ class OutsideValue(BaseModel, ABC):
     def _is_of_one_part(self) -> OutsideValue:
         if self.minus is not None and self.minus.at != self.at:
             raise ValueError("`at` belongs beside `minus`, not into it: it takes a part of the difference")
+        if self.minus is not None and isinstance(self.minus.factor, Ramp):
+            raise ValueError("the factor in `minus` is a number: the one beside `minus` may follow the clock")
         return self
 
     @property
@@ -214,7 +259,8 @@ class OutsideValue(BaseModel, ABC):
         text = self.source + ("" if self.index is None else f"[{self.index}]")
         if self.minus is not None:
             text = f"{text} minus {self.minus._text()}"
-        return text if self.factor == 1 else f"{self.factor:g} * ({text})"
+        factor = f"({self.factor})" if isinstance(self.factor, Ramp) else f"{self.factor:g}"
+        return text if self.factor == 1 else f"{factor} * ({text})"
 
 
 class FileValue(OutsideValue):
@@ -283,6 +329,33 @@ class RunValue(OutsideValue):
         return f"{what} of {self.capture}/{module}{self.path or ''} in {self.run}"
 
 
+class PassValue(BaseModel):
+    """What a capture hook has seen earlier in the same forward of the model, with its graph: gradients flow into it.
+
+    hook:   the capture hook
+    module: where it has seen it; by default its only module
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    per_sample: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    digest: ClassVar[str] = "of the same forward"
+    hook: str
+    module: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.hook} at {'its module' if self.module is None else self.module or '(root)'} in this forward"
+
+
+_MAPPINGS: Mapping[str, type[BaseModel]] = {
+    "from": Ramp,
+    "run": RunValue,
+    "file": FileValue,
+    "hook": PassValue,
+}
+"""The key by which each kind of value is recognized -> its class."""
+
+Ramp.model_rebuild()
 OutsideValue.model_rebuild()
 FileValue.model_rebuild()
 RunValue.model_rebuild()
@@ -298,13 +371,12 @@ def _value(raw: Any) -> Any:
     if isinstance(raw, list | tuple):
         shape_of(raw)
         return _frozen(raw)
-    if isinstance(raw, dict) and not {"run", "file"} & raw.keys():
-        raise ValueError(
-            f"found the keys {', '.join(map(str, raw))}, expected `file`, or `run` and `capture`"
-        )
     if isinstance(raw, dict):
-        return RunValue.model_validate(raw) if "run" in raw else FileValue.model_validate(raw)
-    if isinstance(raw, FileValue | RunValue):
+        if (kind := next((key for key in _MAPPINGS if key in raw), None)) is None:
+            expected = "expected `file`, `run` and `capture`, `hook`, or from, to, steps"
+            raise ValueError(f"found the keys {', '.join(map(str, raw))}, {expected}")
+        return _MAPPINGS[kind].model_validate(raw)
+    if isinstance(raw, tuple(_MAPPINGS.values())):
         return raw
     if (python_value := as_python_value(raw)) is not None:
         return python_value
@@ -323,9 +395,11 @@ def _frozen(raw: Any) -> Any:
 
 
 def numbers(value: Any) -> Iterator[float]:
-    """Every number of a value that is written out."""
+    """Every number of a value that is written out; of a Ramp the first and the last."""
     if isinstance(value, float):
         yield value
+    elif isinstance(value, Ramp):
+        yield from (value.start, value.to)
     elif isinstance(value, tuple):
         for member in value:
             yield from numbers(member)
@@ -346,13 +420,15 @@ def shape_of(raw: Any) -> tuple[int, ...]:
 Value = Annotated[
     float
     | tuple[Any, ...]
+    | Ramp
     | FileValue
     | RunValue
+    | PassValue
     | SkipJsonSchema[InlineTensor]
     | SkipJsonSchema[InlineFunction],
     BeforeValidator(_value),
 ]
-"""Number, nested list of numbers, `{file:, key:}` or `{run:, capture:, module:, sample:, minus:}`.
+"""Number, nested list of numbers, `{from:, to:, steps:}`, `{file:, key:}` or `{run:, capture:, module:, sample:}`.
 
 In Python also a tensor, or a function of the action's tensor, whose result is used as a constant.
 """

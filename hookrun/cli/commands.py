@@ -11,30 +11,36 @@ import re
 import string
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from itertools import groupby, pairwise, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.compose.errors import explained
-from hookrun.compose.flags import existing_folder, read_flags
-from hookrun.compose.hydra import App, Composition, argument_parser, conf_dir, opened, parse_override
-from hookrun.compose.overrides import Resume, take, take_resume, take_trust
+from hookrun.compose.errors import composed, explained, key_paths
+from hookrun.compose.hydra import (
+    App,
+    Composition,
+    argument_parser,
+    conf_dir,
+    existing_folder,
+    opened,
+    parse_override,
+)
+from hookrun.compose.overrides import GROUPS, meant, take, take_resume, take_trust
+from hookrun.config import ROOT_KEYS
 from hookrun.discovery import names_in
 from hookrun.errors import Problem, SpecError, spec_error, whole_characters
 from hookrun.sweeps.exit_codes import DONE, REFUSED
 from hookrun.sweeps.waiting import waiting_for
 from hookrun.trust import of_environment, read_once
 
-if TYPE_CHECKING:
-    from hookrun.sweeps.stored_sweep import StoredSweep
-
 CONFIG_NAME = "config"
+_WRITTEN = "settings are written key=value, without dashes"
 _TALKS = ("hydra", "hydra_plugins")  # launchers and sweepers, Hydra's own and installed ones
 
 
@@ -53,7 +59,12 @@ def execute(arguments: Sequence[str]) -> int:
         trust = typed | of_environment()
         resume, overrides = take_resume(overrides)
         fail_fast, overrides = take("fail_fast", overrides, is_flag=True)
-        stored = None if resume is None else _stored_sweep(args, resume, overrides)
+        stored = None
+        if resume is not None:
+            from hookrun.sweeps.resumed import is_sweep, sweep_command, sweep_folder
+
+            if args.multirun or is_sweep(resume.name):
+                stored = sweep_folder(resume.name)
         main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)
         folders = [] if args.config_dir is None else [existing_folder("--config-dir", args.config_dir)]
         if args.shell_completion and not folders:
@@ -62,8 +73,8 @@ def execute(arguments: Sequence[str]) -> int:
             name = args.config_name or CONFIG_NAME
             if stored is not None:
                 groups = app.config_loader.list_groups("")
-                name, overrides = stored.command(
-                    args.config_name, groups, overrides, has_folder=bool(folders)
+                name, overrides = sweep_command(
+                    stored, args.config_name, groups, overrides, has_folder=bool(folders)
                 )
             asked = Composition(app, name, overrides)
             if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
@@ -72,8 +83,7 @@ def execute(arguments: Sequence[str]) -> int:
             # the typed packages are trusted like those of HOOKRUN_TRUST, to the end of the command
             with read_once(trust):
                 if resume is not None and stored is None:
-                    if fail_fast:
-                        raise _one_run()
+                    _refuse_fail_fast(fail_fast)
                     from hookrun.cli.running import resumed
 
                     return resumed(asked, trust, resume)
@@ -81,8 +91,7 @@ def execute(arguments: Sequence[str]) -> int:
                 mode = RunMode.MULTIRUN if args.multirun or stored is not None else mode
                 asked, cfg = _composed(replace(asked, overrides=_over_shown_task(overrides)), mode)
                 if asked.mode is RunMode.RUN:
-                    if fail_fast:
-                        raise _one_run()
+                    _refuse_fail_fast(fail_fast)
                     from hookrun.compose.compose import parsed_run
 
                     experiment = parsed_run(cfg)
@@ -92,31 +101,77 @@ def execute(arguments: Sequence[str]) -> int:
                 from hookrun.sweeps.sweep import sweep
 
                 waiting_for("checking the jobs of the sweep")
-                anyway = resume is not None and resume.anyway
                 with sweep_lines(cfg):
                     return sweep(
                         app,
                         cfg,
                         trust,
                         go_on=stored is not None,
-                        anyway=anyway,
+                        anyway=resume is not None and resume.anyway,
                         fail_fast=bool(fail_fast),
                         verbose=args.verbose,
                     )
 
 
-def _one_run() -> SpecError:
-    return SpecError([Problem("fail_fast", "is for a sweep, and this is one run", "put -m first")])
+def _refuse_fail_fast(fail_fast: bool | None) -> None:
+    if fail_fast:
+        raise spec_error("fail_fast", "is for a sweep, and this is one run", "put -m first")
 
 
-def _stored_sweep(args: argparse.Namespace, resume: Resume, overrides: Sequence[str]) -> StoredSweep | None:
-    """The sweep to resume; None if it is a run. It is read if only overrides of `hydra` were typed."""
-    from hookrun.sweeps.stored_sweep import StoredSweep, is_sweep, sweep_folder
+def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the flags and the overrides. Raises SpecError, and SystemExit after ``--version``."""
+    parser = argument_parser()
+    known = {flag: action for action in parser._actions for flag in action.option_strings}
+    flags = takewhile(lambda pair: pair[1] != "--", enumerate(arguments))
+    if unknown := [place for place, word in flags if _is_unknown(word, known)]:
+        with opened(conf_dir()) as app:
+            raise SpecError([_not_a_flag(arguments[place:], known, app) for place in unknown])
+    try:
+        args, others = parser.parse_known_intermixed_args(list(arguments))
+    except argparse.ArgumentError as error:
+        flag, hint = (error.argument_name or "").partition("/")[0], "--help shows some uses"
+        joined = [word for word in arguments if word.startswith(f"{flag}=")]
+        if flag in known and known[flag].choices:
+            hint = f"it takes {', '.join(known[flag].choices or ())}"
+        elif flag in known and known[flag].nargs == 0 and joined:
+            hint = f"put a space there: {joined[0].replace('=', ' ', 1)}"
+        raise spec_error(flag, error.message, hint) from None
+    if others:
+        raise SpecError([Problem(text, "is not a flag", _WRITTEN) for text in others])
+    return args
 
-    if not args.multirun and not is_sweep(resume.name):
-        return None
-    is_typed = not all(text.lstrip("+~").startswith("hydra") for text in overrides)
-    return StoredSweep(sweep_folder(resume.name), is_typed)
+
+def _is_unknown(word: str, known: Mapping[str, argparse.Action]) -> bool:
+    if word[:1] != "-" or word == "-" or word.partition("=")[0] in known:
+        return False
+    with_choice = known.get(word[:2])  # a short flag with its choice attached: -cjob
+    return with_choice is None or word[2:] not in (with_choice.choices or ())
+
+
+def _not_a_flag(words: Sequence[str], known: Mapping[str, argparse.Action], app: App) -> Problem:
+    """The problem of the first word, of which the second may be the value: ``--experiment clip_fc``."""
+    name, equals, value = words[0].partition("=")
+    where = words[0]
+    if not equals and len(words) > 1 and "=" not in words[1] and words[1][:1] != "-":
+        where, equals, value = f"{name} {words[1]}", " ", words[1]
+    return Problem(where, "is not a flag", _hint(name, value if equals else None, known, app))
+
+
+def _hint(name: str, value: str | None, known: Mapping[str, argparse.Action], app: App) -> str:
+    key = name.lstrip("-")
+    if key.partition(".")[0] in (*ROOT_KEYS, "experiment"):
+        return f"{_WRITTEN}: {key}={value or ('NAME' if key in GROUPS else 'VALUE')}"
+    if value is None and (override := meant(key, app)):
+        return f"{_WRITTEN}: {override}"
+    if f"--{key}" in known:
+        return f"did you mean --{key}?"
+    key = key.replace("-", "_")
+    paths = key_paths(app.compose_config("config", [], RunMode.RUN))
+    if path := next((path for path in paths if path.endswith(f".{key}")), None):
+        return f"{_WRITTEN}: {path}={value or 'VALUE'}"
+    if close := get_close_matches(f"--{name.lstrip('-').replace('_', '-')}", known, n=1, cutoff=0.75):
+        return f"did you mean {close[0]}?"
+    return f"{_WRITTEN}; --help shows some uses"
 
 
 def _refuse_flags(args: argparse.Namespace) -> None:
@@ -144,16 +199,14 @@ def _refuse_flags(args: argparse.Namespace) -> None:
 
 def _completed_folder() -> list[Path]:
     """The config folder named in the command line that is being completed."""
-    words = os.environ.get("COMP_LINE", "").split()
-    folder = next((value for flag, value in pairwise(words) if flag in ("--config-dir", "-cd")), None)
-    return [] if folder is None or not Path(folder).is_dir() else [Path(folder).absolute()]
+    pairs = pairwise(os.environ.get("COMP_LINE", "").split())
+    folders = [Path(value).absolute() for flag, value in pairs if flag in ("--config-dir", "-cd")]
+    return [folder for folder in folders[:1] if folder.is_dir()]
 
 
 def _show_information(asked: Composition, args: argparse.Namespace) -> int:
     app, name, overrides = asked.app, asked.config_name, asked.overrides
     if args.help:
-        from hookrun.cli.commands import help_text
-
         print(help_text(app, app.compose_config(name, overrides, RunMode.RUN), args.resolve))
     elif args.hydra_help:
         app.hydra_help(config_name=name, args_parser=argument_parser(), args=args)
@@ -172,43 +225,42 @@ def _show_information(asked: Composition, args: argparse.Namespace) -> int:
 def _over_shown_task(overrides: Sequence[str]) -> list[str]:
     """Beside ``task=plan``, which has no such keys, ``task.KEY=VALUE`` becomes ``++task.KEY=VALUE``."""
     names = [text.removeprefix("task=") for text in overrides if text.startswith("task=")]
-    if not names or not any(text.startswith("task.") for text in overrides):
-        return list(overrides)
-    from hookrun.tasks import tasks
+    if names and any(text.startswith("task.") for text in overrides):
+        from hookrun.tasks import tasks
 
-    if not any(name in tasks() and tasks()[name].takes_place for name in names):
-        return list(overrides)
-    return [f"++{text}" if text.startswith("task.") else text for text in overrides]
+        if any(name in tasks() and tasks()[name].takes_place for name in names):
+            return [f"++{text}" if text.startswith("task.") else text for text in overrides]
+    return list(overrides)
 
 
 def _composed(asked: Composition, typed: RunMode | None) -> tuple[Composition, DictConfig]:
     """The configuration, and the composition that gave it, with its mode: the typed one, or else that of a file."""
-    app, name, overrides = asked.app, asked.config_name, asked.overrides
     mode = typed or RunMode.RUN
-    with explained(replace(asked, mode=mode)):
-        # a file may set `hydra.mode: MULTIRUN`, beside which several values are right
-        cfg = app.compose_config(name, overrides, mode, validate_sweep_overrides=typed is not None)
-    configured = cfg.hydra.mode
+    # a file may set `hydra.mode: MULTIRUN`, beside which several values are right
+    cfg = composed(replace(asked, mode=mode), validate_sweep_overrides=typed is not None)
+    configured, overrides = cfg.hydra.mode, asked.overrides
     is_swept = typed is None and any(parse_override(text).is_sweep_override() for text in overrides)
     if is_swept or (typed is None and configured not in (None, mode)):
         mode = configured or mode
-        with explained(replace(asked, mode=mode)):
-            cfg = app.compose_config(name, overrides, mode)
+        cfg = composed(replace(asked, mode=mode))
     if configured != mode:
         last = f"hydra.mode={mode.name}"
         overrides = [*overrides, last]
         with read_write(cfg.hydra), open_dict(cfg.hydra):
             cfg.hydra.mode = mode
             cfg.hydra.overrides.hydra.append(last)
-    return Composition(app, name, overrides, mode), cfg
+    return replace(asked, overrides=overrides, mode=mode), cfg
 
 
 @contextmanager
 def loggers_restored() -> Iterator[None]:
     """Undo what Hydra's logging configuration does to handlers, levels and loggers."""
     root = logging.getLogger()
-    known = [root, *(item for item in root.manager.loggerDict.values() if isinstance(item, logging.Logger))]
-    before = [(log, log.level, log.handlers[:], log.propagate, log.disabled) for log in known]
+    before = [
+        (log, log.level, log.handlers[:], log.propagate, log.disabled)
+        for log in (root, *root.manager.loggerDict.values())
+        if isinstance(log, logging.Logger)
+    ]
     try:
         yield
     finally:
@@ -233,11 +285,10 @@ def sweep_lines(cfg: DictConfig) -> Iterator[None]:
         return
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("[%(asctime)s][HYDRA] %(message)s"))
-    level = logging.DEBUG if cfg.hydra.verbose is True else logging.INFO
     talkers = [logging.getLogger(name) for name in _TALKS]
     for talker in talkers:
         talker.addHandler(handler)
-        talker.setLevel(level)
+        talker.setLevel(logging.DEBUG if cfg.hydra.verbose is True else logging.INFO)
     try:
         yield
     finally:
@@ -285,9 +336,7 @@ def _actions() -> list[str]:
 
 
 def _listed(names: list[str]) -> str:
-    indent = "  "
-    text = ", ".join(names) or "none"
-    return textwrap.fill(text, 96, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.indent(textwrap.fill(", ".join(names) or "none", 94, break_on_hyphens=False), "  ")
 
 
 def _described(app: App, group: str) -> str:
@@ -307,8 +356,7 @@ def _summary(folders: list[Path], group: str, name: str) -> str:
     file = next((path for folder in folders if (path := folder / group / f"{name}.yaml").is_file()), None)
     if file is None:
         return ""
-    lines = (line.strip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines())
+    lines = map(str.strip, file.read_text(encoding="utf-8", errors="replace").splitlines())
     top = takewhile(lambda line: not line or line.startswith("#"), lines)
     comments = [line.lstrip("# ") for line in top if not line.startswith("# @")]
-    sentence = re.split(r"(?<=[.?]) ", " ".join(comments).strip())[0]
-    return sentence.removesuffix(".")
+    return re.split(r"(?<=[.?]) ", " ".join(comments).strip())[0].removesuffix(".")

@@ -8,17 +8,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from hydra.types import RunMode
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig
 
 from hookrun import tasks
-from hookrun.compose.compose import claimed, parsed_run, plain_run, planned, refuse_used
-from hookrun.compose.errors import explained, origins_told
+from hookrun.compose.compose import claimed, parsed_run, place_run, plain_run, planned, refuse_used
+from hookrun.compose.errors import composed, explained, origins_told
 from hookrun.compose.hydra import Composition, conf_dir, opened
-from hookrun.compose.overrides import LATEST, RESUME, Resume
-from hookrun.config.interpolations import literal
+from hookrun.compose.overrides import LATEST, RESUME, Resume, latest_in
+from hookrun.config import key_of
 from hookrun.errors import HookrunError, SpecError, first_lines, nearest, spec_error
 from hookrun.ranks.alone import ALONE, Ranks, is_main, started
 from hookrun.spec import Experiment
@@ -75,9 +73,9 @@ def run_once(
         print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")
     if shows and not is_main():  # rank 0 shows it
         return DONE
+    needs = NeededRuns(folders or asked, trust, resumes=resume is not None)
     try:
         with nullcontext(ALONE) if shows else ranks_of(experiment) as ranks:
-            needs = NeededRuns(folders or asked, trust, resumes=resume is not None)
             return _checked_and_run(asked, cfg, trust, resume, experiment, ranks, needs)
     except RefusedByMain as refused:
         return refused.exit_code
@@ -94,20 +92,20 @@ def _checked_and_run(
 ) -> int:
     """Check everything, then show it or run it; returns the exit code. Every rank calls this function."""
     config, shows = plain_run(cfg), tasks.task_of(experiment).shows
-
-    def composed(overrides: list[str]) -> dict[str, Any]:
-        with explained(asked):
-            return plain_run(asked.app.compose_config(asked.config_name, overrides, asked.mode))
-
+    run_dir = Path(cfg.hydra.runtime.output_dir)
     import_torch()
     waiting_for("building the model and checking the hooks")
     with agreed(ranks), origins_told(cfg), tasks.in_order_of(config):
         if not shows and resume is None and ranks.is_main:
-            refuse_used(Path(cfg.hydra.runtime.output_dir), "hydra.run.dir")
-        experiment = planned(experiment, asked.overrides, composed)
-        if resume is not None and (Path(cfg.hydra.runtime.output_dir) / JOB).exists():
+            refuse_used(run_dir, "hydra.run.dir")
+        experiment = planned(
+            experiment,
+            asked.overrides,
+            lambda overrides: plain_run(composed(replace(asked, overrides=overrides))),
+        )
+        if resume is not None and (run_dir / JOB).exists():
             experiment = experiment.of_a_sweep()
-        previous = previous_run([experiment], Path(cfg.hydra.runtime.output_dir).parent)
+        previous = previous_run([experiment], run_dir.parent)
         needs.find(experiment)
         if ranks.several and needs.missing:
             raise spec_error(
@@ -130,16 +128,14 @@ def _checked_and_run(
     if shows:
         tasks.show(prepared)
         return DONE
-    where, run_dir = "hydra.run.dir" if resume is None else "resume", Path(cfg.hydra.runtime.output_dir)
-    with claimed(run_dir, where, go_on=resume is not None):
+    with claimed(run_dir, "hydra.run.dir" if resume is None else RESUME, go_on=resume is not None):
         if resume is not None and _is_done(run_dir):  # another process has just finished it
             ranks.gathered([None, None])
             return DONE
-        if experiment.settings.needs:
-            is_new = needs.missing
-            needs.make()
-            if is_new:  # again, now that the runs exist from which its values come
-                prepared = tasks.prepare(experiment.with_runs(needs.made, previous), trust=trust)
+        is_new = needs.missing
+        needs.make()
+        if is_new:  # again, now that the runs exist from which its values come
+            prepared = tasks.prepare(experiment.with_runs(needs.made, previous), trust=trust)
         with explained(asked):
             returned = asked.app.run_checked(cfg, SingleRun(prepared, resume=resume, ranks=ranks))
     return int(returned.return_value)
@@ -147,12 +143,7 @@ def _checked_and_run(
 
 def run_folder(name: str) -> Path:
     """The directory that `resume` names. Raises SpecError for `latest` if there is no latest run."""
-    if name != LATEST:
-        return Path(os.path.realpath(os.path.expanduser(name)))
-    link = outputs_folder() / LATEST
-    if not link.exists():
-        raise spec_error(RESUME, f"there is no {link}", "name the directory of the run: resume=outputs/…")
-    return Path(os.path.realpath(link))
+    return latest_in(outputs_folder()) if name == LATEST else Path(os.path.realpath(os.path.expanduser(name)))
 
 
 def _is_done(folder: Path) -> bool:
@@ -201,12 +192,15 @@ def composed_again(
     with opened(conf_dir(), folder / Path(CONFIG).parent) as app:
         stored = Composition(app, Path(CONFIG).stem, list(_HYDRAS))
         groups = set(asked.app.config_loader.list_groups(""))
-        keys = (text.partition("=")[0].lstrip("+~").partition("@")[0] for text in asked.overrides)
-        from_folders = any(key in groups for key in keys)
+        from_folders = any(key_of(text).partition("@")[0] in groups for text in asked.overrides)
         again = asked if from_folders else replace(stored, overrides=[*_HYDRAS, *asked.overrides])
-        cfg = _composed(again, folder, stores=bool(asked.overrides) and anyway)
+        cfg = composed(again)
+        # what is stored stays as it is, unless a typed override replaces it
+        place_run(cfg, folder, stores=bool(asked.overrides) and anyway)
         if asked.overrides and not anyway:
-            before, now = plain_run(_composed(stored, folder)), plain_run(cfg)
+            of_stored = composed(stored)
+            place_run(of_stored, folder, stores=False)
+            before, now = plain_run(of_stored), plain_run(cfg)
             before.setdefault("hooked", True)  # a run of an earlier version does not store it
             lines = [
                 f"{key}: {old!r:.100} there, {new!r:.100} now"
@@ -214,25 +208,13 @@ def composed_again(
                 if not any(key == free or key.startswith(f"{free}.") for free in _FREE)
             ]
             if lines:
-                what = "\n".join(f"\n    {line}" for line in first_lines(lines))
+                shown = "\n".join(f"\n    {line}" for line in first_lines(lines))
                 raise spec_error(
                     RESUME,
-                    f"{folder} is of another configuration:{what}",
+                    f"{folder} is of another configuration:{shown}",
                     "leave it out, or type resume_anyway=true",
                 )
         yield again, cfg
-
-
-def _composed(asked: Composition, folder: Path, *, stores: bool = False) -> DictConfig:
-    """The configuration, to be run in the folder; stores: whether it replaces the configuration stored there."""
-    with explained(asked):
-        cfg = asked.app.compose_config(asked.config_name, asked.overrides, RunMode.RUN)
-    with read_write(cfg.hydra), open_dict(cfg.hydra):
-        cfg.hydra.run.dir = literal(str(folder))
-        cfg.hydra.mode = RunMode.RUN
-        if not stores:
-            cfg.hydra.output_subdir = None  # what is stored stays as it is
-    return cfg
 
 
 @contextmanager
@@ -244,9 +226,7 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
     compute = experiment.settings.compute
     if compute.strategy == "none":
         refuse_ranks()
-        yield ALONE
-        return
-    me = started()
+    me = None if compute.strategy == "none" else started()
     if me is None:
         yield ALONE
         return
@@ -260,8 +240,8 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
     from hookrun.ranks.group import joined
     from hookrun.tasks.run.session import device_named
 
-    device = device_named(compute.device)
-    with joined(me, device.type, compute.timeout) as ranks, ranks.failures_told():
+    device = device_named(compute.device).type
+    with joined(me, device, compute.timeout) as ranks, ranks.failures_told():
         yield ranks
         if not ranks.failed:  # a rank that dies at its end costs no page
             ranks.meet()

@@ -13,9 +13,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.compose.errors import experiment_file, explained, lost_keys, origins_told
-from hookrun.compose.flags import existing_folder
-from hookrun.compose.hydra import Composition, conf_dir, opened
+from hookrun.compose.errors import composed, experiment_file, explained, lost_keys, origins_told
+from hookrun.compose.hydra import Composition, conf_dir, existing_folder, opened
 from hookrun.config.interpolations import literal, resolved
 from hookrun.errors import SpecError, spec_error, whole_characters
 from hookrun.spec import Experiment
@@ -34,9 +33,19 @@ def compose_dict(
     """
     extra = [] if config_dir is None else [existing_folder("config_dir", config_dir)]
     with opened(conf_dir(), *extra) as app:
-        with explained(Composition(app, config_name, list(overrides))):
-            cfg = app.compose_config(config_name, list(overrides), RunMode.RUN)
-        return plain_run(cfg)
+        return plain_run(composed(Composition(app, config_name, list(overrides))))
+
+
+def place_run(cfg: DictConfig, run_dir: Path, *, stores: bool = True) -> None:
+    """Make `cfg` a single run in that directory.
+
+    stores: whether Hydra stores the configuration there
+    """
+    with read_write(cfg.hydra), open_dict(cfg.hydra):
+        cfg.hydra.run.dir = literal(str(run_dir))
+        cfg.hydra.mode = RunMode.RUN
+        if not stores:
+            cfg.hydra.output_subdir = None
 
 
 def parsed_run(cfg: DictConfig) -> Experiment:
@@ -57,12 +66,8 @@ def plain_run(cfg: DictConfig, *directory: str) -> dict[str, Any]:
         parts = (str(OmegaConf.select(cfg, key)) for key in directory or ("hydra.run.dir",))
         with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
             cfg.hydra.runtime.output_dir = literal(os.path.abspath(os.path.join(*parts)))
-        for key in (
-            "output_subdir",
-            "job.name",
-            "job_logging",
-            "hydra_logging",
-        ):  # what Hydra itself resolves
+        # what Hydra itself resolves
+        for key in ("output_subdir", "job.name", "job_logging", "hydra_logging"):
             written = OmegaConf.select(cfg.hydra, key)
             if OmegaConf.is_config(written):
                 OmegaConf.to_container(written, resolve=True)
@@ -108,10 +113,9 @@ def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]
     with ExitStack() as stack:
         try:
             stack.enter_context(sole_writer(run_dir))
-        except LockedError as error:
-            raise spec_error(where, str(error), "give another directory, or wait") from error
-        except StoreError as error:
-            raise spec_error(where, str(error), "give another directory") from error
+        except (LockedError, StoreError) as error:
+            wait = ", or wait" if isinstance(error, LockedError) else ""
+            raise spec_error(where, str(error), f"give another directory{wait}") from error
         if not go_on:
             refuse_used(run_dir, where)  # another process may have finished there just now
         yield

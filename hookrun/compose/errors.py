@@ -35,7 +35,7 @@ from omegaconf.errors import (
 from hookrun.compose.hydra import Composition, parse_override
 from hookrun.compose.loader import options
 from hookrun.compose.overrides import INTERPOLATION, quoted, several_values, split_at_spaces, unreadable
-from hookrun.config import ROOT_KEYS
+from hookrun.config import ROOT_KEYS, nested
 from hookrun.config.interpolations import guarded
 from hookrun.config.yaml_files import load
 from hookrun.errors import HookrunError, Problem, Refusal, SpecError, listed, nearest
@@ -86,6 +86,12 @@ def explained(asked: Composition | None = None) -> Iterator[None]:
             except Exception as of_files:  # the files do not compose, even without the overrides
                 reason = of_files
         raise SpecError(problems or [_problem(reason, asked)]) from error
+
+
+def composed(command: Composition, **options: Any) -> DictConfig:
+    """The configuration of a command line; raises SpecError. The options are those of `App.compose_config`."""
+    with explained(command):
+        return command.app.compose_config(command.config_name, command.overrides, command.mode, **options)
 
 
 # ---- overrides -----------------------------------------------------------------------------------------------------
@@ -190,22 +196,27 @@ def _not_a_name(override: Override, names: list[str]) -> Problem:
 def no_such_config(path: str, asked: Composition) -> Problem:
     """The problem of a config that is not in the config folders, such as ``model/resnet19``."""
     if (asked.config_name or "").startswith("/") and path == asked.config_name.lstrip("/"):
-        hint = "give the name of a file in a config folder; --config-dir adds a folder"
-        return Problem("--config-name", f"found the path {asked.config_name!r}, expected a name", hint)
+        return Problem(
+            "--config-name",
+            f"found the path {asked.config_name!r}, expected a name",
+            "give the name of a file in a config folder; --config-dir adds a folder",
+        )
     top, _, below = path.partition("/")
     if top == "hydra":
         group, _, name = path.rpartition("/")
-        hint = f"a {group.removeprefix('hydra/')} of another package must be installed first"
-        if name in _EXTRAS:
-            hint = f"pip install 'hookrun[{_EXTRAS[name]}]'"
         return Problem(
-            group, f"there is no {name!r}; there are: {', '.join(options(asked.repository, group))}", hint
+            group,
+            f"there is no {name!r}; there are: {', '.join(options(asked.repository, group))}",
+            f"pip install 'hookrun[{_EXTRAS[name]}]'"
+            if name in _EXTRAS
+            else f"a {group.removeprefix('hydra/')} of another package must be installed first",
         )
     folders = asked.app.folders()
     misnamed = next((file for folder in folders if (file := folder / f"{path}.yml").is_file()), None)
     if misnamed is not None:
-        hint = f"rename it to {misnamed.stem}.yaml"
-        return Problem(str(misnamed), "configuration files end in .yaml", hint)
+        return Problem(
+            str(misnamed), "configuration files end in .yaml", f"rename it to {misnamed.stem}.yaml"
+        )
     group, name = (top, below) if below else ("", path)
     names = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
     if group:  # a folder inside the group may be the wrong part
@@ -223,8 +234,7 @@ def _wrong_key(override: Override, cfg: DictConfig, asked: Composition) -> Probl
     if override.package is not None:  # its config group does not exist: Hydra reports that
         return None
     if "/" in key:
-        hint = nearest(key, asked.app.list_all_config_groups())
-        return Problem(key, "there is no such config group", hint)
+        return Problem(key, "there is no such config group", nearest(key, asked.app.list_all_config_groups()))
     try:
         is_there = OmegaConf.select(cfg, key) is not None
         if override.is_delete():
@@ -246,8 +256,8 @@ def _wrong_key(override: Override, cfg: DictConfig, asked: Composition) -> Probl
         return Problem(key, _NO_KEY, f"{near}; {to_add}" if key.startswith(_OPEN) else near)
     except OmegaConfBaseException as error:
         if isinstance(value, list) and OmegaConf.is_dict(OmegaConf.select(cfg, key)):
-            hint = "a sweep has one: objective=val/accuracy"
-            hint = hint if key == "objective" else "name its keys one by one"
+            one = "a sweep has one: objective=val/accuracy"
+            hint = one if key == "objective" else "name its keys one by one"
             return Problem(key, "found a list, expected a mapping", hint)
         return Problem(str(error.full_key or key), str(error.msg or error).splitlines()[0])
     return None
@@ -267,15 +277,18 @@ def _leaf_above(key: str, cfg: DictConfig) -> str | None:
 
 def _below_a_leaf(override: Override, leaf: str, value: Any) -> str:
     """The hint for an override below a key that holds a value."""
-    below = override.key_or_group.removeprefix(f"{leaf}.")
     if leaf == "train.loss" and isinstance(value, str):
         return f"a loss with arguments is a mapping: train.loss={{name: {value}, ...}}"
-    if value is None and override.key_or_group.startswith(_OPEN):
-        return f"{leaf} is null; to add it: +{override.input_line}"
-    if value is None and "." not in below:
+    if value is not None:
+        return f"{leaf} is {value!r}"
+    hint = f"{leaf} is null"
+    below = override.key_or_group.removeprefix(f"{leaf}.")
+    if override.key_or_group.startswith(_OPEN):
+        hint += f"; to add it: +{override.input_line}"
+    elif "." not in below:
         whole = shlex.quote(f"{leaf}={{{below}: {override.get_value_string()}}}")
-        return f"{leaf} is null; set it with all the keys that it needs: {whole}"
-    return f"{leaf} is {'null' if value is None else repr(value)}"
+        hint += f"; set it with all the keys that it needs: {whole}"
+    return hint
 
 
 def _is_key_of_hook(key: str, cfg: DictConfig) -> bool:
@@ -314,14 +327,8 @@ def _near(key: str, cfg: DictConfig) -> str:
 
 
 def key_paths(cfg: DictConfig) -> list[str]:
-    """Every key path of the configuration."""
-    paths, pending = list[str](), list[tuple[str, Any]]([("", OmegaConf.to_container(cfg))])
-    while pending:
-        prefix, node = pending.pop(0)
-        if isinstance(node, dict):
-            paths += [f"{prefix}{key}" for key in node]
-            pending += [(f"{prefix}{key}.", value) for key, value in node.items()]
-    return paths
+    """Every key path of the configuration, the shortest first."""
+    return sorted((path for path, _ in nested(OmegaConf.to_container(cfg))), key=lambda path: path.count("."))
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -427,9 +434,8 @@ def _list_for_mapping(file: str) -> Problem | None:
 
 def _named_file(error: Exception, asked: Composition | None) -> str:
     """The path of the first config file that Hydra's message names, such as ``'experiment/mine'``; else empty."""
-    words = (word.strip("'\":,.;") for word in str(error).split())
-    folders = asked.app.folders() if asked else []
-    files = (folder / f"{word}.yaml" for word in words if "/" in word for folder in folders)
+    words = (word.strip("'\":,.;") for word in str(error).split() if "/" in word)
+    files = (folder / f"{word}.yaml" for word in words for folder in (asked.app.folders() if asked else ()))
     return next((str(file) for file in files if file.is_file()), "")
 
 
@@ -437,10 +443,8 @@ def _near_groups(file: str, asked: Composition) -> str:
     """The nearest names for each group that the file's defaults list overrides and that does not exist."""
     groups = asked.app.config_loader.list_groups("")
     defaults = OmegaConf.select(load(Path(file)), "defaults") or []
-    named = [
-        str(key).split()[-1].partition("@")[0] for item in defaults if OmegaConf.is_dict(item) for key in item
-    ]
-    absolute = [name[1:] for name in named if name.startswith("/")]
+    named = [str(key).split()[-1] for item in defaults if OmegaConf.is_dict(item) for key in item]
+    absolute = [name[1:].partition("@")[0] for name in named if name.startswith("/")]
     return "; ".join(nearest(group, groups) for group in absolute if group.partition("/")[0] not in groups)
 
 
@@ -453,19 +457,14 @@ def origins_told(cfg: DictConfig) -> Iterator[None]:
     try:
         yield
     except Refusal as error:
-        origins = dict(_interpolations(OmegaConf.to_container(cfg, resolve=False), ""))
+        origins = {
+            path: text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+            for path, text in nested(OmegaConf.to_container(cfg, resolve=False))
+            if isinstance(text, str) and "${" in text
+        }
         if not origins:
             raise
         raise type(error)([_told(each, origins) for each in error.errors], error.notes) from error
-
-
-def _interpolations(node: Any, path: str) -> Iterator[tuple[str, str]]:
-    """The key path and the text of every value that holds an interpolation."""
-    if isinstance(node, str) and "${" in node:
-        yield path, node if len(node) <= MOST_SHOWN else f"{node[:MOST_SHOWN]}…"
-    members = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
-    for key, value in members:
-        yield from _interpolations(value, f"{path}.{key}" if path else str(key))
 
 
 def _told(problem: Problem, origins: Mapping[str, str]) -> Problem:

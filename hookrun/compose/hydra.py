@@ -131,8 +131,8 @@ class App(Hydra):
 
     def swept(self, cfg: DictConfig) -> list[Override]:
         """The overrides of a sweep, those of `hydra.sweeper.params` first."""
-        swept = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()]
-        lines = [*swept, *cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))]
+        lines = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()]
+        lines += cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))
         return OverridesParser.create(config_loader=self.config_loader).parse_overrides(lines)
 
     def job_config(self, cfg: DictConfig, overrides: Sequence[str], number: int) -> DictConfig:
@@ -169,10 +169,14 @@ class Composition:
     @cached_property
     def repository(self) -> IConfigRepository:
         """The config folders that Hydra searches, including those of `hydra.searchpath`."""
-        search = [text for text in self.overrides if text.lstrip("+").startswith("hydra.searchpath=")]
         with guarded():
             loader = cast(ConfigLoaderImpl, self.app.config_loader)
-            return loader._parse_overrides_and_create_caching_repo(self.config_name, search)[1]
+            return loader._parse_overrides_and_create_caching_repo(self.config_name, self.search)[1]
+
+    @property
+    def search(self) -> list[str]:
+        """The overrides of `hydra.searchpath`."""
+        return [text for text in self.overrides if text.lstrip("+").startswith("hydra.searchpath=")]
 
 
 class _WholeGroups:
@@ -189,10 +193,10 @@ class _WholeGroups:
 
     def get_group_options(self, group_name: str, results_filter: ObjectType, **options: Any) -> list[str]:
         """The configs of a group; or the subgroups of a group without configs."""
-        is_whole = results_filter is ObjectType.GROUP and bool(
-            group_name and self._loader.get_group_options(group_name, ObjectType.CONFIG, **options)
-        )
-        return [] if is_whole else self._loader.get_group_options(group_name, results_filter, **options)
+        is_group = results_filter is ObjectType.GROUP and bool(group_name)
+        if is_group and self._loader.get_group_options(group_name, ObjectType.CONFIG, **options):
+            return []
+        return self._loader.get_group_options(group_name, results_filter, **options)
 
 
 def numbered(cfg: DictConfig, number: int) -> DictConfig:
@@ -233,17 +237,27 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.prog = "hookrun"
     parser.allow_abbrev = False  # `--experiment` would be short for `--experimental-rerun`
     parser.exit_on_error = False
-    said = "a sweep prints everything of each job, not one line"
-    parser.add_argument("--verbose", "-v", action="store_true", help=said)
-    for action in parser._actions:
-        if "--version" in action.option_strings:
-            vars(action)["version"] = f"hookrun {__version__}, Hydra {hydra.__version__}"
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="a sweep prints everything of each job, not one line"
+    )
+    version_flag = parser._option_string_actions["--version"]
+    vars(version_flag)["version"] = f"hookrun {__version__}, Hydra {hydra.__version__}"
     return parser
 
 
 def parse_override(text: str) -> Override:
     """Parse one override of the command line; raises OverrideParseException."""
     return OverridesParser.create().parse_overrides([text])[0]
+
+
+def existing_folder(where: str, folder: str | Path) -> Path:
+    """The absolute path of a folder; raises SpecError where it does not exist."""
+    path = Path(folder).absolute()
+    if not path.is_dir():
+        raise spec_error(
+            where, f"there is no folder {path}", "give the folder that holds experiment/ or hooks/"
+        )
+    return path
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra.conf import HydraConf
 
-from hookrun.config import ROOT_KEYS
+from hookrun.config import ROOT_KEYS, nested
 from hookrun.errors import Problem, listed
 
 CHOSEN_BY_FILES = ("hydra/launcher", "hydra/sweeper")
@@ -70,19 +70,12 @@ def acting_keys(content: Any, where: str) -> list[Problem]:
 
     content: plain values, nested at most 64 deep
     """
-    problems = list[Problem]()
-    pending = [content]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, Mapping):
-            names = [key for key in node if key in _ACTING_KEYS]
-            problems += [
-                Problem(where, f"holds the key `{key}`, which would run code", "remove it") for key in names
-            ]
-            pending += node.values()
-        elif isinstance(node, list):
-            pending += node
-    return problems
+    keys = (path.rpartition(".")[2] for path, _ in nested(content))
+    return [
+        Problem(where, f"holds the key `{key}`, which would run code", "remove it")
+        for key in keys
+        if key in _ACTING_KEYS
+    ]
 
 
 def wrong_choices(defaults: Any, group: str, where: str) -> list[Problem]:

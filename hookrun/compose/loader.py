@@ -76,13 +76,27 @@ def _acting_content(plain: Any, file: Path, group: str) -> list[Problem]:
     problems += hydra_section.wrong_choices(plain.get("defaults"), group, str(file))
     section = plain.get("hydra")
     if isinstance(section, str) or (isinstance(section, dict) and "searchpath" in section):
-        hint = "type it: hydra.searchpath=[file:///folder], or --config-dir FOLDER"
-        what = "cannot be set in a file: it would read other folders"
-        problems.append(Problem(f"{file}: hydra.searchpath", what, hint))
+        problems.append(
+            Problem(
+                f"{file}: hydra.searchpath",
+                "cannot be set in a file: it would read other folders",
+                "type it: hydra.searchpath=[file:///folder], or --config-dir FOLDER",
+            )
+        )
     return problems
 
 
-class FileConfigSource(file_config_source.FileConfigSource):
+class _Inside(ConfigSource):
+    """A reader that finds nothing outside its folder."""
+
+    def is_config(self, config_path: str) -> bool:
+        return _is_inside(config_path) and super().is_config(config_path)  # type: ignore[safe-super]
+
+    def is_group(self, config_path: str) -> bool:
+        return _is_inside(config_path) and super().is_group(config_path)  # type: ignore[safe-super]
+
+
+class FileConfigSource(_Inside, file_config_source.FileConfigSource):
     """Hydra's reader of config folders, with errors that name the file.
 
     The name is that of Hydra's class: Hydra's registry, which launchers pickle, refuses a reader of another name.
@@ -100,12 +114,6 @@ class FileConfigSource(file_config_source.FileConfigSource):
             )
         return _read(self, file, config_path)
 
-    def is_config(self, config_path: str) -> bool:
-        return _is_inside(config_path) and super().is_config(config_path)
-
-    def is_group(self, config_path: str) -> bool:
-        return _is_inside(config_path) and super().is_group(config_path)
-
     def available(self) -> bool:
         """True. Raises SpecError if the folder does not exist: Hydra would only warn and skip it."""
         if not super().available():
@@ -114,7 +122,9 @@ class FileConfigSource(file_config_source.FileConfigSource):
         return True
 
 
-class ImportlibResourcesConfigSource(importlib_resources_config_source.ImportlibResourcesConfigSource):
+class ImportlibResourcesConfigSource(
+    _Inside, importlib_resources_config_source.ImportlibResourcesConfigSource
+):
     """Hydra's reader of config folders in packages: those of Hydra, of plugins, and of a typed search path."""
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -123,12 +133,6 @@ class ImportlibResourcesConfigSource(importlib_resources_config_source.Importlib
         resource = resources.files(self.path).joinpath(self._normalize_file_name(config_path))
         with resources.as_file(resource) as file:
             return _read(self, file, config_path)
-
-    def is_config(self, config_path: str) -> bool:
-        return _is_inside(config_path) and super().is_config(config_path)
-
-    def is_group(self, config_path: str) -> bool:
-        return _is_inside(config_path) and super().is_group(config_path)
 
 
 SOURCES: tuple[type[ConfigSource], ...] = (FileConfigSource, ImportlibResourcesConfigSource)
@@ -185,10 +189,9 @@ class Loader(ConfigLoaderImpl):
     ) -> list[str]:
         """The names in a config group: of configs with those of its subgroups, so that ``glob(lm/*)`` finds them."""
         _, repo = self._parse_overrides_and_create_caching_repo(config_name, overrides or [])
-        is_of_configs = results_filter is ObjectType.CONFIG
-        return (
-            options(repo, group_name) if is_of_configs else repo.get_group_options(group_name, results_filter)
-        )
+        if results_filter is ObjectType.CONFIG:
+            return options(repo, group_name)
+        return repo.get_group_options(group_name, results_filter)
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """The configuration of a job of a sweep."""
@@ -269,8 +272,7 @@ class Loader(ConfigLoaderImpl):
             if posixpath.dirname(path) in self._typed_groups:
                 installed = [*Plugins.instance().discover(Launcher), *Plugins.instance().discover(Sweeper)]
                 plugins = [f"{plugin.__module__}.{plugin.__name__}" for plugin in installed]
-            problems = hydra_section.wrong_settings(plain["hydra"], groups, plugins)
-            if problems:
+            if problems := hydra_section.wrong_settings(plain["hydra"], groups, plugins):
                 file = _file(source, path)
                 raise SpecError([Problem(f"{file}: {each.where}", each.what, each.hint) for each in problems])
         return loaded

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override, Quote, QuotedString
@@ -34,8 +35,7 @@ def take_trust(overrides: Iterable[str]) -> tuple[frozenset[str], list[str]]:
             others.append(text)
             continue
         try:
-            override = parse_override(text)
-            value = None if override.is_sweep_override() else override.value()
+            value = _single_value(text)
         except HydraException:
             value = None
         names = value if isinstance(value, list) else [value]
@@ -49,6 +49,12 @@ def take_trust(overrides: Iterable[str]) -> tuple[frozenset[str], list[str]]:
     return frozenset(trusted), others
 
 
+def _single_value(text: str) -> Any:
+    """The value of an override; None for several values. Raises HydraException."""
+    override = parse_override(text)
+    return None if override.is_sweep_override() else override.value()
+
+
 def unreadable(error: OverrideParseException, app: App) -> Problem:
     """The problem of an override that Hydra cannot parse."""
     text = error.override
@@ -56,11 +62,11 @@ def unreadable(error: OverrideParseException, app: App) -> Problem:
         guess = meant(text, app)
         hint = f"did you mean {guess}?" if guess else "for example: experiment=clip_fc"
         return Problem(text, "is not of the form key=value", hint)
-    if "${" in text:
-        return Problem(text, "Hydra cannot read this override", INTERPOLATION)
-    hint = "brackets, braces, commas, parentheses and quotes mean something to Hydra: "
-    fixed = quoted(text)
-    hint += f"put the value in quotes of its own: {fixed}" if fixed else "check that they are closed"
+    hint = INTERPOLATION
+    if "${" not in text:
+        fixed = quoted(text)
+        next_step = f"put the value in quotes of its own: {fixed}" if fixed else "check that they are closed"
+        hint = f"brackets, braces, commas, parentheses and quotes mean something to Hydra: {next_step}"
     return Problem(text, "Hydra cannot read this override", hint)
 
 
@@ -145,11 +151,9 @@ def quoted(text: str) -> str | None:
 
 def _member(text: str) -> str:
     """A member of a mapping, ``key: value``, with quotes around a value that Hydra cannot read as one value."""
-    key, _, value = text.partition(":")
-    value = value.strip()
-    is_nested = value.count("{") != value.count(
-        "}"
-    )  # a part of a mapping inside: quotes would change what it is
+    key, value = map(str.strip, text.split(":", 1))
+    # of a mapping inside it is a part: quotes would change what it is
+    is_nested = value.count("{") != value.count("}")
     return f"{key}: {value if is_nested or _reads(f'x={value}') else _in_quotes(value)}"
 
 
@@ -186,8 +190,7 @@ def take(key: str, overrides: Sequence[str], *, is_flag: bool = False) -> tuple[
         raise spec_error(key, f"is given {len(typed)} times", "give it once")
     text = typed[0].partition("=")[2]
     try:
-        override = parse_override(typed[0])
-        value = None if override.is_sweep_override() else override.value()
+        value = _single_value(typed[0])
     except HydraException:
         value = text  # such as a path with characters that are special to Hydra
     if is_flag and not isinstance(value, bool):
@@ -195,6 +198,14 @@ def take(key: str, overrides: Sequence[str], *, is_flag: bool = False) -> tuple[
     if value is None or isinstance(value, dict | list):
         raise spec_error(key, f"found {text!r}, expected one value", "")
     return value, others
+
+
+def latest_in(folder: Path) -> Path:
+    """The run or sweep that the link `latest` in this folder of outputs leads to. Raises SpecError without it."""
+    link = folder / LATEST
+    if not link.exists():
+        raise spec_error(RESUME, f"there is no {link}", f"name the directory: {RESUME}={folder.name}/…")
+    return link.resolve()
 
 
 @dataclass(frozen=True)

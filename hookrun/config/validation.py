@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from hookrun.errors import Problem, nearest
+from hookrun.errors import Problem, counted, nearest
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -59,13 +59,23 @@ def problems_of(error: ValidationError, where: str, model: type[BaseModel]) -> l
 
 def parameters(target: Callable[..., object]) -> dict[str, inspect.Parameter] | None:
     """The parameters of `target` that can be given by name; None if its signature does not list all of them."""
+    known = _signature(target)
+    if known is None or any(p.kind is p.VAR_KEYWORD for p in known):
+        return None
+    return _by_name(known)
+
+
+def _signature(target: Callable[..., object]) -> list[inspect.Parameter] | None:
+    """Every parameter of `target`; None where it has no signature, as builtins and C extensions need not have."""
     try:
-        found = inspect.signature(target).parameters
-    except (TypeError, ValueError):  # builtins and C extensions need not have a signature
+        return list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
         return None
-    if any(p.kind is p.VAR_KEYWORD for p in found.values()):
-        return None
-    return {name: p for name, p in found.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def _by_name(known: Iterable[inspect.Parameter]) -> dict[str, inspect.Parameter]:
+    """Those that can be given by name."""
+    return {p.name: p for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def unknown_arguments(
@@ -94,25 +104,20 @@ def missing_arguments(
 
     why: argument name -> the reason why nothing else supplies it, or an empty text
     """
-    needed = [name for name, parameter in found.items() if parameter.default is parameter.empty]
     return [
         Problem(
             join(where, name),
             "; ".join(filter(None, [f"is missing: '{owner}' needs it", why(name)])),
             f"set {join(where, name)}",
         )
-        for name in needed
-        if name not in given
+        for name, parameter in found.items()
+        if parameter.default is parameter.empty and name not in given
     ]
 
 
 def takes(target: Callable[..., object], name: str) -> bool:
     """Whether `target` has a parameter of that name which can be given by name."""
-    try:
-        found = inspect.signature(target).parameters.get(name)
-    except (TypeError, ValueError):  # builtins and C extensions need not have a signature
-        return False
-    return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
+    return name in _by_name(_signature(target) or ())
 
 
 def wrong_call(
@@ -129,27 +134,22 @@ def wrong_call(
     where: the key path of the given arguments
     also:  arguments that hookrun passes by name if the function has them
     """
-    try:
-        found = list(inspect.signature(target).parameters.values())
-    except (TypeError, ValueError):  # builtins and C extensions need not have a signature
+    known = _signature(target)
+    if known is None:
         return []
-    kinds = {p.kind for p in found}
-    in_order = [p for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    kinds = {p.kind for p in known}
+    in_order = [p for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(in_order) < first and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        plural = "" if len(in_order) == 1 else "s"
-        what = f"'{owner}' takes {len(in_order)} positional argument{plural}, and is called with {first}"
-        return [Problem(where, what, "change its signature")]
-    taken = {p.name for p in in_order[:first]}
-    named = {
-        p.name: p
-        for p in found
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in taken
-    }
-    own = {name: p for name, p in named.items() if name not in also}
-    any_name = inspect.Parameter.VAR_KEYWORD in kinds
-    unknown = [name for name in given if name in taken or name in also] if any_name else given
-    problems = unknown_arguments(unknown, own, where, owner)
-    return problems + missing_arguments(given, own, where, owner)
+        takes_count = counted(len(in_order), "positional argument")
+        return [
+            Problem(
+                where, f"'{owner}' takes {takes_count}, and is called with {first}", "change its signature"
+            )
+        ]
+    taken = {*(p.name for p in in_order[:first]), *also}
+    own = {name: p for name, p in _by_name(known).items() if name not in taken}
+    unknown = [name for name in given if name in taken] if inspect.Parameter.VAR_KEYWORD in kinds else given
+    return [*unknown_arguments(unknown, own, where, owner), *missing_arguments(given, own, where, owner)]
 
 
 def unknown_key(where: str, key: object, keys: Collection[str], deeper: Collection[str] = ()) -> Problem:

@@ -41,6 +41,7 @@ MAX_NESTED = 8
 
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, where PyYAML was built with it."""
+_OWN_FILE = "keep tensors in a file of their own: {file: x.safetensors}"
 _NUMBER = re.compile(r"[-+]?\.?[0-9]")
 _BASE_60 = re.compile(r"[-+]?([1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -111,10 +112,7 @@ def _text(path: Path) -> str:
             raise OutOfBounds("is a pipe or a device, not a file")
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise OutOfBounds(
-            f"is larger than {MAX_BYTES >> 20} MiB",
-            "keep tensors in a file of their own: {file: x.safetensors}",
-        )
+        raise OutOfBounds(f"is larger than {MAX_BYTES >> 20} MiB", _OWN_FILE)
     return content.decode("utf-8")
 
 
@@ -136,10 +134,9 @@ def _problem(error: Exception, path: Path, text: str) -> Problem:
             )
         case OmegaConfBaseException(full_key=str(key)) if key:
             is_of_key = isinstance(error, KeyValidationError) or "key type" in str(error)
-            hint = (
-                "a key is a text: quote what YAML reads as something else, such as null" if is_of_key else ""
-            )
-            return Problem(f"{path}: {key}", str(error.msg or error).splitlines()[0], hint)
+            quote = "a key is a text: quote what YAML reads as something else, such as null"
+            what = str(error.msg or error).splitlines()[0]
+            return Problem(f"{path}: {key}", what, quote if is_of_key else "")
         case RecursionError():
             return Problem(str(path), "its values are nested too deeply")
     return Problem(str(path), str(error))
@@ -161,24 +158,28 @@ def _broken(error: yaml.YAMLError, path: Path, text: str) -> Problem:
 
 
 def _hint(problem: str, line: str) -> str:
-    if "duplicate key" in problem:
-        return "a mapping has each key once: rename or remove one"
-    if "escape character" in problem:
-        return "backslashes need single quotes: 're:layer\\.\\d+'"
     if line.startswith("\t"):
         return "indent with spaces: YAML does not allow tabs"
     key, _, value = (part.strip() for part in line.partition(":"))
-    if value.startswith(("*", "!", "@", "%", "&", "`")):
+    needs_quotes = value.startswith(("*", "!", "@", "%", "&", "`")) and "duplicate key" not in problem
+    if needs_quotes:
         return f"a value that begins with {value[0]} needs quotes: {key}: '{value}'"
-    if "mapping values" in problem:
-        return "a value that holds a colon and a space needs quotes"
-    if "expected ',' or" in problem:
-        return (
-            "close every { and [, put commas between the items, and quote a value that holds one of { } [ ] ,"
-        )
-    if "expected <block end>, but found '<block " in problem:
-        return "begin the keys of one mapping, and the items of one list, in the same column"
-    return "a value that begins with * ! @ % & ` or holds a colon and a space needs quotes"
+    default = "a value that begins with * ! @ % & ` or holds a colon and a space needs quotes"
+    return next((hint for text, hint in _HINTS.items() if text in problem), default)
+
+
+_HINTS = {
+    "duplicate key": "a mapping has each key once: rename or remove one",
+    "escape character": "backslashes need single quotes: 're:layer\\.\\d+'",
+    "mapping values": "a value that holds a colon and a space needs quotes",
+    "expected ',' or": (
+        "close every { and [, put commas between the items, and quote a value that holds one of { } [ ] ,"
+    ),
+    "expected <block end>, but found '<block ": (
+        "begin the keys of one mapping, and the items of one list, in the same column"
+    ),
+}
+"""What libyaml says -> what usually helps."""
 
 
 # ---- limits --------------------------------------------------------------------------------------------------------
@@ -242,9 +243,12 @@ def _check_events(text: str, loader: type) -> None:
         else:
             continue
         if total > MAX_VALUES:
-            what = f"holds more than {MAX_VALUES:,} values, aliases written out and each interpolation counted as "
-            hint = "keep tensors in a file of their own: {file: x.safetensors}"
-            raise OutOfBounds(f"{what}{INTERPOLATION_COST}", hint, line)
+            raise OutOfBounds(
+                f"holds more than {MAX_VALUES:,} values, aliases written out and each interpolation counted as "
+                f"{INTERPOLATION_COST}",
+                _OWN_FILE,
+                line,
+            )
         if len(parents) + height > MAX_DEPTH:
             raise OutOfBounds(f"nests its values more than {MAX_DEPTH} deep", line=line)
         if parents and not isinstance(event, yaml.CollectionStartEvent):
@@ -269,8 +273,8 @@ def _checked_scalar(event: yaml.ScalarEvent, is_name: bool, line: int) -> int:
     if "${" not in text:
         return 1
     if len(text) > MAX_INTERPOLATED:
-        what = f"found a text with interpolations of {len(text):,} characters, expected at most "
-        raise OutOfBounds(f"{what}{MAX_INTERPOLATED:,}", line=line)
+        size = f"{len(text):,} characters, expected at most {MAX_INTERPOLATED:,}"
+        raise OutOfBounds(f"found a text with interpolations of {size}", line=line)
     depth = 0
     for brace in re.findall(r"\$\{|\}", text):
         depth = depth + 1 if brace == "${" else max(0, depth - 1)

@@ -481,12 +481,14 @@ class LoopFollower:
         if hooks is None:
             yield
             return
-        step, hooks.clock.step = hooks.clock.step, 0
+        step = hooks.clock.training_at = hooks.clock.step
+        hooks.clock.step = 0
         accumulating, hooks.accumulating = hooks.accumulating, False
         numbered, hooks.numbered = hooks.numbered, 0
         try:
             yield
         finally:
+            hooks.clock.training_at = None
             hooks.clock.step, hooks.accumulating, hooks.numbered = step, accumulating, numbered
 
     def evaluated_batch(self) -> None:

@@ -236,6 +236,10 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
             if getattr(when, key) is not None and (kind.of_rows or kind.in_graph):
                 why = f"an exported program has no {key}"
                 problems.append(Problem(f"{spec.where}.when.{key}", why, f"leave `{key}` out"))
+        for key in spec.action.ramps() if kind.in_graph else ():
+            problems.append(
+                Problem(f"{spec.where}.{key}", "an exported program has no step", "give a number")
+            )
     return problems
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from torch import nn
@@ -13,8 +13,8 @@ from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
 from hookrun.actions.own_parameters import OnOwnParameters
 from hookrun.actions.user_code import added_names, example_of, untrainable, wrong_function
-from hookrun.actions.values import InlineFunction, OutsideValue
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
+from hookrun.actions.values import InlineFunction, OutsideValue, PassValue
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, nearest
 from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
 from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
@@ -53,7 +53,7 @@ def resolve(
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
     planned, problems = dict[str, PlannedHook](), dict[str, list[Problem]]()
     for hook in sorted(hooks, key=_resolved_first):
-        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, runs)
+        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, runs, planned)
     fitting = tuple(planned[hook.name] for hook in hooks if not problems[hook.name])
     plan = ResolvedPlan(class_name(model), fitting, spec.seed, runs=used_runs(spec, runs))
     return plan, [problem for hook in hooks for problem in problems[hook.name]]
@@ -70,10 +70,10 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
     return names
 
 
-def _resolved_first(hook: HookSpec) -> tuple[bool, bool, bool]:
-    """A sort key: first hooks that run at installation, then those on modules, of which some add parameters."""
+def _resolved_first(hook: HookSpec) -> tuple[bool, ...]:
+    """A sort key: first hooks that run at installation, then those on modules: adding parameters, captures, others."""
     adds = hook.action.adds(hook.name) is not None
-    return hook.hook_type.phase != "installation", hook.on_parameters, not adds
+    return hook.hook_type.phase != "installation", hook.on_parameters, not adds, not hook.action.captures
 
 
 def _own_code(
@@ -105,7 +105,7 @@ def _own_code(
 
 
 def _resolve_hook(
-    spec: HookSpec, names: ModelNames, runs: RunReferences
+    spec: HookSpec, names: ModelNames, runs: RunReferences, planned: Mapping[str, PlannedHook]
 ) -> tuple[PlannedHook, list[Problem]]:
     problems = [*_carrying(spec), *_meaningless(spec)]
     paths, unselected = select(spec, names)
@@ -117,7 +117,8 @@ def _resolve_hook(
     places = {match.path: _captured_as(spec, match) for match in matches}
     for field, value in spec.action.outside_values().items():
         try:
-            values[field] = read_value(value, places, runs)
+            given = _passed_on(value, spec, planned) if isinstance(value, PassValue) else value
+            values[field] = read_value(given, places, runs)
             at_tokens = spec.keys.tokens is not None and getattr(value, "at", None) is not None
             if at_tokens and (why := padded_otherwise(value, runs)) is not None:
                 hint = "pad the samples of both runs on the same side"
@@ -144,6 +145,32 @@ def _captured_as(spec: HookSpec, match: Match) -> tuple[str, ...]:
     action = spec.action_on(match.own)
     own = action.parameters if isinstance(action, OnOwnParameters) else None
     return (*match.names, *(f"{name}.{each}".lstrip(".") for name in match.names for each in own or ()))
+
+
+def _passed_on(value: PassValue, spec: HookSpec, planned: Mapping[str, PlannedHook]) -> PassValue:
+    """The value with the path of its module. Raises HookrunError, which says why the hook cannot have it."""
+    carriers = (FORWARD, FORWARD_PRE)
+    if spec.hook_type not in carriers or spec.action.adds(spec.name):
+        raise HookrunError(
+            "a value of this forward is for edits on forward or forward_pre, not for parameters"
+        )
+    captures = {
+        name: hook
+        for name, hook in planned.items()
+        if hook.spec.action.captures and hook.spec.hook_type in carriers
+    }
+    if (source := captures.get(value.hook)) is None:
+        hint = nearest(value.hook, captures)
+        raise HookrunError(f"there is no capture {value.hook!r} on forward or forward_pre: {hint}")
+    paths = [match.path for match in source.matches]
+    module = paths[0] if value.module is None and len(paths) == 1 else value.module
+    if module is None or (path := source.aliases.get(module)) is None:
+        raise HookrunError(f"{value.hook} captures {listed(paths, _SHOWN)}: name one of them with `module`")
+    if not (when := source.spec.keys.when).covers(spec.keys.when):
+        raise HookrunError(
+            f"{value.hook} may not fire when this hook does ({when}): give both the same `when`"
+        )
+    return value.model_copy(update={"module": path})
 
 
 def _heads(
@@ -226,6 +253,10 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
         yield Problem(f"{spec.where}.action", text, f"it goes with {carriers}")
     elif (reason := action.carried_by(kind)) is not None:
         yield Problem(f"{spec.where}.action", reason)
+    for key, ramp in action.ramps().items():
+        if kind.phase == "installation" or action.adds(spec.name):
+            text = f"{ramp}: {action.action_name} reads its values once, at installation"
+            yield Problem(f"{spec.where}.{key}", text, "give a number")
     for field, value in action.outside_values().items():
         if value.per_sample and (not kind.batch or action.adds(spec.name)):
             text = f"{value}: a value for each sample goes with hooks that see a batch of samples"
@@ -267,6 +298,11 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         elif was_given and spec.action.of_call and not key.startswith("when"):
             what = f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module"
             yield Problem(f"{spec.where}.{key}", what, f"leave `{key}` out")
+    if keys.when.value is not None and (not kind.batch or spec.action.mixes_rows or spec.action.of_call):
+        does = "acts on the whole call" if spec.action.of_call else "computes a row from the other rows too"
+        why = f"{spec.action.action_name} {does}" if kind.batch else f"{kind.name!r} sees {kind.sees}"
+        hint = "leave it out, or use another action on forward, forward_pre or output_grad"
+        yield Problem(f"{spec.where}.when.value", f"chooses among the rows of a batch, and {why}", hint)
     if keys.when.rank is not None and not spec.action.observes:
         yield Problem(
             f"{spec.where}.when.rank",

@@ -33,6 +33,6 @@ def try_report(path: Path) -> Path | None:
         return write_report(path)
     except Exception as error:
         message = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
-        again = f"python -m hookrun.report {path}"
-        print(f"report: not made: {message}\n  to make it later: {again}", file=sys.stderr, flush=True)
+        later = f"  to make it later: python -m hookrun.report {path}"
+        print(f"report: not made: {message}\n{later}", file=sys.stderr, flush=True)
         return None

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hookrun.errors import HookrunError, counted
-from hookrun.report.attention import attention_of, is_attention
 from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines, spans_magnitudes
 from hookrun.report.draw.pictures import MOST_PAGED, heat, mosaic
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import CapturedRows, Summary, draw, summary
-from hookrun.report.token_strips import strips_of_capture, strips_of_predictions
+from hookrun.report.token_pictures import attention_of, is_attention, strips_of_capture, strips_of_predictions
 from hookrun.store.captures.read import StoredCapture, spread
 
 MOST_VIEWS = 40
@@ -92,7 +92,7 @@ def view_capture(capture: StoredCapture, facts: Facts, *, is_prediction: bool = 
         view.units = idle_units(values, facts.classes.get(capture.module, ""))
     if not is_forward and not capture.is_by_sample and len(values) > 1:
         norms = torch.linalg.vector_norm(values.flatten(1), dim=1)
-        view.norms = (sample.steps.float().tolist(), norms.tolist())
+        view.norms = sample.steps.float().tolist(), norms.tolist()
     return view
 
 
@@ -102,9 +102,9 @@ def _histogram(values: Tensor, statistics: Summary, rows: int) -> Figure:
     If many are exactly 0, they are not drawn, since they would flatten the rest; the note says how many.
     """
     array = values.double().numpy()
-    low, high = number(statistics.low), number(statistics.high)
     notes = [
-        f"mean {statistics.mean:.4g}, std {statistics.std:.4g}, min {low}, max {high}, {statistics.count:,} values"
+        f"mean {statistics.mean:.4g}, std {statistics.std:.4g}, min {number(statistics.low)}, "
+        f"max {number(statistics.high)}, {statistics.count:,} values"
     ]
     if statistics.rows < rows:
         notes[0] += f" of {statistics.rows:,} of {counted(rows, 'row')}"
@@ -131,11 +131,22 @@ def _of_rows(sample: CapturedRows, capture: StoredCapture, kind: str, facts: Fac
             return [_scalars(sample)]
         case [_]:
             return _vectors(sample, facts)
-        case [height, width]:
-            tiles = sample.values.reshape(len(sample.values), height, width)
-            return [_matrices(sample, tiles, capture.is_by_sample, facts)]
+        case [height, width]:  # such as attention patterns
+            tiles = sample.values.reshape(-1, height, width)
+            # A matrix that is not square may be a distribution over classes for each token.
+            is_pattern = capture.is_by_sample and height == width and is_attention(tiles)
+            rows = spread(range(len(tiles)), MOST_MATRICES)
+            return [
+                mosaic(
+                    "attention maps" if is_pattern else "maps",
+                    tiles[rows].numpy()[None],
+                    rows=["matrix"],
+                    columns=", ".join(_names(sample, rows, facts)),
+                    note=f"each {height} × {width}",
+                )
+            ]
         case [*first, height, width]:
-            tiles = sample.values.reshape(len(sample.values), math.prod(first), height, width)
+            tiles = sample.values.reshape(-1, math.prod(first), height, width)
             return [_images(sample, tiles, kind if len(shape) == 3 else "", facts)]
     return []
 
@@ -147,22 +158,21 @@ def _names(sample: CapturedRows, rows: list[int], facts: Facts) -> list[str]:
     by_split = len(sample.splits.unique()) > 1
 
     def name(row: int) -> str:
-        if sample.samples[row] < 0:
-            return f"step {sample.steps[row]}"
         split, number = sample.sample_of(row)
-        of_split = f" of {split}" if by_split and split else ""
-        known = facts.called.get((split, number), "")
+        if number < 0:
+            return f"step {sample.steps[row]}"
         position = f" at {sample.positions[row]}" if sample.positions[row] >= 0 else ""
+        of_split = f" of {split}" if by_split and split else ""
         epoch = f", epoch {int(sample.epochs[row]) + 1}" if by_epoch else ""
-        return f"sample {number}{position}{of_split}{epoch}" + (f" · {known}" if known else "")
+        called = facts.called.get((split, number), "")
+        return " · ".join(filter(None, [f"sample {number}{position}{of_split}{epoch}", called]))
 
-    return [name(row) for row in rows]
+    return list(map(name, rows))
 
 
 def _images(sample: CapturedRows, tiles: Tensor, what: str, facts: Facts) -> Figure:
     """A grid of images, a row for each sample; columns are channels, attention heads, or slices if `what` is empty."""
     rows = spread(range(len(tiles)), MOST_IMAGES)
-    shown = tiles[rows, :MOST_CHANNELS].numpy()
     count = tiles.shape[1]
     title, kind = (f"{what} maps", "channel") if what else ("slices", "slice")
     note = f"each {tiles.shape[2]} × {tiles.shape[3]}"
@@ -173,27 +183,13 @@ def _images(sample: CapturedRows, tiles: Tensor, what: str, facts: Facts) -> Fig
     columns = f"its one {kind}" if count == 1 else kind if count > MOST_TILES else f"{kind}s 0–{count - 1}"
     return mosaic(
         title,
-        shown,
+        tiles[rows, :MOST_CHANNELS].numpy(),
         rows=_names(sample, rows, facts),
         columns=columns,
         note=note,
         inputs=[facts.pictures.get(sample.sample_of(row), "") for row in rows],
         pages=MOST_TILES,
         room=MOST_PAGED // max(min(len(facts.captured), MOST_VIEWS), 1),
-    )
-
-
-def _matrices(sample: CapturedRows, tiles: Tensor, is_by_sample: bool, facts: Facts) -> Figure:
-    """Rows that are matrices [rows, height, width], such as attention patterns."""
-    # A matrix that is not square may be a distribution over classes for each token.
-    is_square = tiles.shape[-1] == tiles.shape[-2]
-    rows = spread(range(len(tiles)), MOST_MATRICES)
-    return mosaic(
-        "attention maps" if is_by_sample and is_square and is_attention(tiles) else "maps",
-        tiles[rows].numpy()[None],
-        rows=["matrix"],
-        columns=", ".join(_names(sample, rows, facts)),
-        note=f"each {tiles.shape[1]} × {tiles.shape[2]}",
     )
 
 
@@ -205,8 +201,7 @@ def _vectors(sample: CapturedRows, facts: Facts) -> list[Figure]:
     mean, deviation = rows.mean(0), rows.std(0, correction=int(count > 1))
     title, y = (f"mean of {counted(count, 'row')}", "mean") if count > 1 else ("the one row", "value")
     if length <= MOST_BARS:
-        note = "whiskers: one standard deviation" if count > 1 else ""
-        whiskers = deviation.tolist() if count > 1 else None
+        note, whiskers = ("whiskers: one standard deviation", deviation.tolist()) if count > 1 else ("", None)
         figures = [bars(title, mean.tolist(), x="element", y=y, spread=whiskers, note=note)]
     else:
         low, high = (edge[::stride].tolist() for edge in (mean - deviation, mean + deviation))
@@ -232,11 +227,9 @@ def _vectors(sample: CapturedRows, facts: Facts) -> list[Figure]:
 
 
 def _scalars(sample: CapturedRows) -> Figure:
-    values = sample.values.reshape(-1).tolist()
     of_samples = bool((sample.samples >= 0).all())
-    at = (sample.samples if of_samples else sample.steps).float()
-    order = at.argsort(stable=True).tolist()
-    series = Series("value", [float(at[n]) for n in order], [values[n] for n in order], dots=of_samples)
+    at, order = (sample.samples if of_samples else sample.steps).float().sort(stable=True)
+    series = Series("value", at.tolist(), sample.values.reshape(-1)[order].tolist(), dots=of_samples)
     return lines("value", [series], x="sample" if of_samples else "step", y="value")
 
 
@@ -245,10 +238,10 @@ def _over_steps(sample: CapturedRows) -> list[Figure]:
     pairs = torch.stack([sample.splits, sample.samples, sample.positions], dim=1)
     if (sample.samples >= 0).all() and len(pairs.unique(dim=0)) == len(pairs):
         return []  # one row for each sample, or each of its tokens: steps are only batches
-    is_rising = bool((sample.steps.diff() >= 0).all())
-    begins = (sample.steps.diff() != 0) | (sample.epochs.diff() != 0)
-    firings = torch.cat([torch.zeros(1, dtype=torch.int64), begins.cumsum(0)])
-    x, clock = ("step", sample.steps) if is_rising else ("in the order of recording", firings)
+    x, clock = "step", sample.steps
+    if (sample.steps.diff() < 0).any():
+        begins = (sample.steps.diff() != 0) | (sample.epochs.diff() != 0)
+        x, clock = "in the order of recording", functional.pad(begins.cumsum(0), (1, 0))
     times = clock.unique().tolist()
     if len(times) < 4 or len(sample.values[0].reshape(-1)) < 2:
         return []
@@ -291,9 +284,8 @@ def idle_units(rows: Tensor, module_class: str) -> list[dict[str, Any]]:
     """
     if len(rows) < _FEWEST_ROWS or rows.dim() < 2 or not rows.numel():
         return []
-    is_image = rows.dim() == 4
-    kind = "channel" if is_image else "unit"
-    by_unit = (rows.movedim(1, -1) if is_image else rows).flatten(0, -2)
+    kind, by_unit = ("channel", rows.movedim(1, -1)) if rows.dim() == 4 else ("unit", rows)
+    by_unit = by_unit.flatten(0, -2)
     looked = f"in the {len(rows)} rows examined"
     low, high = by_unit.amin(0), by_unit.amax(0)
     dead = (low == 0) & (high == 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from hookrun.store.format import (
     TOKENS,
 )
 from hookrun.store.inside import is_there, open_inside
+from hookrun.store.manifest import recorded_files
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import (
     MOST_NAME,
@@ -146,8 +147,11 @@ class Facts:
     @cached_property
     def sequences(self) -> dict[tuple[str, int], TokenSequence]:
         """(split, sample) -> its tokens, if the run recorded them."""
-        known = [line for line in self.samples.records if line.get("tokens")]
-        return {(line["split"], line["sample"]): TokenSequence.of(line, self.texts) for line in known}
+        return {
+            (line["split"], line["sample"]): TokenSequence.of(line, self.texts)
+            for line in self.samples.records
+            if line.get("tokens")
+        }
 
     @cached_property
     def texts(self) -> dict[int, str]:
@@ -167,7 +171,7 @@ class Facts:
         """The numbers of the attention heads that the hook sees; empty if it sees all."""
         clause = self.planned[hook].clauses.get("heads") if hook in self.planned else None
         picked = clause.get("pick") if isinstance(clause, dict) else None
-        return [each for each in picked if isinstance(each, int)] if isinstance(picked, list) else []
+        return [head for head in picked if isinstance(head, int)] if isinstance(picked, list) else []
 
     def reads_inputs(self, module: str) -> bool:
         """Whether the module sees the tokens of the samples; not so in the decoder of an encoder-decoder."""
@@ -177,8 +181,10 @@ class Facts:
     @cached_property
     def has_encoder(self) -> bool:
         """Whether the model is an encoder-decoder."""
-        encoders = [path for path in self.classes if path.rpartition(".")[2] == "encoder"]
-        return any(f"{path.removesuffix('encoder')}decoder" in self.classes for path in encoders)
+        return any(
+            path.rpartition(".")[2] == "encoder" and f"{path.removesuffix('encoder')}decoder" in self.classes
+            for path in self.classes
+        )
 
     @cached_property
     def sites(self) -> dict[tuple[str, str], SiteRecord]:
@@ -198,18 +204,17 @@ class Facts:
     @property
     def source(self) -> str:
         """The run that the task analyses, instead of a model and data; ``""`` for other tasks."""
-        task = self.config.get("task")
-        return str(task.get("run") or "") if isinstance(task, dict) else ""
+        return self.named("task", "run")
 
     @property
     def has_random_weights(self) -> bool:
         """Whether the results are those of a model that nothing has trained."""
         return self.model.weights == "random" and self.model.trained is False
 
-    def named(self, section: str) -> str:
-        """The `name` in a section of the configuration; ``""`` if there is none."""
+    def named(self, section: str, key: str = "name") -> str:
+        """The `name` in a section of the configuration, or the text of another key; ``""`` if there is none."""
         content = self.config.get(section)
-        return str(content.get("name") or "") if isinstance(content, dict) else ""
+        return str(content.get(key) or "") if isinstance(content, dict) else ""
 
 
 def read_facts(path: Path) -> Facts:
@@ -225,9 +230,14 @@ def read_facts(path: Path) -> Facts:
             notes.append(f"{part} can't be read: {error}")
             return otherwise
 
+    written: Set[str] = frozenset()
+    if not notes:  # else which manifest the status names is not known
+        written = tried("the manifest", lambda: recorded_files(run.path, status), written)
+
     def record(part: str, name: str, model: type[R]) -> R:
         path = run.path / name
-        return tried(part, lambda: typed_record(path, model), model()) if is_there(path) else model()
+        is_known = is_there(path) or name in written
+        return tried(part, lambda: typed_record(path, model), model()) if is_known else model()
 
     facts = Facts(
         path=run.path,
@@ -291,10 +301,10 @@ def _records(path: Path) -> SampledLines:
     def is_first_notice(record: Mapping[str, Any]) -> bool:
         site = str(record.get("hook")), f"{record.get('module')}{record.get('path')}"
         is_notice = not NOTICES.isdisjoint(record) and record.get("ok") is not True
-        if not is_notice or site in seen or len(seen) >= MOST_SITES:
-            return False
-        seen.add(site)
-        return True
+        is_first = is_notice and site not in seen and len(seen) < MOST_SITES
+        if is_first:
+            seen.add(site)
+        return is_first
 
     return sampled(path, HookLine, always=is_first_notice)
 
@@ -319,11 +329,11 @@ class TokenSequence:
     @classmethod
     def of(cls, line: Mapping[str, Any], texts: Mapping[int, str]) -> TokenSequence:
         """From a line of samples.jsonl that has tokens."""
-        ids = tuple(line["tokens"])
+        ids, targets = tuple(line["tokens"]), tuple(line.get("targets") or ())
         before, after = line.get("padding", (0, 0))
-        targets = tuple(line.get("targets") or ())
-        known = targets if len(targets) == len(ids) else (None,) * len(ids)
-        return cls(ids, before, before + len(ids) + after, known, texts)
+        if len(targets) != len(ids):
+            targets = (None,) * len(ids)
+        return cls(ids, before, before + len(ids) + after, targets, texts)
 
     def name(self, token: int) -> str:
         """The text of a token, or its number if the text is not known."""

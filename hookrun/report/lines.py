@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -15,6 +15,9 @@ from hookrun.store.files import decoded_lines, os_reason
 from hookrun.store.inside import is_there
 from hookrun.store.records import Record
 from hookrun.store.scores import is_batch, is_part
+
+T = TypeVar("T")
+K = TypeVar("K")
 
 MOST_BYTES = 24 * 2**20
 MOST_LINE = 2**20
@@ -83,15 +86,25 @@ def sampled(
     elif lines.is_sample:
         drawn = f"{len(lines.records):,} of them, drawn at random, are shown"
         lines.notes.append(f"{path.name} has {counts['total']:,} lines: {drawn}")
-    for kind, why in _LEFT_OUT.items():
-        if counts[kind]:
-            lines.notes.append(f"{path.name}: {counts[kind]:,} lines are {why} and left out")
+    lines.notes += [
+        f"{path.name}: {counts[kind]:,} lines are {why} and left out"
+        for kind, why in _LEFT_OUT.items()
+        if counts[kind]
+    ]
     return lines
 
 
 def is_kept(line: Mapping[str, Any]) -> bool:
     """Whether a line of metrics.jsonl is kept if the file is sampled: all except single batches and parts of a pass."""
     return not is_batch(line) and not is_part(line)
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items by their key, in the order in which the keys first occur."""
+    groups = dict[K, list[T]]()
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def is_number(value: Any) -> bool:

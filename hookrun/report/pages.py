@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from hookrun.config import key_of
 from hookrun.errors import counted, listed, printable
 from hookrun.report.captures import place
-from hookrun.report.draw import text
+from hookrun.report.draw.text import module_name, moment, number
 from hookrun.report.facts import read_facts
 from hookrun.report.sections import OF_A_RUN, OF_A_SWEEP, ReportSection, ordered
 from hookrun.report.sweep_facts import SweepFacts, read_sweep, read_yaml
@@ -48,10 +49,9 @@ def write_run_report(folder: Path) -> Path:
     title = f"{facts.task} {facts.named('model')}".rstrip()
     if facts.source:
         title = f"{facts.task} of {Path(facts.source).name}"
-    words = [str(word).lstrip("+") for word in facts.env.argv]
-    named = [word.partition("=")[2] for word in words if word.startswith("experiment=")]
-    if named and "," not in named[-1]:
-        title = named[-1]
+    for word in map(str, facts.env.argv):
+        if key_of(word) == "experiment" and "," not in word:
+            title = word.partition("=")[2]
     return write_page(folder, "run.html", OF_A_RUN, facts, {"title": title})
 
 
@@ -61,8 +61,8 @@ def write_sweep_report(folder: Path) -> Path:
     for name, table in ((CSV, _csv(facts)), (SETTINGS_CSV, _settings_csv(facts))):
         with replacing(folder / name) as file:
             file.write(table.encode())
-    values = {"title": _sweep_title(facts), "csv": [CSV, SETTINGS_CSV]}
-    return write_page(folder, "sweep.html", OF_A_SWEEP, facts, values)
+    title = _sweep_title(facts)
+    return write_page(folder, "sweep.html", OF_A_SWEEP, facts, {"title": title, "csv": [CSV, SETTINGS_CSV]})
 
 
 def _sweep_title(facts: SweepFacts) -> str:
@@ -83,24 +83,26 @@ def _csv(facts: SweepFacts) -> str:
     heads = ["job", "status", "reason", "exit_code", "started", "seconds", "baseline"]
     rows: list[list[Any]] = [[*heads, *facts.keys, *facts.metrics, "objective", *compared]]
     for job in facts.jobs:
-        is_baseline = str(job in facts.baselines).lower()
-        own = [job.name, job.status, job.reason, job.exit_code, job.started, job.seconds, is_baseline]
-        swept = [facts.given(job, key) for key in facts.keys]
-        measured = [job.metrics.get(name) for name in facts.metrics]
-        differences = [facts.difference(job, name) for name in facts.metrics] if compared else []
-        rows.append([*own, *swept, *measured, job.value, *differences])
+        row = [job.name, job.status, job.reason, job.exit_code, job.started, job.seconds]
+        row += [str(job in facts.baselines).lower(), *(facts.given(job, key) for key in facts.keys)]
+        row += [*map(job.metrics.get, facts.metrics), job.value]
+        rows.append(row + [facts.difference(job, name) for name in facts.metrics if compared])
     return _table(rows)
 
 
 def _settings_csv(facts: SweepFacts) -> str:
-    """One line for each setting: mean and standard deviation of each metric over its jobs, such as the seeds."""
+    """One line for each setting: mean and standard deviation of each metric over its jobs, such as the seeds.
+
+    Those of the baselines come first.
+    """
     keys = [key for key in facts.varied if key not in facts.averaged]
     heads = [f"{name} {what}" for name in facts.metrics for what in ("mean", "std")]
-    rows: list[list[Any]] = [[*keys, "n", *heads]]
-    for setting in facts.settings:
+    rows: list[list[Any]] = [[*keys, "baseline", "n", *heads]]
+    for setting in [*facts.settings_of(facts.baselines), *facts.settings]:
         spreads = [setting.of(name) or (None, None) for name in facts.metrics]
+        is_baseline = str(setting.jobs[0] in facts.baselines).lower()
         count = sum(bool(job.metrics) for job in setting.jobs)
-        rows.append([*map(setting.values.get, keys), count, *chain.from_iterable(spreads)])
+        rows.append([*map(setting.values.get, keys), is_baseline, count, *chain.from_iterable(spreads)])
     return _table(rows)
 
 
@@ -121,15 +123,14 @@ def write_page(
     """
     built = [(section, data) for section in ordered(sections) if (data := section.build(facts))]
     style, script = (
-        _TEMPLATES.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+        _TEMPLATES.joinpath(name).read_text(encoding="utf-8").strip() for name in ("page.css", "page.js")
     )
-    script = script.strip()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = _environment().get_template(template).render(
         facts=facts,
         sections=built,
         built={section.id: data for section, data in built},
-        style=Markup(style.strip()),
+        style=Markup(style),
         script=Markup(script),
         # The page runs its own script only and loads nothing, whatever names a run contains.
         policy=(
@@ -158,9 +159,9 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "name": printable,
-        "module": text.module_name,
-        "number": text.number,
-        "moment": text.moment,
+        "module": module_name,
+        "number": number,
+        "moment": moment,
         "place": place,
         "dtype": dtype_name,
         "counted": counted,
@@ -170,6 +171,5 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    return (
-        printable(value, kept="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
-    )
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return printable(value, kept="\n\t") if is_text else value

@@ -87,23 +87,22 @@ def stored_captures(folder: Path) -> list[StoredCapture]:
 
     Raises StoreError for a malformed index.
     """
-    captures = captured_tensors(read_captures(folder, read_index(folder)[0], {}))
-    return [kind for capture in captures for kind in capture.by_kind()]
+    known = read_captures(folder, read_index(folder)[0], {})
+    return [kind for capture in captured_tensors(known) for kind in capture.by_kind()]
 
 
 def summary(capture: StoredCapture, drawn: CapturedRows) -> Summary:
     """Statistics of all rows, or of the drawn rows if all rows have more than `MOST_SUMMED` bytes."""
-    at_once = max(1, SUMMED_AT_ONCE // max(capture.row_bytes, 1))
-    blocks: Iterable[Tensor] = (_plain(rows) for part in capture.by_shard() for rows in part.batches(at_once))
-    if len(capture) <= len(drawn.values) or len(capture) * capture.row_bytes > MOST_SUMMED:
-        blocks = [drawn.values]
+    blocks: Iterable[Tensor] = [drawn.values]
+    if len(drawn.values) < len(capture) and len(capture) * capture.row_bytes <= MOST_SUMMED:
+        at_once = max(1, SUMMED_AT_ONCE // max(capture.row_bytes, 1))
+        blocks = (_plain(rows) for part in capture.by_shard() for rows in part.batches(at_once))
     rows = count = zeros = 0
     parts = list[list[float]]()
     for block in blocks:
         values = block.double().flatten()
         rows, count = rows + len(block), count + len(values)
-        is_finite = values.isfinite()
-        values = values if is_finite.all() else values[is_finite]
+        values = values[values.isfinite()]
         if len(values):
             zeros += int((values == 0).sum())
             variance, mean = torch.var_mean(values, correction=0)
@@ -163,15 +162,15 @@ def rows_of_samples(
 
 
 def _read(capture: StoredCapture, rows: Tensor) -> CapturedRows:
-    columns = (
-        capture.sample_ids,
-        capture.steps,
-        capture.epochs,
-        capture.split_numbers,
-        capture.positions,
-        capture.token_ids,
+    return CapturedRows(
+        _plain(capture[rows]),
+        samples=capture.sample_ids[rows],
+        steps=capture.steps[rows],
+        epochs=capture.epochs[rows],
+        splits=capture.split_numbers[rows],
+        positions=capture.positions[rows],
+        token_ids=capture.token_ids[rows],
     )
-    return CapturedRows(_plain(capture[rows]), *(column[rows] for column in columns))
 
 
 def _plain(rows: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +17,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from hookrun.config import root_of
 from hookrun.errors import counted
 from hookrun.report.draw.text import seconds_between
-from hookrun.report.lines import is_kept, sampled
+from hookrun.report.lines import grouped, is_kept, sampled
 from hookrun.spec.objective import AVERAGED, DIAGNOSTIC, Direction, Goal, is_loss
 from hookrun.store import stored_config
 from hookrun.store.files import StoreError
@@ -47,7 +47,7 @@ MOST_OVERRIDES = 50_000
 """Longest command line, in characters, that is parsed."""
 
 _NOT_WELL = ("cut off", "failed", "stopped", "interrupted", "unreadable")
-_ORDER = ("running", "cut off", "failed", "stopped", "interrupted", "not started", "done")
+_ORDER = ("running", *_NOT_WELL, "not started", "done")
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def _job(folder: Path, path: Path) -> JobFacts:
         (batches if is_batch(line) else means).update(measures(line))
     values = {name: value for name, value in (batches | means).items() if not name.endswith("/lr")}
     typed, config = (read_yaml(path / name, path) for name in (OVERRIDES, CONFIG))
-    pairs = (str(text).lstrip("+").partition("=") for text in (typed if isinstance(typed, list) else ()))
-    overrides = {key: value for key, _, value in pairs}
+    texts = typed if isinstance(typed, list) else []
+    overrides = {key: value for key, _, value in (str(text).lstrip("+").partition("=") for text in texts)}
     if tags := tags_of(config):
         overrides[TAGS] = ", ".join(tags)
     return JobFacts(
@@ -152,8 +152,7 @@ def tags_of(config: Any) -> list[str]:
 def _objective_of(config: Any) -> dict[str, Any]:
     """The section `objective` of a stored configuration, in its long form."""
     section = config.get("objective") if isinstance(config, dict) else None
-    if isinstance(section, str):
-        return {"metric": section}
+    section = {"metric": section} if isinstance(section, str) else section
     return section if isinstance(section, dict) else {}
 
 
@@ -254,23 +253,26 @@ class SweepFacts:
 
         Without a common goal, in the order of the jobs; of a diagnostic metric, by the size of the effect.
         """
+        settings = self.settings_of(self.compared)
+        return settings if self.goal is None else sorted(settings, key=self._rank)
+
+    def settings_of(self, jobs: Iterable[JobFacts]) -> list[Setting]:
+        """The settings of the jobs, in the order of the jobs."""
         keys = [key for key in self.varied if key not in self.averaged]
-        groups = dict[tuple[str | None, ...], list[JobFacts]]()
-        for job in self.compared:
-            groups.setdefault(tuple(job.overrides.get(key) for key in keys), []).append(job)
-        settings = [
+        groups = grouped(jobs, lambda job: tuple(self.given(job, key) for key in keys))
+        return [
             Setting({key: value for key, value in zip(keys, values, strict=True) if value is not None}, jobs)
             for values, jobs in groups.items()
         ]
-        return settings if self.goal is None else sorted(settings, key=self._rank)
 
     def _rank(self, setting: Setting) -> tuple[bool, float]:
-        assert self.goal is not None
+        value = setting.result and setting.result[0]
         if self.is_diagnostic:
             effect = self.effect(setting)
-            return effect is None, 0.0 if effect is None else -abs(effect)
-        sign = -1 if self.goal.direction == "maximize" else 1
-        return setting.result is None, 0.0 if setting.result is None else sign * setting.result[0]
+            value = None if effect is None else -abs(effect)
+        elif value is not None and self.goal is not None and self.goal.direction == "maximize":
+            value = -value
+        return value is None, value or 0.0
 
     @cached_property
     def ranked(self) -> list[JobFacts]:
@@ -280,8 +282,8 @@ class SweepFacts:
     @cached_property
     def best(self) -> Setting | None:
         """The best setting, or the one with the largest effect; None if there is none or no common goal."""
-        first = next(iter(self.settings), None)
-        return first if self.goal is not None and first is not None and first.result is not None else None
+        is_known = self.goal is not None and bool(self.settings) and self.settings[0].result is not None
+        return self.settings[0] if is_known else None
 
     @property
     def is_diagnostic(self) -> bool:
@@ -291,10 +293,8 @@ class SweepFacts:
 
     def without_hooks(self, setting: Setting) -> float | None:
         """The mean objective of the baselines of the setting's jobs; None if it is not known."""
-        baselines = {
-            each.name: each.value for job in setting.jobs if (each := self.baseline_of(job)) is not None
-        }
-        return mean(baselines.values())
+        baselines = [each for job in setting.jobs if (each := self.baseline_of(job)) is not None]
+        return mean({each.name: each.value for each in baselines}.values())
 
     def effect(self, setting: Setting) -> float | None:
         """The setting's mean objective minus that without hooks, which is 0 for a divergence from them."""
@@ -326,8 +326,11 @@ class SweepFacts:
     def baseline_of(self, job: JobFacts) -> JobFacts | None:
         """The baseline with the same overrides except those of hooks, or the only one; None if it is not known."""
         others = [key for key in self.varied if not is_about_hooks(key)]
-        wanted = [job.overrides.get(key) for key in others]
-        alike = [each for each in self.baselines if [each.overrides.get(key) for key in others] == wanted]
+        alike = [
+            each
+            for each in self.baselines
+            if all(each.overrides.get(key) == job.overrides.get(key) for key in others)
+        ]
         baselines = alike if len(alike) == 1 else self.baselines
         return baselines[0] if len(baselines) == 1 else None
 
@@ -339,8 +342,7 @@ class SweepFacts:
 
     def given(self, job: JobFacts, key: str) -> str | None:
         """The job's value of a key; None for a key of the hooks that a baseline does not have."""
-        is_off = job in self.baselines and key.startswith("hooks.")
-        return None if is_off else job.overrides.get(key)
+        return None if key.startswith("hooks.") and job in self.baselines else job.overrides.get(key)
 
     @cached_property
     def total(self) -> int:
@@ -348,19 +350,9 @@ class SweepFacts:
         return max(len(self.jobs), self.started_with)
 
     @property
-    def finished(self) -> int:
-        """How many jobs have ended, with any status."""
-        return sum(job.status not in ("running", "not started") for job in self.jobs)
-
-    @property
     def unfinished(self) -> int:
         """How many jobs are running or not started."""
-        return self.total - self.finished
-
-    @property
-    def has_notice(self) -> bool:
-        """Whether jobs are not finished or did not end well."""
-        return bool(self.unfinished or self.failed)
+        return self.counts.get("running", 0) + self.counts.get("not started", 0)
 
     @cached_property
     def varied(self) -> list[str]:
@@ -403,24 +395,21 @@ def conclusion(facts: SweepFacts) -> str:
     name = goal.metric.rpartition("/")[2]
     if facts.is_diagnostic:
         effect = facts.effect(best)
-        where = (
-            ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in best.values.items())
-            or best.jobs[0].name
-        )
-        if effect is not None:
-            beyond = "" if without is None else f" over {without:.3g} without hooks"
-            return f"largest effect: {where} ({effect:+.3g}{beyond}) on {name}"
-        return f"{name}: baseline=true adds the run without hooks, with which the jobs are compared"
-    settings = " ".join(f"{key}={value}" for key, value in best.values.items())
+        if effect is None:
+            return f"{name}: baseline=true adds the run without hooks, with which the jobs are compared"
+        where = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in best.values.items())
+        beyond = "" if without is None else f" over {without:.3g} without hooks"
+        return f"largest effect: {where or best.jobs[0].name} ({effect:+.3g}{beyond}) on {name}"
+    chosen = " ".join(f"{key}={value}" for key, value in best.values.items())
     mean, deviation = best.result
     what = f"{goal.metric} {amount(name, mean)}"
     if len(best.jobs) == 1:
-        chosen = f"job {best.jobs[0].name} ({settings})" if settings else f"job {best.jobs[0].name}"
+        chosen = f"job {best.jobs[0].name} ({chosen})" if chosen else f"job {best.jobs[0].name}"
     else:
-        repetition = "seed" if facts.averaged == AVERAGED else "job"
+        seeds = [job.overrides.get("seed") for job in best.jobs if job.value is not None]
+        are_seeds = facts.averaged == AVERAGED and len(set(seeds)) == len(seeds)
         spreads = "" if deviation is None else f" ± {amount(name, deviation).removesuffix(' %')}"
-        what += f"{spreads} ({counted(len(best.jobs), repetition)})"
-        chosen = settings
+        what += f"{spreads} ({counted(len(seeds), 'seed' if are_seeds else 'job')})"
     beside = "" if without is None else f" (without hooks: {amount(name, without)})"
     head = f"best: {chosen}, " if len(facts.settings) > 1 or len(best.jobs) == 1 else ""
     return f"{head}{what}{beside}; to {goal}"
@@ -438,8 +427,7 @@ def read_sweep(folder: Path) -> SweepFacts:
     jobs = find_jobs(folder)
     if not jobs:
         raise StoreError(f"{folder} holds no run: no directory in it has a status.json")
-    path = folder / SWEEP
-    record = typed_record(path, SweepRecord) if is_there(path) else SweepRecord()
+    record = typed_record(folder / SWEEP, SweepRecord) if is_there(folder / SWEEP) else SweepRecord()
     return SweepFacts(folder, jobs, _asked(folder), record.stopped_by, record.jobs or 0)
 
 
@@ -448,9 +436,8 @@ def _asked(folder: Path) -> list[str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    content = read_yaml(folder / MULTIRUN, folder)
     try:
-        hydra = content["hydra"]
+        hydra = read_yaml(folder / MULTIRUN, folder)["hydra"]
         params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
         texts = [*params, *hydra["overrides"]["task"]]
         if sum(map(len, texts)) > MOST_OVERRIDES:
@@ -461,9 +448,9 @@ def _asked(folder: Path) -> list[str]:
     return [override.key_or_group for override in overrides if override.is_sweep_override()]
 
 
-def is_about_hooks(key: str) -> bool:
-    """Whether an override of this key changes the hooks, or switches them off."""
-    return re.split(r"[.@]", key.lstrip("~"))[0] in ("hooks", "hooked")
+def is_about_hooks(override: str) -> bool:
+    """Whether an override, or one of this key, changes the hooks, or switches them off."""
+    return root_of(override) in ("hooks", "hooked")
 
 
 def _is_baseline(overrides: Mapping[str, str]) -> bool:

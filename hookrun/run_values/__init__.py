@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Generator, Tensor
 
-from hookrun.actions.values import FileValue, InlineFunction, InlineTensor, RunValue
+from hookrun.actions.values import FileValue, InlineFunction, InlineTensor, PassValue, Ramp, RunValue
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, listed, nearest
 from hookrun.run_values.runs import (
@@ -158,15 +158,15 @@ Rows = CaptureRows | MappedRows
 Found = Tensor | Rows | PendingRun
 """A value from a file or from another run: one tensor, a row for each sample, or one that is not known yet."""
 
-Source = Found | InlineFunction
-"""A value from a file or run, or from Python: a tensor, or a function of the action's tensor."""
+Source = Found | InlineFunction | PassValue
+"""A value from a file or run, from Python (a tensor, or a function of the action's tensor), or from another hook."""
 
 
 def form(source: Source) -> tuple[str, int]:
     """The shape of the value, or of one row of it, as text, and its bytes."""
     if isinstance(source, PendingRun):
         return "not known yet", 0
-    if isinstance(source, InlineFunction):
+    if isinstance(source, InlineFunction | PassValue):
         return "computed at each firing", 0
     shape = tuple(source.shape)
     return str(list(shape)), math.prod(shape) * source.dtype.itemsize
@@ -216,13 +216,15 @@ class NotCaptured(HookrunError):
 
 
 def read_value(
-    value: FileValue | RunValue | InlineTensor | InlineFunction, places: Places, runs: RunReferences
+    value: FileValue | RunValue | PassValue | InlineTensor | InlineFunction,
+    places: Places,
+    runs: RunReferences,
 ) -> dict[str, Source]:
     """Path -> the value for that module; the same object for all paths if the value names one module.
 
     Raises HookrunError if there is no such value, or it is of another model or another split than the run that uses it.
     """
-    if isinstance(value, InlineFunction):
+    if isinstance(value, InlineFunction | PassValue):
         return dict.fromkeys(places, value)
     if isinstance(value, InlineTensor):
         return dict.fromkeys(places, value.tensor)
@@ -266,7 +268,9 @@ def _read(value: FileValue | RunValue, names: tuple[str, ...], runs: RunReferenc
             shapes = f"has shape {list(other.shape)}, {value} has {list(source.shape)}"
             raise HookrunError(f"minus: {value.minus} {shapes}")
         source = difference(source, other)
-    return source if value.factor == 1 else multiple(source, value.factor)
+    if isinstance(value.factor, Ramp) or value.factor == 1:  # the hook multiplies by a Ramp when it fires
+        return source
+    return multiple(source, value.factor)
 
 
 def _read_file(value: FileValue) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hookrun.actions.base import Action, Packed
 from hookrun.errors import HookError, HookrunWarning
-from hookrun.runtime.checkpointing import PASSED_ON
+from hookrun.runtime.by_sample import edit_of_samples, observer_of_samples
+from hookrun.runtime.checkpointing import PASSED_ON, require_no_checkpoint
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.copies import OF_GRADIENT, KeptInMemory
 from hookrun.runtime.part import TensorPart
@@ -74,7 +75,12 @@ def function_of(site: HookSite) -> Op:
     checked = not action.observes and action.scope == "tensor"
     if checked and site.hook_type.on == "reading":
         function = _straight_through(function)
-    checks_each = action.own_functions() or "args" in action.uses or part is not None
+    condition = site.spec.keys.when.value
+    checks_each = action.own_functions() or "args" in action.uses or not (part is None and condition is None)
+    if site.passes_on:
+        function = _passing_on(site, function)
+    if condition is not None and action.observes:
+        function = observer_of_samples(site, condition, function)
     if not checked or not checks_each:
         return function if part is None else _on_part(site, function, part)
 
@@ -83,7 +89,24 @@ def function_of(site: HookSite) -> Op:
         _require_same_form(old, new)
         return new
 
-    return edit if part is None else _on_part(site, edit, part)
+    conditional = edit if condition is None else edit_of_samples(site, condition, edit)
+    return conditional if part is None else _on_part(site, conditional, part)
+
+
+def _passing_on(site: HookSite, capture: Op) -> Op:
+    """The capture, which passes on what it sees to other hooks; in a pass for other ranks it stores nothing."""
+
+    def capture_and_pass(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"another hook takes the value, a {type(value).__name__}: name one tensor by `target`"
+            )
+        require_no_checkpoint()
+        # a copy, since it may be written in place later
+        site.clock.passed_on.now[site.hook_name, site.path] = value.clone()
+        return None if site.clock.stands_in else capture(value)
+
+    return capture_and_pass
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -281,7 +304,7 @@ def count(site: HookSite, old: Tensor, new: Tensor | Packed) -> None:
 def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     scope, observes = site.spec.action.scope, site.spec.action.observes
     # of an observer detached: autograd would save an index, and activation checkpointing counts what is saved
-    of = (lambda tensor: part.of(tensor.detach())) if observes else part.of
+    of = (lambda tensor: part.of(tensor.detach())) if observes and not site.passes_on else part.of
     if scope == "value":
         if site.spec.keys.tokens is not None:
             return _observer_of_tokens(site, function, of)

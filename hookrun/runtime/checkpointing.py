@@ -93,6 +93,15 @@ def may_be_checkpointed() -> bool:
     )
 
 
+def require_no_checkpoint() -> None:
+    """ValueError inside a checkpointed region: a value of this forward is gone when the region is recomputed."""
+    if may_be_checkpointed() and regions().first:
+        raise ValueError(
+            "activation checkpointing computes this module again in the backward pass, when the values that other "
+            "hooks have seen in the forward are gone: switch it off, or take the value from a run"
+        )
+
+
 class Call(NamedTuple):
     """The numbers of a module call.
 

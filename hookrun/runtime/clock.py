@@ -50,6 +50,28 @@ class _Forward(local):
     number = 0
 
 
+class PassedOn(local):
+    """What captures have seen in the forward of the model that runs in this thread, for hooks that fire later in it.
+
+    If the model calls itself, the call and what follows it see nothing of what came before.
+    """
+
+    def __init__(self) -> None:
+        self._model: nn.Module | None = None
+        self._values = dict[tuple[str, str | None], Tensor]()
+
+    def renew(self, module: nn.Module, *call: Any) -> None:
+        """Drop all values: a forward of the model begins or ends."""
+        self._model = module
+        self._values.clear()
+
+    @property
+    def now(self) -> dict[tuple[str, str | None], Tensor]:
+        """(hook name, module path) -> the value of the latest call; outside of a forward of the model nothing."""
+        model = self._model
+        return {} if model is None or next(frames_of(model), None) is None else self._values
+
+
 class Clock:
     """The position in a run. One per installation.
 
@@ -63,7 +85,10 @@ class Clock:
                   every rank, or the task runs it for itself: nothing is observed, and no gradient is edited
     samples:      the sample numbers of the current batch, [B] int64; None: not known
     population:   how many samples the run can reach, from which their numbers come; None: not known
+    training_at:  the step of the training in which the steps of an evaluation are counted; None: outside of one. To be
+                  set before `step`
     passes:       which tokens the calls of the model compute; None where no hook has `tokens`
+    passed_on:    what captures have seen in the current forward, for values `{hook: NAME}`
     on_change:    called when step or epoch changes
 
     In a user's own loop the steps of the first optimizer that steps the model's parameters are counted, until the
@@ -76,6 +101,7 @@ class Clock:
         self.on_change: Callable[[], None] | None = None
         self._step = 0
         self._epoch = 0
+        self.training_at: int | None = None
         self._counted_by_hand = False
         self._optimizer: ReferenceType[Optimizer] | None = None
         self.forward = _Forward()
@@ -85,6 +111,7 @@ class Clock:
         self.samples: Tensor | None = None
         self.population: int | None = None
         self.passes: Sequences | None = None
+        self.passed_on = PassedOn()
         self.counting = counting
 
     @property
@@ -97,6 +124,11 @@ class Clock:
         self._step = number
         if self.on_change is not None:
             self.on_change()
+
+    @property
+    def ramp_step(self) -> int:
+        """The step that numbers follow: an evaluation within a training does not move them."""
+        return self._step if self.training_at is None else self.training_at
 
     @property
     def epoch(self) -> int:
@@ -266,8 +298,6 @@ def gate(
     call: returns the number of the module's call within the forward
     draw: returns a number from 0 to 1 for the current firing
     """
-    if when.always:
-        return None
     tests = list[Callable[[], bool]]()
     if when.mode != "any":
         tests.append(lambda: when.holds_in(clock.model.training))
@@ -281,7 +311,9 @@ def gate(
     if when.probability < 1:
         probability = when.probability
         tests.append(lambda: draw() < probability)
-    return tests[0] if len(tests) == 1 else lambda: all(test() for test in tests)
+    if len(tests) < 2:
+        return tests[0] if tests else None
+    return lambda: all(test() for test in tests)
 
 
 _CALL = nn.Module._call_impl.__code__
@@ -341,6 +373,7 @@ class CurrentCall(local):
     args:    the arguments of the module call as one value, for actions that use them; None: there are none
     whole:   the whole tensor while the action is given a part of it, if it needs the whole
     chosen:  the positions that `tokens` selects
+    holding: [k], the rows of what the action would see for which a condition by sample holds; None: all
     """
 
     within = ""
@@ -350,6 +383,7 @@ class CurrentCall(local):
     args: Any = None
     whole: Tensor | None = None
     chosen: Chosen | None = None
+    holding: Tensor | None = None
 
     def __init__(self, path: str, clock: Clock, calls: Calls | None = None) -> None:
         self.clock, self.calls = clock, calls

@@ -73,7 +73,8 @@ class Part(TensorPart):
     """The part of a tensor that an index selects: a view, or a copy if the index has a list.
 
     in_order: the rows of the first dimension, which are samples, must stay in their order
-    whole:    the dimensions that must stay whole and in their places, because `tokens` selects positions along them
+    whole:    the dimensions that must stay whole and in their places, because `tokens` selects positions along them,
+              or `when.value` samples
     """
 
     def __init__(self, index: Index, *, in_order: bool = False, whole: Sequence[int] = ()) -> None:
@@ -92,8 +93,8 @@ class Part(TensorPart):
         """The tensor, and the index in the form that torch takes."""
         if self._whole and not self.leaves(self._whole, tensor.dim()):
             raise ValueError(
-                f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens` needs "
-                "all of them: let `index` begin with ..., or leave it out"
+                f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens` and "
+                "`when.value` need all of them: let `index` begin with ..., or leave it out"
             )
         if self._numbers is None:
             return tensor, self._items
@@ -319,7 +320,8 @@ def part_of(hook: PlannedHook, path: str, current: CurrentCall) -> TensorPart | 
         parts.append(HeadsPart(keys.heads, hook.heads[path], -1 if tokens is None else tokens.dims[0]))
     if keys.index is not None:
         in_order = hook.spec.hook_type.batch and action.captures
-        parts.append(Part(keys.index, in_order=in_order, whole=() if tokens is None else tokens.dims))
+        of_samples = () if keys.when.value is None else (0,)
+        parts.append(Part(keys.index, in_order=in_order, whole=of_samples if tokens is None else tokens.dims))
     if tokens is not None:
         parts.append(tokens)
     return reduce(PartOfPart, parts) if parts else None

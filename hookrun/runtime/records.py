@@ -197,16 +197,21 @@ class Memory(RecordSink):
     def keeper(self, site: HookSite) -> Keeper:
         """A function that appends to the live list of the site's module."""
         of_hook = self.captures.setdefault(site.hook_name, {})
-        if site.spec.keys.tokens is not None:
+        if site.spec.keys.tokens is not None or site.spec.keys.when.value is not None:
             return self.within_budget(site, self._keeper_of_rows(site, of_hook))
         return self.within_budget(site, KeptInMemory(of_hook.setdefault(site.path, []), append_copy))
 
     def _keeper_of_rows(self, site: HookSite, of_hook: dict[str, list[Any]]) -> Keeper:
-        """A function that appends rows chosen by `tokens`, together with the tokens they belong to."""
+        """A function that appends rows chosen by `tokens` or by sample, with the tokens and samples they belong to."""
         entries = of_hook[site.path] = CapturedRows(find_decoder=partial(decoder_of, site.tokenizer))
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            if (value := in_reach(value)) is not TRACED and tokens is not None:
+            if (value := in_reach(value)) is TRACED:
+                return
+            if tokens is None and rows is not None:
+                samples, unknown = site.clock.samples, torch.full_like(rows, -1)
+                tokens = TokenRows(rows, rows if samples is None else samples[rows], unknown, unknown)
+            if tokens is not None:
                 with torch._C._DisableFuncTorch():
                     entries.append(snapshot(value))
                     entries.note(tokens)
@@ -295,7 +300,10 @@ class CapturedRows(list[Any]):
 
     @property
     def sample_ids(self) -> Tensor:
-        """[rows] int64: the sample number of each row; without `hooks.samples` counted from 0 in the order of calls."""
+        """[rows] int64: the sample number of each row; without `hooks.samples` counted from 0 in the order of calls.
+
+        Without `tokens` and without `hooks.samples` it is the place in the batch.
+        """
         return _joined([rows.numbers for rows in self._rows])
 
     @property

@@ -28,12 +28,12 @@ from hookrun.actions.base import (
 from hookrun.actions.check import finding, verdict
 from hookrun.actions.fields import Meaning
 from hookrun.actions.user_code import Recorded, added_names, on_tensor, parameters_of
-from hookrun.actions.values import InlineFunction, OutsideValue
+from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
 from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.models.attention_points import lacks_points
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows, Source
-from hookrun.runtime.checkpointing import repeating
+from hookrun.runtime.checkpointing import repeating, require_no_checkpoint
 from hookrun.runtime.clock import Calls, Clock, CurrentCall
 from hookrun.runtime.part import part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn, kept_samples
@@ -133,6 +133,7 @@ class HookSite:
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
+    passes_on: other hooks take what it sees, as it sees it
     tokenizer: for the text of tokens; None: not known
     zeros_of:  name of a parameter of the module -> its KeptZero, while an `apply` hook runs
     """
@@ -165,6 +166,7 @@ class HookSite:
         self.idle = 0
         self._idle_at = 0
         self.target_was_none = False
+        self.passes_on = False
         self.let_through = False
         self.changed: Tensor | int = 0
         self.total = 0
@@ -185,6 +187,7 @@ class HookSite:
         self._functions = hook.functions
         self._own = hook.own
         self._held = list[Any]()
+        self._ramps_in_graphs = list[tuple[Ramp, Tensor]]()
 
     @cached_property
     def where(self) -> str:
@@ -209,12 +212,16 @@ class HookSite:
     def why_idle(self) -> str:
         """Why the hook did nothing here, if all of its firings found nothing."""
         if not self.target_was_none:
-            return "fired and found no tensor for its action"
+            condition = self.spec.keys.when.value
+            none = "tensor for its action" if condition is None else f"sample with {condition}"
+            return f"fired and found no {none}"
         hint = " (model.args.attention=points gives patterns)" if lacks_points(self.module) else ""
         return f"fired and its target {self.spec.keys.target} is None{hint}"
 
     def reschedule(self) -> None:
-        """Tell compiled graphs whether the schedule holds at the present step and epoch."""
+        """Tell compiled graphs whether the schedule holds at the present step and epoch, and the numbers there."""
+        for ramp, number in self._ramps_in_graphs:
+            number.fill_(ramp.at(self.clock.ramp_step))
         if self.open_in_graphs is not None:
             self.open_in_graphs.fill_(self.spec.keys.when.holds_at(self.clock.step, self.clock.epoch))
 
@@ -260,10 +267,28 @@ class HookSite:
         if action.trains:
             return self._trained(field)
         value = getattr(action, field)
+        if isinstance(value, Ramp):
+            return self._following(value)
         if not isinstance(value, float):
             return self.constant(field)
         exact = scalars(value)
         return lambda x: exact.get(x.dtype, value)
+
+    def number(self, field: str) -> Callable[[], float]:
+        given, clock = getattr(self.spec.action, field), self.clock
+        return lambda: float(at_step(given, clock.ramp_step))
+
+    def _following(self, ramp: Ramp) -> Callable[[Tensor], Tensor | float]:
+        """A function tensor -> the number at the present step; in a graph a tensor [], which each step fills."""
+        in_graphs, clock = torch.tensor(ramp.at(self.clock.ramp_step), dtype=torch.float64), self.clock
+        self._ramps_in_graphs.append((ramp, in_graphs))
+
+        def following(x: Tensor) -> Tensor | float:
+            if not torch.compiler.is_dynamo_compiling():
+                return ramp.at(clock.ramp_step)
+            return in_graphs.to(x.device) if x.dim() else in_graphs.to(x)
+
+        return following
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         constant = self._constant(field)
@@ -279,8 +304,8 @@ class HookSite:
         given, source = getattr(self.spec.action, field), self._values.get(field)
         if isinstance(source, PendingRun):
             return self._unknown(source)
-        is_part = isinstance(given, OutsideValue) and given.at is not None
-        if is_part or not (source is None or isinstance(source, Tensor)):
+        varies = isinstance(given, OutsideValue) and (given.at is not None or isinstance(given.factor, Ramp))
+        if varies or not (source is None or isinstance(source, Tensor)):
             constant = self._constant(field)
             return lambda like: prepare(constant(like))
         problem = ""
@@ -299,6 +324,8 @@ class HookSite:
         """A function tensor -> the field's value in its dtype and on its device; with `at: same` the part of it."""
         given, source, part = getattr(self.spec.action, field), self._values.get(field), self.part
         constant = self._whole_constant(given, source)
+        if isinstance(given, OutsideValue) and isinstance(given.factor, Ramp):
+            constant = self._multiplied(constant, given.factor)
         if part is None or not isinstance(given, OutsideValue) or given.at is None:
             return constant
         by_sample = source is not None and not isinstance(source, Tensor | InlineFunction | PendingRun)
@@ -312,6 +339,10 @@ class HookSite:
             return part.of(value.expand(whole.shape))
 
         return constant_part
+
+    def _multiplied(self, constant: Callable[[Tensor], Tensor], factor: Ramp) -> Callable[[Tensor], Tensor]:
+        following = self._following(factor)
+        return lambda like: in_form_of(constant(like) * following(like), like)
 
     def _with_token_dim(self, rows: Tensor, whole: Tensor) -> Tensor:
         """Add a token dimension to rows that were captured at one token each, so that they broadcast over tokens."""
@@ -330,6 +361,11 @@ class HookSite:
             return self._computed(value)
         if isinstance(value, PendingRun):
             return self._unknown(value)
+        if isinstance(value, PassValue):
+            return self._passed(value)
+        if isinstance(given, Ramp):
+            number = self._following(given)
+            return lambda like: in_form_of(torch.as_tensor(number(like), dtype=torch.float64), like)
         if value is not None and not isinstance(value, Tensor):
             return self._rows(value)
         return self._in_form(value if value is not None else torch.tensor(given, dtype=torch.float64))
@@ -403,6 +439,20 @@ class HookSite:
             or self.current.whole is None
             or self.part.keeps_samples(self.current.whole.dim())
         )
+
+    def _passed(self, value: PassValue) -> Callable[[Tensor], Tensor]:
+        """What another hook has seen in this forward."""
+
+        def passed(like: Tensor) -> Tensor:
+            require_no_checkpoint()
+            if (seen := self.clock.passed_on.now.get((value.hook, value.module))) is None:
+                raise HookError(
+                    f"{self.where}: {value.hook} has not fired at {value.module or '(root)'} in this forward of the "
+                    "model: it must fire before this hook"
+                )
+            return in_form_of(seen, like)
+
+        return passed
 
     def _computed(self, function: InlineFunction) -> Callable[[Tensor], Tensor]:
         """The result of a user's function for the tensor, detached: no gradient flows through it."""
@@ -608,12 +658,17 @@ class HookSite:
     def keep(self) -> Keeper:
         """A function that gives captured values to the sink; under `tokens` with the sample and token of each row."""
         self._require("keep")
-        keep = self.sink.keeper(self)
-        if self.spec.keys.tokens is None:
+        keep, keys, current = self.sink.keeper(self), self.spec.keys, self.current
+        if keys.tokens is None and keys.when.value is None:
             return keep
 
         def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            chosen = self.current.chosen
+            chosen, holding = current.chosen, current.holding
+            if holding is not None:
+                rows = holding if rows is None else holding[rows]
+            if keys.tokens is None:
+                keep(value, rows)
+                return
             if chosen is None:
                 raise HookError(f"{self.where}: the value holds no tensor: name one with `target`")
             tokens = chosen.rows if rows is None else chosen.rows.at(rows)
@@ -628,11 +683,13 @@ class HookSite:
         is_kept = kept_samples(keep, self.clock, self._hook_seed, self.where)
 
         def rows(shape: Sequence[int]) -> Tensor:
-            kept = is_kept()
+            kept, holding = is_kept(), self.current.holding
             if self.spec.keys.tokens is not None:
                 chosen = self.current.chosen
                 of_rows = torch.arange(*shape[:1], device="cpu") if chosen is None else chosen.rows.samples
-                return kept[of_rows].nonzero().squeeze(1)
+                return kept[of_rows if holding is None else of_rows[holding]].nonzero().squeeze(1)
+            if holding is not None:
+                return kept[holding].nonzero().squeeze(1)
             if not shape or shape[0] != len(kept):
                 seen = f"sees a tensor of shape {list(shape)} in a batch of {len(kept)}"
                 raise HookError(f"{self.where}: it keeps only some samples and {seen}")

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.user_code import may_draw
+from hookrun.actions.values import PassValue
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.plan.model_tree import children_first, class_name, parametrized, unhookable
@@ -85,6 +86,13 @@ class Wiring:
         self._registered = list[RegisteredHook]()
         self.hooked = HookedParameters(model)
         self._zeros = dict[int, KeptZero]()
+        self._passing = {
+            (value.hook, value.module)
+            for hook in plan.hooks
+            for values in hook.values.values()
+            for value in values.values()
+            if isinstance(value, PassValue)
+        }
         self._tracks_calls = sink.wants_calls or any(h.spec.keys.when.call is not None for h in plan.hooks)
 
     def install(self) -> None:
@@ -98,6 +106,8 @@ class Wiring:
             self.sequences = self.clock.passes = Sequences(model)
             for module, reads in self.sequences.readers():
                 self._listen(module.register_forward_pre_hook, reads, prepend=True, with_kwargs=True)
+        if self._passing:
+            self._listen(model.register_forward_pre_hook, self.clock.passed_on.renew, prepend=True)
         if self._tracks_calls and any(self._planned(ModuleHook)):
             self._listen(model.register_forward_pre_hook, self.clock.count_forward, prepend=True)
         with ordinary_tensors():
@@ -105,6 +115,8 @@ class Wiring:
             self._install_on_parameters(modules)
         if self.sequences is not None:
             self._listen(model.register_forward_hook, self.sequences.leave, always_call=True)
+        if self._passing:
+            self._listen(model.register_forward_hook, self.clock.passed_on.renew, always_call=True)
         move_inside_sharding(model, {handle.id for handle in self._handles})
 
     def _reschedule(self) -> None:
@@ -156,6 +168,7 @@ class Wiring:
 
     def _site(self, hook: PlannedHook, path: str, module: nn.Module, calls: Calls | None = None) -> HookSite:
         site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed, calls)
+        site.passes_on = (hook.spec.name, path) in self._passing
         self.sites.append(site)
         return site
 
@@ -381,7 +394,8 @@ def _of_own_rows(op: Op, clock: Clock, site: HookSite, value: Any) -> Any:
 
     The gradients of such a pass are all zero, so observers and edits of gradients are left out.
     """
-    idle = clock.stands_in and (site.spec.action.observes or site.hook_type.phase == "backward")
+    only_observes = site.spec.action.observes and not site.passes_on
+    idle = clock.stands_in and (only_observes or site.hook_type.phase == "backward")
     return value if idle else op(value)
 
 

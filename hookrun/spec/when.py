@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -16,8 +16,13 @@ from pydantic import (
     model_validator,
 )
 
+from hookrun.actions.fields import Number
+from hookrun.actions.stats import SIZES, Statistic
 from hookrun.config.validation import Section
 from hookrun.spec.selector.base import shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST = 10**15
 """The largest count of steps, epochs, calls or modules."""
@@ -85,6 +90,33 @@ Ranks = Annotated[frozenset[int], BeforeValidator(_ranks), PlainSerializer(sorte
 Counts = Annotated[frozenset[int] | Range, BeforeValidator(_counts), PlainSerializer(_plain)]
 
 
+class ValueCondition(Section):
+    """A statistic of each sample's value, as the action `stats` has it, above or below a number; NaN is neither."""
+
+    of: Statistic
+    above: Number | None = None
+    below: Number | None = None
+
+    @model_validator(mode="after")
+    def _can_hold(self) -> ValueCondition:
+        if self.of in SIZES:
+            raise ValueError(f"of: {self.of} is the same for every sample")
+        if self.above is None and self.below is None:
+            raise ValueError("give above, below or both")
+        if self.above is not None and self.below is not None and self.above >= self.below:
+            raise ValueError(f"nothing is above {self.above:g} and below {self.below:g}: it never fires")
+        return self
+
+    def holds(self, statistic: Tensor) -> Tensor:
+        """Whether the statistic [rows] of each row is as it must be, [rows] bool."""
+        above = ~statistic.isnan() if self.above is None else statistic > self.above
+        return above if self.below is None else above & (statistic < self.below)
+
+    def __str__(self) -> str:
+        above = "" if self.above is None else f"{self.above:g} < "
+        return f"{above}{self.of}" + ("" if self.below is None else f" < {self.below:g}")
+
+
 class When(Section):
     """The schedule; every given key must hold. Steps, epochs and calls count from 0.
 
@@ -93,6 +125,7 @@ class When(Section):
     call:        the n-th call of a module that is used several times within one forward
     rank:        on one process of a run, or on those of a list, for hooks that only observe; a single process is rank 0
     probability: of each firing, drawn from a generator of its own (`seed`)
+    value:       for the samples whose part of the tensor, as the action sees it, has such a statistic
     """
 
     mode: Literal["train", "eval", "any"] = "any"
@@ -102,11 +135,18 @@ class When(Section):
     rank: Ranks | None = None
     probability: float = Field(default=1.0, ge=0, le=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
+    value: ValueCondition | None = None
 
     @property
     def always(self) -> bool:
         """Whether it holds at every firing."""
         return self == When(seed=self.seed)
+
+    def covers(self, other: When) -> bool:
+        """Whether the mode, step and epoch of the other imply those of this one, which has no other conditions."""
+        alike = self.model_copy(update={"mode": "any", "step": None, "epoch": None, "call": None}).always
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("mode", "step", "epoch"))
+        return alike and all(ours in ("any", None, theirs) for ours, theirs in pairs)
 
     def holds_in(self, training: bool) -> bool:
         """Whether the condition on the mode allows this mode."""
@@ -125,6 +165,8 @@ class When(Section):
                 parts.append(f"{name} {text}")
         if self.probability < 1:
             parts.append(f"p={self.probability:g}")
+        if self.value is not None:
+            parts.append(str(self.value))
         return ", ".join(parts) or "always"
 
 

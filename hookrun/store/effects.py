@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hookrun.errors import Lookup
 from hookrun.store.captures.tensor_file import open_tensors, read_tensor, write_tensors
-from hookrun.store.files import StoreError, replacing
+from hookrun.store.files import StoreError, replacing, write_table
 from hookrun.store.format import EFFECTS, EFFECTS_TABLE, decode, encode
 from hookrun.store.inside import is_there
 
@@ -52,25 +49,35 @@ class Effects(Lookup[Tensor]):
         self.axes = {name: list(labels) for name, labels in axes.items()}
         self.samples, self.about = list(samples), dict(about)
 
+    @property
+    def main(self) -> Tensor:
+        """The exact values; without them, the estimate."""
+        return self[EXACT] if EXACT in self else self[GRADIENT]
+
+    def names(self) -> list[str]:
+        """``module=relu1, heads=0`` for each cell, in the order of the axes."""
+        places = product(*self.axes.values())
+        return [
+            ", ".join(f"{key}={label}" for key, label in zip(self.axes, labels, strict=True))
+            for labels in places
+        ]
+
     def of_cells(self) -> dict[str, float]:
         """``exact module=relu1, heads=0`` -> its value, for each cell that has one; also gradient and restored."""
-        cells = [
-            ", ".join(f"{key}={label}" for key, label in zip(self.axes, labels, strict=True))
-            for labels in product(*self.axes.values())
-        ]
         return {
             f"{name} {cell}": value
             for name in (EXACT, GRADIENT, RESTORED)
             if name in self
-            for cell, value in zip(cells, self[name].flatten().tolist(), strict=True)
+            for cell, value in zip(self.names(), self[name].flatten().tolist(), strict=True)
             if value == value
         }
 
-    def dims(self, name: str) -> list[str]:
-        """The names of the dimensions of a tensor."""
-        of_samples = [SAMPLES] if name.endswith("_samples") else []
-        front = [name] if name in (PLACEBO, SEEDS) else []
-        return [*front, *(self.axes if name in _OF_CELLS else ()), *of_samples]
+    def strongest(self) -> str:
+        """A line about the cell with the largest effect."""
+        values, plain = self.main.flatten(), float(self[PLAIN])
+        at = int((values - plain).abs().nan_to_num(-1.0).argmax())
+        of = f"{self.about['metric']} {float(values[at]):.4g}, without the hook {plain:.4g}"
+        return f"largest effect: {self.names()[at]}: {of}"
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """A row for each cell that was computed: its labels, then the numbers of effects.csv; None: not computed."""
@@ -78,42 +85,40 @@ class Effects(Lookup[Tensor]):
         placebo = self.get(PLACEBO)
         columns["placebo_mean"] = None if placebo is None else placebo.mean(0)
         columns["placebo_std"] = None if placebo is None else placebo.std(0, correction=0)
-        there = self._there()
-        for place in product(*(range(len(labels)) for labels in self.axes.values())):
-            if not there[place]:
-                continue
-            labels = {name: labels[at] for (name, labels), at in zip(self.axes.items(), place, strict=True)}
-            yield labels | {
-                name: None if column is None else float(column[place]) for name, column in columns.items()
-            }
-
-    def _there(self) -> Tensor:
-        """Which cells exist: a site that does not exist has no number at all."""
-        of_samples = [self[name] for name in (OF_SAMPLES, GRADIENT) if name in self]
-        grid = tuple(len(labels) for labels in self.axes.values())
-        there = torch.zeros(grid, dtype=torch.bool)
-        for values in of_samples:
-            there |= ~values.isnan() if values.dim() == len(grid) else ~values.isnan().all(-1)
-        return there
+        numbers = {name: None if column is None else column.flatten() for name, column in columns.items()}
+        there = ~self.main.isnan()  # a site that does not exist has no number at all
+        if GRADIENT in self:
+            there |= ~self[GRADIENT].isnan()
+        if OF_SAMPLES in self:
+            there |= ~self[OF_SAMPLES].isnan().all(-1)
+        places = zip(product(*self.axes.values()), there.flatten().tolist(), strict=True)
+        for at, (labels, exists) in enumerate(places):
+            if exists:
+                yield dict(zip(self.axes, labels, strict=True)) | {
+                    name: None if column is None else float(column[at]) for name, column in numbers.items()
+                }
 
 
 def write_effects(folder: Path, effects: Effects) -> None:
-    """Write both files into the run directory."""
+    """Write both files into the run directory; `dims` of the metadata names the dimensions of each tensor."""
+    dims = {
+        name: [
+            *([name] if name in (PLACEBO, SEEDS) else ()),
+            *(effects.axes if name in _OF_CELLS else ()),
+            *([SAMPLES] if name.endswith("_samples") else ()),
+        ]
+        for name in effects
+    }
     metadata = {
         **effects.about,
         "axes": encode(effects.axes),
         "samples": encode(effects.samples),
-        "dims": encode({name: effects.dims(name) for name in effects}),
+        "dims": encode(dims),
     }
     with replacing(folder / EFFECTS) as file:
         write_tensors(file, dict(effects), metadata)
-    text = io.StringIO(newline="")
     columns = [*effects.axes, EXACT, GRADIENT, RESTORED, "placebo_mean", "placebo_std"]
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(effects.cells())
-    with replacing(folder / EFFECTS_TABLE) as file:
-        file.write(text.getvalue().encode())
+    write_table(folder / EFFECTS_TABLE, columns, effects.cells())
 
 
 def read_effects(folder: Path) -> Effects | None:

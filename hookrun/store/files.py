@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from csv import DictWriter
+from io import StringIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -75,6 +77,16 @@ def write_json(path: Path, value: Mapping[str, Any], *, flushes_folder: bool = T
     text = encode(value, indent=2)
     with replacing(path, flushes_folder=flushes_folder) as file:
         file.write(f"{text}\n".encode("ascii"))
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a CSV file with a header atomically. See `replacing`."""
+    text = StringIO()
+    writer = DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())
 
 
 def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:

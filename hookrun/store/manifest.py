@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import MOST_LISTED, listed
 from hookrun.store.captures.shard import index_names
@@ -53,6 +53,12 @@ def write_manifest(folder: Path, written: Set[str] = frozenset()) -> str:
     content = {"files": dict(sorted(files.items()))}
     write_json(folder / MANIFEST, content, flushes_folder=False)  # writing the status afterwards flushes it
     return hashed(folder / MANIFEST)[1]
+
+
+def recorded_files(folder: Path, status: Mapping[str, Any]) -> Set[str]:
+    """The paths in the manifest that a status names; empty if it names none. StoreError if it cannot be read."""
+    sha256 = status.get("manifest")
+    return read_manifest(folder, sha256).keys() if sha256 else frozenset()
 
 
 def read_manifest(folder: Path, sha256: str) -> dict[str, tuple[int, str]]:

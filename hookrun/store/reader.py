@@ -28,7 +28,6 @@ from hookrun.store.captures.read import (
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, open_tensors, read_tensor, write_tensors
 from hookrun.store.comparison import MOST_LISTED, By, Cka, Comparison, compare_captures, in_order, records
-from hookrun.store.comparison.predictions import predicted, predictions
 from hookrun.store.effects import Effects, read_effects
 from hookrun.store.files import StoreError, collector_paused, os_reason, read_lines, replacing
 from hookrun.store.format import (
@@ -39,6 +38,7 @@ from hookrun.store.format import (
     GENERATIONS,
     HOOKS,
     LENS,
+    MANIFEST,
     METRICS,
     MODEL,
     PLAN,
@@ -48,6 +48,7 @@ from hookrun.store.format import (
     STATUS,
 )
 from hookrun.store.inside import is_there
+from hookrun.store.manifest import recorded_files
 from hookrun.store.records import (
     STREAMS,
     EnvRecord,
@@ -91,7 +92,7 @@ class Run:
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """plan.json; empty if the run ended before there was a plan."""
+        """plan.json; empty if the run ended before there was a plan. StoreError if it was removed since."""
         return self._record(PLAN, PlanRecord)
 
     @cached_property
@@ -335,7 +336,7 @@ class Run:
             records.weights_file(each.path, each.model.get("weights")) for each in (self, run)
         )
         weights, weights_of = records.weights(file, other_file, tolerance)
-        here, there = (predicted(each.samples, each.generations) for each in (self, run))
+        here, there = (records.predicted(each.samples, each.generations) for each in (self, run))
         return Comparison(
             run=str(self.path),
             other=str(run.path),
@@ -343,7 +344,9 @@ class Run:
             captures=captures,
             unpaired=unpaired,
             metrics=records.side_by_side(_measured(self), _measured(run), tolerance),
-            predictions=predictions(here, there, self.predictions, run.predictions, self.samples, tolerance),
+            predictions=records.predictions(
+                here, there, self.predictions, run.predictions, self.samples, tolerance
+            ),
             weights=weights,
             weights_of=weights_of,
             statistics=records.differing(
@@ -379,8 +382,11 @@ class Run:
         return f"<run {self.path}: {self.status['status']}>"
 
     def _record(self, name: str, model: type[Record]) -> dict[str, Any]:
-        path = self.path / name
-        return read_record(path, model) if is_there(path) else {}
+        if is_there(self.path / name):
+            return read_record(self.path / name, model)
+        if name in recorded_files(self.path, self.status):
+            raise StoreError(f"{self.path / name} is missing: the run wrote it, as {MANIFEST} says")
+        return {}
 
     def _captures(self, name: str) -> Lookup[Lookup[Leaf]]:
         folder = self.path / name

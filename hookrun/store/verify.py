@@ -39,12 +39,14 @@ from hookrun.store.states.files import FILES, read_state, state_names
 class Verified:
     """The findings of `verify`.
 
-    shards, bytes: the number of indexed shards, and their bytes
+    files:         the number of files that were checked, beside status.json
+    shards, bytes: how many of them are indexed shards, and the bytes of all
     bad:           one line for each file that was changed, is missing or was added
     notes:         harmless findings: files left by a run that was cut off, and what cannot be checked
     status:        of the run; ``""`` if it cannot be read
     """
 
+    files: int
     shards: int
     bytes: int
     bad: list[str]
@@ -109,8 +111,12 @@ def verify(path: Path) -> Verified:
                 findings.faults.setdefault(name, note)
     bad = list(findings.faults.values())
     notes = [note for name, note in findings.notes if name not in findings.faults]
-    size = sum(shard.bytes for shard in shards.values())
-    return Verified(len(shards), size, bad, notes, str(status.get("status", "")))
+    sizes = {name: size for name, (size, _) in (manifest or {}).items()}
+    if manifest is None:
+        read = [name for name in (PLAN, ENV, MODEL, HOOKS, *STREAMS, PICTURES) if is_there(folder / name)]
+        sizes = {name: (folder / name).lstat().st_size for name in read}
+        sizes |= {name: shard.bytes for name, shard in shards.items()}
+    return Verified(len(sizes), len(shards), sum(sizes.values()), bad, notes, str(status.get("status", "")))
 
 
 def _contradiction(status: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ import copy
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -18,8 +17,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hookrun.compose.compose import plain, users_part
 from hookrun.compose.errors import explained
 from hookrun.compose.hydra import App, Composition, numbered
+from hookrun.config import root_of
 from hookrun.config.interpolations import literal
 from hookrun.errors import SpecError
+from hookrun.report.sweep_facts import is_about_hooks
 
 HOOKED = "hooked"
 SUBDIR = "hydra.sweep.subdir"
@@ -88,18 +89,20 @@ def composed_job(app: App, cfg: DictConfig, overrides: Sequence[str]) -> Compose
     with explained(command_of(app, cfg, overrides)):
         job = app.job_config(cfg, overrides, 0)
         users = users_part(job)
-        has_number = "${hydra:job." in str(OmegaConf.to_container(users, resolve=False))
-    composed = ComposedJob(app, cfg, overrides, job, has_number=has_number)
     try:
         config = without_directory(users, cast(Any, job.hydra))
     except SpecError as error:
-        return replace(composed, error=error)
+        return ComposedJob(app, cfg, overrides, job, error=error)
     is_hooked = config.get(HOOKED) is not False
-    return replace(
-        composed,
+    return ComposedJob(
+        app,
+        cfg,
+        overrides,
+        job,
         config=hash_of(config),
         is_hooked=is_hooked,
         wants_baseline=is_hooked and bool(config.get("hooks")) and config.get("baseline") is True,
+        has_number="${hydra:job." in str(OmegaConf.to_container(users, resolve=False)),
     )
 
 
@@ -132,7 +135,7 @@ def jobs_of(
         key = _without_hooks(job.overrides)
         if job.wants_baseline and key not in unhooked:
             kept = [
-                text for text in job.overrides if text in key or (text in fixed and _root(text) != HOOKED)
+                text for text in job.overrides if text in key or (text in fixed and root_of(text) != HOOKED)
             ]
             baselines.setdefault(key, [*kept, f"{HOOKED}=false"])
     different = [job for job in jobs if job.is_hooked or unhooked[_without_hooks(job.overrides)] is job]
@@ -140,11 +143,7 @@ def jobs_of(
 
 
 def _without_hooks(overrides: Sequence[str]) -> tuple[str, ...]:
-    return tuple(text for text in overrides if _root(text) not in ("hooks", HOOKED))
-
-
-def _root(override: str) -> str:
-    return re.split(r"[.@/=]", override.lstrip("+~"))[0]
+    return tuple(text for text in overrides if not is_about_hooks(text))
 
 
 def hash_of(config: Mapping[str, Any]) -> str:

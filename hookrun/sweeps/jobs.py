@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.compose.compose import plain
+from hookrun.config import key_of
 from hookrun.config.interpolations import literal, unguarded
 from hookrun.errors import HookrunError, SpecError, spec_error
 from hookrun.ranks.alone import ALONE, Ranks
@@ -31,7 +32,7 @@ from hookrun.store.lock import LockedError, sole_writer
 from hookrun.store.records import Status, read_record
 from hookrun.sweeps.composed_jobs import hash_of, without_directory
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
-from hookrun.sweeps.job_directories import refuse_links
+from hookrun.sweeps.resumed import refuse_links
 from hookrun.terminal import words
 from hookrun.trust import read_once
 
@@ -111,11 +112,11 @@ class JobLines:
         from hookrun.tasks.run.progress import numbers
 
         hydra = HydraConfig.get()
-        number, typed = int(hydra.job.num) + 1, [str(text) for text in hydra.overrides.task]
+        number = int(hydra.job.num) + 1
         settings = [
             text
-            for text in typed
-            if text.partition("=")[0].lstrip("+") in self.swept or text == "hooked=false"
+            for text in map(str, hydra.overrides.task)
+            if key_of(text) in self.swept or text == "hooked=false"
         ]
         status: dict[str, Any] = {"status": "not started"}
         if (run_dir / STATUS).is_file():
@@ -173,9 +174,12 @@ class SweepJob:
                 raise signal
             if self.stop is not None and self.stop.exists():
                 return NOT_STARTED
+            from hookrun.tasks.run.progress import one_of_many
+
             run_dir, sweep_dir, start = _run_dir(), _sweep_dir(), time.monotonic()
+            screen = nullcontext() if self.lines is None else one_of_many(self.lines.told)
             try:
-                with read_once(self.trust), self._screen():
+                with read_once(self.trust), screen:
                     code = self._alone(cfg, run_dir, sweep_dir)
             finally:
                 free_job_memory()
@@ -192,12 +196,6 @@ class SweepJob:
 
         return tasks.objective(run_dir)
 
-    def _screen(self) -> AbstractContextManager[None]:
-        """A block in which a run prints what a job of a sweep prints."""
-        from hookrun.tasks.run.progress import one_of_many
-
-        return nullcontext() if self.lines is None else one_of_many(self.lines.told)
-
     def _alone(self, cfg: DictConfig, run_dir: Path, sweep_dir: Path) -> int:
         """Run the job with its directory locked; returns its exit code.
 
@@ -209,8 +207,9 @@ class SweepJob:
                 refuse_links(sweep_dir, name)  # before anything is written, in this process too
             with sole_writer(run_dir, within=sweep_dir):
                 is_begun = name in self.begun and (run_dir / STATUS).exists()
-                says_page = self.lines is None
-                return _attempt(run_dir, lambda: self._run(cfg, run_dir, is_begun), says_page=says_page)
+                return _attempt(
+                    run_dir, lambda: self._run(cfg, run_dir, is_begun), says_page=self.lines is None
+                )
         except (LockedError, SpecError) as error:
             report(error)
             return REFUSED
@@ -325,6 +324,12 @@ def _attempt(run_dir: Path, run: Callable[[], int], *, says_page: bool = True) -
             make_page(run_dir, says=says_page)
 
 
+def near_path(path: Path) -> str:
+    """The path relative to the current directory if it is below it; else the path itself."""
+    place = os.path.relpath(path)
+    return str(path) if place.startswith("..") else place
+
+
 def _status(run_dir: Path) -> bytes | None:
     """The content of status.json; None where the file does not exist."""
     try:
@@ -337,13 +342,10 @@ def _tell_how_to_go_on(run_dir: Path) -> None:
     """If the run saved a state, print the command that resumes the run, or for a job the command for its sweep."""
     if any((run_dir / CHECKPOINTS).glob("state_*/state.json")):
         sweep = next((folder for folder in run_dir.parents if (folder / MULTIRUN).is_file()), None)
+        typed, folder = "resume", run_dir
         if sweep is not None and (run_dir / JOB).exists():
             typed, folder = "-m resume", sweep
-        else:
-            typed, folder = "resume", run_dir
-        place = os.path.relpath(folder)
-        place = str(folder) if place.startswith("..") else place
-        print(f"to go on: hookrun {typed}={shlex.quote(place)}", file=sys.stderr, flush=True)
+        print(f"to go on: hookrun {typed}={shlex.quote(near_path(folder))}", file=sys.stderr, flush=True)
 
 
 def make_page(folder: Path, *, says: bool = True) -> None:

@@ -27,8 +27,8 @@ from hookrun.errors import HookrunError, listed, spec_error
 from hookrun.spec.objective import Goal
 from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, composed_job, subdir_of, subdir_override
 from hookrun.sweeps.exit_codes import DONE, exit_code
-from hookrun.sweeps.job_directories import JobDirectories, refuse_links
 from hookrun.sweeps.jobs import NOT_STARTED, JobFailed, SweepJob, make_missing_page
+from hookrun.sweeps.resumed import JobDirectories, refuse_links
 
 log = logging.getLogger(BasicLauncher.__module__)
 """The logger of Hydra's launcher, so that the log lines look the same."""
@@ -138,9 +138,8 @@ class SweepRun(Launcher):
             places = (place for place, job in enumerate(waiting) if tuple(job.overrides) in asked)
             return waiting[: max(places, default=-1) + 1]
 
-        def typed_place(
-            text: str,
-        ) -> int:  # the last override of a key wins, and `+` must come before its subkeys
+        # the last override of a key wins, and `+` must come before its subkeys
+        def typed_place(text: str) -> int:
             return self._order.get(text.partition("=")[0], len(self._order))
 
         return [composed_job(self._app, self._cfg, sorted(each, key=typed_place)) for each in job_overrides]
@@ -223,9 +222,11 @@ class SweepRun(Launcher):
     def _keep_codes(self, results: Sequence[JobReturn]) -> None:
         """Add the exit codes of the jobs to `codes`."""
         for job in results:
-            value = job._return_value  # the public property prints and raises a failure
-            ended = value if isinstance(value, int) else DONE  # else it is the objective
-            code = exit_code(value) if job.status is JobStatus.FAILED else ended
+            code = job._return_value  # the public property prints and raises a failure
+            if job.status is JobStatus.FAILED:
+                code = exit_code(code)
+            elif not isinstance(code, int):  # it is the objective
+                code = DONE
             if code != NOT_STARTED:
                 self.codes[_run_dir(job)] = code
 
@@ -294,24 +295,22 @@ def interrupted(
     """
     from hookrun.report.sweep_facts import find_jobs
 
-    statuses = {job.name: job.status for job in find_jobs(sweep_dir)} if sweep_dir.is_dir() else {}
-    started = {name for name, status in statuses.items() if status != "not started"}
+    statuses = {job.name: job.status for job in find_jobs(sweep_dir) if job.status != "not started"}
     counts, missing = Counter(statuses.values()), list[int]()
     if jobs is not None:
-        by_place = {place: str(place) for place in range(len(jobs))} if names is None else names
-        missing = [place for place in range(len(jobs)) if by_place.get(place) not in started]
-        if names is None and not all(
-            name.isdecimal() for name in started
-        ):  # the names do not give the job index
-            missing = []
-            counts["not started"] = max(len(jobs) - len(started), 0)
-        else:
+        counts["not started"] = max(len(jobs) - len(statuses), 0)
+        # else the name of a directory does not give the index of its job
+        if names is not None or all(map(str.isdecimal, statuses)):
+            by_place = dict(enumerate(map(str, range(len(jobs))))) if names is None else names
+            missing = [place for place in range(len(jobs)) if by_place.get(place) not in statuses]
             counts["not started"] = len(missing)
     ended = ", ".join(f"{number} {status}" for status, number in counts.items() if number) or "no job started"
-    lines = [f"sweep: {str(interruption) or 'interrupted'}: {ended}, in {sweep_dir}"]
-    if jobs and missing:
-        shared = set.intersection(*map(set, jobs))
-        typed = [[each for each in filter_overrides(jobs[place]) if each not in shared] for place in missing]
-        labels = [f"#{place} ({' '.join(texts)})" for place, texts in zip(missing, typed, strict=True)]
-        lines.append(f"  not started: {listed(labels, MOST_LISTED)}")
-    return "\n".join(lines)
+    message = f"sweep: {str(interruption) or 'interrupted'}: {ended}, in {sweep_dir}"
+    if jobs is None or not missing:
+        return message
+    shared = set.intersection(*map(set, jobs))
+    labels = [
+        f"#{place} ({' '.join(text for text in filter_overrides(jobs[place]) if text not in shared)})"
+        for place in missing
+    ]
+    return f"{message}\n  not started: {listed(labels, MOST_LISTED)}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,22 +17,24 @@ from typing import Any
 
 from hydra.core.object_type import ObjectType
 from hydra.types import RunMode
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig
 
 from hookrun import tasks
 from hookrun.compose import hydra_section
-from hookrun.compose.compose import plain_run
-from hookrun.compose.errors import explained
+from hookrun.compose.compose import place_run, plain_run
+from hookrun.compose.errors import composed
 from hookrun.compose.hydra import Composition, conf_dir, opened, parse_override
 from hookrun.compose.loader import options
-from hookrun.config.interpolations import literal
+from hookrun.config import root_of
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest, spec_error
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import PREVIOUS, Need, runs_of
+from hookrun.store.files import StoreError
 from hookrun.store.format import STATUS
 from hookrun.store.named_files import named_files
+from hookrun.store.records import Status, read_record
 from hookrun.store.run_dir import newest_finished, newest_unchanged, outputs_folder
-from hookrun.sweeps.jobs import JobFailed, SingleRun, free_job_memory
+from hookrun.sweeps.jobs import JobFailed, SingleRun, free_job_memory, near_path
 from hookrun.version import __version__
 
 FOLDER = "needs"
@@ -131,20 +132,24 @@ class NeededRuns:
     def _composed(self, where: str, need: Need) -> tuple[DictConfig, dict[str, Any], Experiment]:
         names = options(self._asked.repository, "experiment")
         if need.experiment not in names:
-            what = f"there is no experiment {need.experiment!r}"
-            again = "type --config-dir again, if the run had one" if self._resumes else ""
-            raise spec_error(f"{where}.experiment", what, again or nearest(need.experiment, names))
+            raise spec_error(
+                f"{where}.experiment",
+                f"there is no experiment {need.experiment!r}",
+                "type --config-dir again, if the run had one"
+                if self._resumes
+                else nearest(need.experiment, names),
+            )
         if problems := list(self._wrong_overrides(f"{where}.overrides", need.overrides)):
             raise SpecError(problems)
-        search = [text for text in self._asked.overrides if text.lstrip("+").startswith("hydra.searchpath=")]
-        overrides = [*search, _chosen(need.experiment), *need.overrides]
-        asked = Composition(self._asked.app, self._asked.config_name, overrides)
+        chosen = f"experiment={need.experiment}"
+        if parse_override(chosen).value() != need.experiment:
+            chosen = f"experiment='{need.experiment}'"
+        asked = replace(self._asked, overrides=[*self._asked.search, chosen, *need.overrides])
         with _named(where, need):
-            with explained(asked):
-                cfg = asked.app.compose_config(asked.config_name, overrides, RunMode.RUN)
+            cfg = composed(asked)
             if cfg.hydra.mode == RunMode.MULTIRUN:
                 raise spec_error("hydra.mode", "is a sweep, and a need is one run", "need another experiment")
-            _place(cfg, outputs_folder() / FOLDER)  # the same for every command, for its hash
+            place_run(cfg, outputs_folder() / FOLDER)  # the same for every command, for its hash
             config = plain_run(cfg)
             experiment = tasks.parse_experiment(config)
             if tasks.task_of(experiment).shows:
@@ -157,11 +162,10 @@ class NeededRuns:
 
     def _wrong_overrides(self, where: str, overrides: Iterable[str]) -> Iterator[Problem]:
         """The problems of overrides that a need may not have: it may only set keys of the experiment that it names."""
-        there = self._asked.repository.get_group_options("", ObjectType.GROUP)
-        groups = [name for name in there if name != "experiment"]
+        groups = {*self._asked.repository.get_group_options("", ObjectType.GROUP)} - {"experiment"}
         for text in overrides:
             key, _, value = text.partition("=")
-            if key.lstrip("+~").partition("/")[0].partition(".")[0].partition("@")[0] == "experiment":
+            if root_of(text) == "experiment":
                 yield Problem(
                     f"{where}: {text[:100]!r}", "names another experiment", "name it in `experiment`"
                 )
@@ -186,24 +190,20 @@ class NeededRuns:
                 return str(found)
             print(self._line(needed), flush=True)
             run_dir = needed.folder / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
-            _place(needed.cfg, run_dir)
+            place_run(needed.cfg, run_dir)
             plain_run(needed.cfg)
-            returned = self._asked.app.run_checked(
-                needed.cfg, SingleRun(self._prepared(needed), latest=False)
-            )
+            run = SingleRun(self._prepared(needed), latest=False)
+            code = int(self._asked.app.run_checked(needed.cfg, run).return_value)
             free_job_memory()
-            code = int(returned.return_value)
             if code:
                 raise JobFailed(_why(needed, run_dir, code), code)
         return str(run_dir)
 
     def _line(self, needed: ComposedNeed) -> str:
         found = self.made[needed.need]
-        place = os.path.relpath(found or needed.folder)
-        place = place if not place.startswith("..") else found or str(needed.folder)
         how = "runs first" if found is None else "used again"
-        name = needed.where.removeprefix("needs.")
-        return f"needs: {name} = {needed.need} → {place} ({how})"
+        place = near_path(Path(found or needed.folder))
+        return f"needs: {needed.where.removeprefix('needs.')} = {needed.need} → {place} ({how})"
 
 
 def _refuse_unnamed(needs: Mapping[str, Need], before: Sequence[Need]) -> None:
@@ -277,42 +277,32 @@ def _named_runs(experiment: Experiment) -> Iterator[tuple[str, str | None]]:
             yield from ((f"{where}.run", value.run) for where, value in hook.run_values())
 
 
-def _chosen(experiment: str) -> str:
-    text = f"experiment={experiment}"
-    return text if parse_override(text).value() == experiment else f"experiment='{experiment}'"
-
-
 @contextmanager
 def _named(where: str, need: Need) -> Iterator[None]:
     """Prefix every problem that is raised in the block with the key path of the need."""
     try:
         yield
     except (SpecError, CompileError) as error:
-        problems = [replace(each, where=f"{where} ({need}): {each.where}") for each in error.errors]
-        raise type(error)(problems) from error
-
-
-def _place(cfg: DictConfig, run_dir: Path) -> None:
-    """Make `cfg` a single run in that directory."""
-    with read_write(cfg.hydra), open_dict(cfg.hydra):
-        cfg.hydra.run.dir = literal(str(run_dir))
-        cfg.hydra.mode = RunMode.RUN
+        raise type(error)(
+            [replace(each, where=f"{where} ({need}): {each.where}") for each in error.errors]
+        ) from error
 
 
 def _why(needed: ComposedNeed, run_dir: Path, code: int) -> str:
-    reason = ""
-    with suppress(OSError, ValueError):
-        reason = str(json.loads((run_dir / STATUS).read_text(encoding="utf-8")).get("reason", ""))
-    said = f": {reason}" if reason else ""
-    return (
-        f"{needed.where}: {needed.need} ended with exit code {code}{said}\n    its run directory: {run_dir}"
-    )
+    what = f"{needed.where}: {needed.need} ended with exit code {code}"
+    with suppress(StoreError):
+        if reason := read_record(run_dir / STATUS, Status).get("reason"):
+            what += f": {reason}"
+    return f"{what}\n    its run directory: {run_dir}"
 
 
 def _digest(config: Mapping[str, Any], experiment: Experiment, needs: list[str]) -> str:
     """The hash of hookrun's version, the configuration, the files that it names, its needs and the previous run."""
-    files = named_files(config)
-    previous = previous_run([experiment], outputs_folder())
-    what = {"hookrun": __version__, "config": config, "needs": needs, "files": files, "previous": previous}
-    text = json.dumps(what, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    identity = {
+        "hookrun": __version__,
+        "config": config,
+        "needs": needs,
+        "files": named_files(config),
+        "previous": previous_run([experiment], outputs_folder()),
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,8 @@ from hookrun import tasks
 from hookrun.compose.compose import JOB_DIRECTORY, claimed, plain_run, planned, refuse_used
 from hookrun.compose.errors import explained
 from hookrun.compose.hydra import App, numbered
+from hookrun.compose.overrides import RESUME
+from hookrun.config import key_of, root_of
 from hookrun.errors import (
     CompileError,
     HookrunError,
@@ -38,18 +39,18 @@ from hookrun.errors import (
     spec_error,
 )
 from hookrun.ranks.alone import is_main, size_of_world
+from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Direction, Goal
-from hookrun.store.files import StoreError, os_reason, replacing, write_json
+from hookrun.store.files import os_errors, replacing, write_json
 from hookrun.store.format import MULTIRUN, STATUS, SWEEP
-from hookrun.store.records import SweepRecord, read_record
-from hookrun.sweeps.composed_jobs import ComposedJob, command_of, jobs_of
+from hookrun.store.run_dir import outputs_folder, update_latest
+from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, command_of, jobs_of
 from hookrun.sweeps.exit_codes import DONE, FAILED, most_serious
-from hookrun.sweeps.job_directories import JobDirectories
 from hookrun.sweeps.jobs import JobFailed, JobLines, SweepJob, free_job_memory, make_page
 from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
 from hookrun.sweeps.needs import NeededRuns, with_found_runs
-from hookrun.sweeps.stored_sweep import KEY
+from hookrun.sweeps.resumed import SWEEPS, JobDirectories
 from hookrun.sweeps.waiting import import_torch
 from hookrun.tasks import JobCache, check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
 
@@ -111,7 +112,7 @@ def sweep(
         OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         named = app.jobs(cfg)
     needs = NeededRuns(command, trust)
-    swept = frozenset(each.get_key_element() for each in app.swept(cfg) if each.is_sweep_override())
+    swept = frozenset(key_of(each.get_key_element()) for each in app.swept(cfg) if each.is_sweep_override())
     lines = None if verbose else JobLines(swept)
     sweep_job = SweepJob(
         trust, go_on=go_on, anyway=anyway, stop=sweep_dir / STOP if fail_fast else None, lines=lines
@@ -135,12 +136,10 @@ def sweep(
     if experiments or refused:
         message = _check(experiments, typed, refused, trust)
         if shows:
-            return _show(
-                list(experiments.values()), [" ".join(typed[number]) for number in experiments], trust
-            )
+            return _show([(each, " ".join(typed[number])) for number, each in experiments.items()], trust)
         print(message, flush=True)
     del experiments
-    with claimed(sweep_dir, KEY if go_on else "hydra.sweep.dir"):
+    with claimed(sweep_dir, RESUME if go_on else "hydra.sweep.dir"):
         needs.make()
         lines = None if lines is None else replace(lines, total=len(jobs))
         job = replace(sweep_job, needs=needs.made, previous=previous, lines=lines)
@@ -162,8 +161,9 @@ def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
 
 def _compile_differently(app: App, cfg: DictConfig) -> bool:
     """Whether the swept keys may change the names or shapes of the hooks."""
-    swept = {re.split(r"[./@]", each.key_or_group)[0] for each in app.swept(cfg) if each.is_sweep_override()}
-    return not swept.isdisjoint(_COMPILED)
+    return any(
+        each.is_sweep_override() and root_of(each.key_or_group) in _COMPILED for each in app.swept(cfg)
+    )
 
 
 def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, needs: NeededRuns) -> int:
@@ -186,14 +186,14 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, sweep_job: SweepJob, n
         return DONE
     experiments, previous = with_found_runs({0: experiment}, needs, shows=shows)
     if shows:
-        return _show([*experiments.values()], [""], trust)
+        return _show([(experiments[0], "")], trust)
     goal = required_goal(experiment)
     message = set_direction(cfg, goal)
     if not _compile_differently(app, cfg):  # else the jobs' own values decide whether they compile
         for error in check_jobs(experiments, JobCache(SECONDS), trust=trust).values():
             raise error
     print(message, flush=True)
-    with claimed(sweep_dir, KEY if sweep_job.go_on else "hydra.sweep.dir"):
+    with claimed(sweep_dir, RESUME if sweep_job.go_on else "hydra.sweep.dir"):
         needs.make()
         prepare_sweeper(cfg, sweep_dir, experiment.settings.seed)
         job = replace(sweep_job, goal=goal, needs=needs.made, previous=previous)
@@ -239,7 +239,7 @@ def set_direction(cfg: DictConfig, goal: Goal) -> str:
 
 def _is_typed(cfg: DictConfig, key: str) -> bool:
     typed = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.hydra))
-    return any(text.lstrip("+").startswith(f"{_SWEEPER}.{key}=") for text in typed)
+    return f"{_SWEEPER}.{key}" in map(key_of, typed)
 
 
 def prepare_sweeper(cfg: DictConfig, sweep_dir: Path, seed: int) -> None:
@@ -340,14 +340,10 @@ def _grouped(
     common = set(overrides[0]).intersection(*overrides)
     problems = list[Problem]()
     for problem, (first, *others) in list(jobs.items())[:MOST_PROBLEMS]:
-        where = f"job {_named(first, overrides[first])}"
+        where = ": ".join(filter(None, [f"job {_named(first, overrides[first])}", problem.where]))
         alike = [_named(n, [text for text in overrides[n] if text not in common]) for n in others]
         also = f"; the same in {listed(alike, MOST_JOBS)}" if alike else ""
-        problems.append(
-            Problem(
-                f"{where}: {problem.where}" if problem.where else where, problem.what + also, problem.hint
-            )
-        )
+        problems.append(Problem(where, problem.what + also, problem.hint))
     if (beyond := len(jobs) - MOST_PROBLEMS) > 0:
         of_all = f"{len(refused)} of {len(overrides)} jobs are refused"
         problems.append(Problem("", f"{counted(beyond, 'more problem')}; {of_all}"))
@@ -369,11 +365,11 @@ def _why_no_job(app: App, cfg: DictConfig) -> list[Problem]:
         if isinstance(value, RangeSweep):
             why = "the range is empty"
             hint = "a range goes from its start to below its stop: range(1,5), range(5,1,-1)"
-        elif isinstance(value, Glob) and (options := app.options(key)):
-            why = f"it matches none of the config group {key!r}"
-            hint = nearest(" ".join(value.include), options)
         elif isinstance(value, Glob):
             why = "glob() picks names of a config group, and this is a key"
+            if options := app.options(key):
+                why = f"it matches none of the config group {key!r}"
+                hint = nearest(" ".join(value.include), options)
         problems.append(Problem(key, f"{override.get_value_string()} stands for no value: {why}", hint))
     return problems or [
         Problem("hydra.sweeper", "the sweep has no job", "give a key several values: seed=1,2")
@@ -395,19 +391,18 @@ def _refuse_directory(run_dir: Path, job: DictConfig, sweep_dir: Path, number: i
             f"is {own} for this job and {sweep_dir} for the sweep: it holds a value that the sweep varies",
             "put that value into hydra.sweep.subdir",
         )
-    what = ""
+    what = "" if first == number else f"job #{first} has the same directory, {run_dir}"
     if "${" in subdir and not run_dir.is_relative_to(sweep_dir):
         what = f"{subdir} leads to {run_dir}, outside the directory of the sweep"
-    elif first != number:
-        what = f"job #{first} has the same directory, {run_dir}"
     if what:
-        raise spec_error("hydra.sweep.subdir", what, "let it hold ${hydra.job.num}")
+        raise spec_error(SUBDIR, what, "let it hold ${hydra.job.num}")
 
 
-def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]) -> int:
-    for number, (experiment, name) in enumerate(zip(experiments, names, strict=True)):
-        if name:
-            print(f"#{number}: {name}")
+def _show(experiments: Iterable[tuple[Experiment, str]], trust: frozenset[str]) -> int:
+    """Print the plan of each experiment below the overrides of its job."""
+    for number, (experiment, overrides) in enumerate(experiments):
+        if overrides:
+            print(f"#{number}: {overrides}")
         tasks.show(tasks.prepare(experiment, trust=trust))
         free_job_memory()
     return DONE
@@ -424,9 +419,12 @@ def _launch(
     if known is not None:
         job = replace(job, begun=known.begun)
     sweep_run = SweepRun(app, cfg, sweep_dir, known, goal=job.goal, fail_fast=job.stop is not None, jobs=jobs)
-    _remove_stop(sweep_dir)
-    if jobs is not None:
-        write_json(sweep_dir / SWEEP, {"jobs": len(jobs)})
+    with os_errors(f"cannot remove {sweep_dir / STOP}"):  # an earlier start may have left it
+        (sweep_dir / STOP).unlink(missing_ok=True)
+    is_in_sweeps = sweep_dir.resolve().parent == outputs_folder().with_name(SWEEPS).resolve()
+    if is_in_sweeps and (note := update_latest(sweep_dir.resolve())):
+        print(note)
+    write_json(sweep_dir / SWEEP, {"jobs": None if jobs is None else len(jobs)})
     try:
         return _run_jobs(app, cfg, sweep_run, job)
     except KeyboardInterrupt as interruption:
@@ -437,23 +435,6 @@ def _launch(
     finally:
         if job.go_on or any(sweep_dir.rglob(STATUS)):  # an interrupted sweep has a page as well
             make_page(sweep_dir)
-
-
-def _remove_stop(sweep_dir: Path) -> None:
-    """Remove the files that an earlier start of the sweep left. Raises StoreError."""
-    for name in (STOP, SWEEP):
-        try:
-            (sweep_dir / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot remove {sweep_dir / name}: {os_reason(error)}") from error
-
-
-def _record_stop(sweep_dir: Path, stopped: SweepStopped) -> None:
-    """Add to sweep.json which job ended the sweep. Raises StoreError."""
-    path = sweep_dir / SWEEP
-    known = read_record(path, SweepRecord) if path.exists() else {}
-    write_json(path, {**known, "fail_fast": True, "stopped_by": stopped.job})
-    (sweep_dir / STOP).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -477,7 +458,9 @@ def _run_jobs(app: App, cfg: DictConfig, sweep_run: SweepRun, job: SweepJob) -> 
         with modules_not_collected():
             app.sweep_checked(cfg, job, sweep_run.around)
     except SweepStopped as stopped:
-        _record_stop(sweep_dir, stopped)
+        count = None if sweep_run.jobs is None else len(sweep_run.jobs)
+        write_json(sweep_dir / SWEEP, {"jobs": count, "fail_fast": True, "stopped_by": stopped.job})
+        (sweep_dir / STOP).unlink(missing_ok=True)
         print(stopped)
     except (HydraException, OmegaConfBaseException, ImportError, OSError) as error:
         # Jobs raise nothing: this exception comes from a sweeper, a launcher or a directory.
@@ -501,17 +484,10 @@ def _run_jobs(app: App, cfg: DictConfig, sweep_run: SweepRun, job: SweepJob) -> 
         print(f"  {left} more in it, with configurations other than this sweep's")
     for run_dir, code in failed.items():
         print(f"  exit code {code}: {run_dir}")
-    if best := _best(sweep_dir):
+    facts = SweepFacts(sweep_dir, find_jobs(sweep_dir))
+    if len(facts.jobs) > 1 and (best := conclusion(facts)):
         print(best)
     return most_serious(codes.values())
-
-
-def _best(sweep_dir: Path) -> str:
-    """A line about the best setting; empty where no job has a value, or the jobs have different objectives."""
-    from hookrun.report.sweep_facts import SweepFacts, conclusion, find_jobs
-
-    facts = SweepFacts(sweep_dir, find_jobs(sweep_dir))
-    return conclusion(facts) if len(facts.jobs) > 1 else ""
 
 
 def _refuse_no_value(sweep_dir: Path, codes: Mapping[str, int], goal: Goal, error: Exception) -> None:
@@ -524,5 +500,8 @@ def _refuse_no_value(sweep_dir: Path, codes: Mapping[str, int], goal: Goal, erro
         return
     if not codes:
         raise spec_error("hydra.sweeper", f"the sweeper ran no job: {reason(error)}") from error
-    said = f"none of the {len(codes)} jobs has a finite {goal.metric}: the sweeper has nothing to choose from"
-    raise JobFailed(f"{said}, in {sweep_dir}", most_serious(codes.values()) or FAILED) from error
+    raise JobFailed(
+        f"none of the {len(codes)} jobs has a finite {goal.metric}: the sweeper has nothing to choose from, "
+        f"in {sweep_dir}",
+        most_serious(codes.values()) or FAILED,
+    ) from error

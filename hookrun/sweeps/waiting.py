@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from contextvars import ContextVar
 from typing import Any, TextIO
 
@@ -78,25 +78,19 @@ def waiting(arguments: list[str]) -> Iterator[None]:
     def show(text: str) -> None:
         nonlocal is_shown
         if text or is_shown:
-            with suppress(
-                OSError, ValueError
-            ):  # the terminal is closed; the command's own output will report that
+            # if the terminal is closed, the command's own output will report that
+            with suppress(OSError, ValueError):
                 err.write(f"{_CLEAR}{text[:_WIDTH]}")
                 err.flush()
         is_shown = bool(text)
 
     token = _show.set(show)
-    replaced = _After(err, show), None if out is None else _After(out, show)
-    sys.stderr, sys.stdout = replaced
     try:
-        yield
+        with redirect_stderr(_After(err, show)), redirect_stdout(None if out is None else _After(out, show)):
+            yield
     finally:
         show("")
         _show.reset(token)
-        if sys.stderr is replaced[0]:
-            sys.stderr = err
-        if sys.stdout is replaced[1]:
-            sys.stdout = out
 
 
 _QUIET = ("--shell-completion", "-sc")  # run by the shell while the user types

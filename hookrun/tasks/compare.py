@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from csv import DictWriter
-from io import StringIO
+import json
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from hookrun.store.comparison import Comparison
     from hookrun.store.comparison.rows import MatchedRows
     from hookrun.store.run_dir import RunDir
-    from hookrun.tasks.analysis.two_runs import TwoRuns
+    from hookrun.tasks.analysis.input import TwoRuns
     from hookrun.tasks.run.progress import Screen
 
 _MOST_BYTES = 2**31
@@ -26,6 +25,14 @@ _MOST_BYTES = 2**31
 
 _SHOWN, _LINES = 40, 8
 """The rows of the table in the terminal, and the lines of the configuration."""
+
+_COLUMNS = {
+    "cosine": ("cosine", ".6f"),
+    "relative L2": ("relative_l2", ".2e"),
+    "largest": ("largest", ".2e"),
+    "sample": ("largest_sample", ""),
+}
+"""Heading -> the key of a row, and the format of its value."""
 
 
 class CompareTask(TaskOfRuns):
@@ -57,34 +64,30 @@ class CompareTask(TaskOfRuns):
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
     ) -> TwoRuns:
         """Find both runs. Raises SpecError if one is missing, or only one is a sweep."""
-        from hookrun.tasks.analysis.two_runs import find_both
+        from hookrun.tasks.analysis.input import find_both
 
         return find_both(experiment, self.run, self.other)
 
-    def examine(self, prepared: Any, run_dir: RunDir, screen: Screen) -> str | None:
+    def examine(self, prepared: TwoRuns, run_dir: RunDir, screen: Screen) -> str | None:
         """Compare the runs, job by job if they are sweeps. Returns what differs under `on_difference: stop`."""
-        from hookrun.store.files import replacing
+        from hookrun.store.files import write_table
 
         jobs, rows, reasons = dict[str, dict[str, Any]](), list[dict[str, Any]](), list[str]()
         for job, (run, other) in prepared.jobs.items():
             screen.say(" ".join(filter(None, [job, f"{run.path} and {other.path}"])))
             cka = self._cka if self.cka else None
-            found = run.compare(other, by=self.by, tolerance=self.tolerance, cka=cka)
-            rows += [({"job": job} if prepared.are_sweeps else {}) | row for row in found.captures]
-            reasons += [f"{job}: {reason}" if job else reason for reason in found.reasons]
-            jobs[job] = found.to_dict()
-            self._show(found, screen)
+            comparison = run.compare(other, by=self.by, tolerance=self.tolerance, cka=cka)
+            rows += [({"job": job} if job else {}) | row for row in comparison.captures]
+            reasons += [f"{job}: {reason}" if job else reason for reason in comparison.reasons]
+            jobs[job] = comparison.to_dict()
+            self._show(comparison, screen)
+        if not rows:
+            screen.say("no module was captured by both runs")
         reasons += [f"only one of the sweeps has {job}" for job in prepared.unpaired]
         firsts = [each["first"] for each in jobs.values() if each["first"] is not None]
         of_sweeps = {"first": next(iter(firsts), None), "unpaired": list(prepared.unpaired), "jobs": jobs}
-        content = of_sweeps if prepared.are_sweeps else jobs[""]
-        run_dir.write(COMPARE_JSON, {**content, "reasons": reasons})
-        text = StringIO()
-        writer = DictWriter(text, list(rows[0]) if rows else ["hook", "module"])
-        writer.writeheader()
-        writer.writerows(rows)
-        with replacing(run_dir.path / COMPARE_CSV) as file:
-            file.write(text.getvalue().encode())
+        run_dir.write(COMPARE_JSON, {**jobs.get("", of_sweeps), "reasons": reasons})
+        write_table(run_dir.path / COMPARE_CSV, list(rows[0]) if rows else ["hook", "module"], rows)
         for reason in reasons or ["no difference"]:
             screen.say(reason)
         return "; ".join(reasons) if reasons and self.on_difference == "stop" else None
@@ -108,23 +111,22 @@ class CompareTask(TaskOfRuns):
         from hookrun.store.comparison import label
         from hookrun.tasks.analysis.input import show_table
 
-        rows, names = comparison.captures, list[str]()
-        shown: dict[str, list[str]] = {"cosine": [], "relative L2": [], "largest": [], "sample": [], "": []}
+        rows = comparison.captures
         if len(rows) > _SHOWN:
             rows = [row for row in rows if row["differs"]][:_SHOWN]
-        for row in rows:
-            names.append(label(row) + ("" if row["token"] is None else f", token {row['token']}"))
-            keys = {"cosine": ".6f", "relative_l2": ".2e", "largest": ".2e", "largest_sample": ""}
-            numbers = ["" if row[key] is None else format(row[key], form) for key, form in keys.items()]
-            for texts, text in zip(
-                shown.values(), [*numbers, "differs" if row["differs"] else ""], strict=True
-            ):
-                texts.append(text)
+        names = [label(row) + ("" if row["token"] is None else f", token {row['token']}") for row in rows]
+        columns = {
+            heading: ["" if row[key] is None else format(row[key], form) for row in rows]
+            for heading, (key, form) in _COLUMNS.items()
+        }
         if rows:
-            show_table(screen.console, "capture", names, shown)
-        shown_of = f"{len(rows)} of {counted(len(comparison.captures), 'row')} of {COMPARE_CSV} are shown"
-        screen.say(shown_of if comparison.captures else "no module was captured by both runs")
+            differs = ["differs" if row["differs"] else "" for row in rows]
+            show_table(screen.console, "capture", names, {**columns, "": differs})
+        if comparison.captures:
+            every = counted(len(comparison.captures), "row")
+            screen.say(f"{len(rows)} of {every} of {COMPARE_CSV} are shown")
         for line in comparison.config[:_LINES]:
-            screen.say(f"configuration: {line['key']}: {line['run']!r:.100}, other {line['other']!r:.100}")
+            value, other = (json.dumps(line[side], ensure_ascii=False)[:100] for side in ("run", "other"))
+            screen.say(f"configuration: {line['key']}: {value}, other {other}")
         if (more := len(comparison.config) - _LINES) > 0:
             screen.say(f"configuration: and {more} more, in {COMPARE_JSON}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -15,11 +16,14 @@ from hookrun.tasks.base import JobCache, Task, changed
 if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.analysis.features import Features
-    from hookrun.tasks.analysis.input import Analysing, Analysis
+    from hookrun.tasks.analysis.input import Analysis
+    from hookrun.tasks.resume.states import Results
     from hookrun.tasks.run.progress import Screen
 
 MOST_BYTES = 2**50
 MOST_FEATURES = 2**24
+SUGGESTED = 4096
+"""The number of features that an error message suggests for a projection."""
 
 
 class TaskOfRuns(Task):
@@ -71,8 +75,11 @@ class TaskOfCaptures(TaskOfRuns):
     project: Annotated[int | None, Field(ge=1, le=MOST_FEATURES, strict=True)] = None
 
     @abstractmethod
-    def analyse(self, analysing: Analysing) -> None:
-        """Run the analysis and write its results to metrics.jsonl."""
+    def analyse(self, analysis: Analysis, run_dir: RunDir, screen: Screen, results: Results) -> None:
+        """Run the analysis and write its results to metrics.jsonl.
+
+        results: those so far
+        """
 
     def problem(self, analysis: Analysis) -> Problem | None:
         """Why the run cannot be analysed, or None."""
@@ -91,17 +98,22 @@ class TaskOfCaptures(TaskOfRuns):
 
     def examine(self, prepared: Analysis, run_dir: RunDir, screen: Screen) -> None:
         """Run the analysis."""
-        from hookrun.tasks.analysis.input import Analysing
         from hookrun.tasks.resume.states import results_of
 
         screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
-        self.analyse(Analysing(prepared, run_dir, screen, results_of(prepared, run_dir)))
+        self.analyse(prepared, run_dir, screen, results_of(prepared, run_dir))
 
-    def features(self, analysis: Analysis) -> dict[str, Features]:
-        """Module path -> the rows of its capture as vectors, projected if `project` is set."""
-        from hookrun.tasks.analysis.input import features_of
+    def features(self, analysis: Analysis, project: int | None) -> dict[str, Features]:
+        """Module path -> the rows of its capture as vectors, wider ones projected to so many features."""
+        from hookrun.tasks.analysis.features import SHARE, Features, Projection
 
-        return features_of(analysis, self.max_bytes, self.project)
+        features = dict[str, Features]()
+        for name, capture in analysis.captures.items():
+            rows = Features(name, capture, self.max_bytes // SHARE)
+            if project is not None and rows.captured > project:
+                rows = replace(rows, projection=Projection(project, analysis.settings.seed))
+            features[name] = rows
+        return features
 
     def too_large(
         self, analysis: Analysis, what: str, needed: Callable[[int | None], Mapping[str, int]]
@@ -111,25 +123,33 @@ class TaskOfCaptures(TaskOfRuns):
         what:   the analysis, as the subject of the message
         needed: number of features after a projection (None: no projection) -> the bytes needed, by module path
         """
-        from hookrun.tasks.analysis.features import too_large
+        from hookrun.plan.table import size
 
         by_module = needed(self.project)
-        most = max(by_module, key=by_module.__getitem__)
-        if by_module[most] <= self.max_bytes:
+        name, most = max(by_module.items(), key=lambda item: item[1])
+        if most <= self.max_bytes:
             return None
-        features = self.features(analysis)[most]
-        return too_large(what, features, by_module[most], self.max_bytes, lambda to: max(needed(to).values()))
+        rows = self.features(analysis, self.project)[name]
+        text = f"{what} would take about {size(most)} of memory, and {size(self.max_bytes)} are allowed: "
+        text += f"{name} has {len(rows):,} rows of {list(rows.capture.shape[1:])}"
+        enough = -(-most // 10**8) * 10**8  # rounded up to a multiple of 100 MB
+        steps = [f"allow more (task.max_bytes={enough})"]
+        if rows.captured > SUGGESTED and (less := max(needed(SUGGESTED).values())) <= self.max_bytes:
+            project = f"task.project={SUGGESTED}, which takes {size(less)}"
+            steps.append(f"project at random to fewer features ({project})")
+        steps.append(
+            "capture fewer samples (train.limit_batches, or the hook's keep) or less of each (reduce)"
+        )
+        return Problem("task.max_bytes", text, ", ".join(steps[:-1]) + f", or {steps[-1]}")
 
-    def say_memory(self, analysing: Analysing, needed: int) -> None:
+    def say_memory(self, screen: Screen, needed: int) -> None:
         """Print the memory that the analysis needs, in bytes."""
         from hookrun.plan.table import size
 
-        allowed = size(self.max_bytes)
-        analysing.screen.say(f"memory: about {size(needed)} of the {allowed} that task.max_bytes allows")
+        screen.say(f"memory: about {size(needed)} of the {size(self.max_bytes)} that task.max_bytes allows")
 
-    def say_projections(self, analysing: Analysing) -> None:
+    def say_projections(self, screen: Screen, features: Iterable[Features]) -> None:
         """Print which modules were projected, and how."""
-        projected = [each for each in self.features(analysing.analysis).values() if each.projection]
-        if projected:
+        if projected := [each for each in features if each.projection]:
             names = ", ".join(each.name for each in projected)
-            analysing.screen.say(f"{projected[0].projection}, instead of all features: {names}")
+            screen.say(f"{projected[0].projection}, instead of all features: {names}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hookrun.config.validation import Section
 from hookrun.errors import Problem, SpecError
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hookrun.data import DataInfo
-    from hookrun.store.captures.read import StoredCapture
-    from hookrun.tasks.analysis.features import Features
-    from hookrun.tasks.analysis.input import Analysing, Analysis
+    from hookrun.store.run_dir import RunDir
+    from hookrun.tasks.analysis.input import Analysis
     from hookrun.tasks.analysis.labels import Labels
-    from hookrun.tasks.analysis.linear_probe import ProbeResult
+    from hookrun.tasks.resume.states import Results
+    from hookrun.tasks.run.progress import Screen
 
 PROBES = "probes.safetensors"
 _HEADINGS = ("features", "train", "test", "95 %", "majority", "control")
@@ -71,10 +71,9 @@ class ProbeTask(TaskOfCaptures):
 
     def _needed(self, analysis: Analysis, outputs: int, project: int | None) -> dict[str, int]:
         """Module path -> the bytes needed while it is probed, including the weights of all probes."""
-        from hookrun.tasks.analysis.input import features_of
         from hookrun.tasks.analysis.linear_probe import memory_needed
 
-        every = features_of(analysis, self.max_bytes, project)
+        every = self.features(analysis, project)
         kept = sum(4 * outputs * each.captured for each in every.values())
         return {name: memory_needed(each, outputs) + kept for name, each in every.items()}
 
@@ -82,49 +81,50 @@ class ProbeTask(TaskOfCaptures):
         """The scores of each probe: accuracies, or for numeric targets r2 under the same names."""
         return {f"{self.name}/accuracy": "maximize", f"{self.name}/train_accuracy": "maximize"}
 
-    def analyse(self, analysing: Analysing) -> None:
+    def analyse(self, analysis: Analysis, run_dir: RunDir, screen: Screen, results: Results) -> None:
         """Fit a probe for each module, log and show the scores, and write the weights.
 
         Raises SpecError if the labels need more memory than allowed.
         """
+        import torch
         from safetensors.torch import save_file
 
-        from hookrun.tasks.analysis.input import projection_entry, show_table, shown_width
+        from hookrun.tasks.analysis.input import projection_entry, show_table
+        from hookrun.tasks.analysis.linear_probe import fit
 
-        analysis, seed = analysing.analysis, analysing.analysis.settings.seed
-        features = self.features(analysis)
+        features, labels = self.features(analysis, self.project), self._labels(analysis)
         shown = defaultdict[str, list[str]](list)
-        labels = self._labels(analysis)
         every = [each.values for each in labels.values()]
         outputs = max(each[0].numel() if each.is_floating_point() else len(each.unique()) for each in every)
         if problem := self.too_large(analysis, "probing", partial(self._needed, analysis, outputs)):
             raise SpecError([problem])
         weights: dict[str, Tensor] = {}
-        self.say_memory(analysing, max(self._needed(analysis, outputs, self.project).values()))
+        self.say_memory(screen, max(self._needed(analysis, outputs, self.project).values()))
         for module, rows in features.items():
-            probed = analysing.results.get(module)
+            probed = results.get(module)
             if probed is None:
-                result, line = self._probed(rows, analysis.captures[module], labels[module], seed)
-                analysing.run_dir.log_metrics(
-                    split=self.name, module=module, **line, **projection_entry(rows)
-                )
-                probed = {"line": line, "weights": result.weights}
-                analysing.results.add(module, probed)
+                capture = analysis.captures[module]
+                numbered = torch.stack([capture.split_numbers, capture.sample_ids], dim=1)
+                _, samples = numbered.unique(dim=0, return_inverse=True)
+                line, of_probe = fit(rows, labels[module].values, samples, analysis.settings.seed)
+                run_dir.log_metrics(split=self.name, module=module, **line, **projection_entry(rows))
+                probed = {"line": line, "weights": of_probe}
+                results.add(module, probed)
             line = probed["line"]
             scores = [f"{line[key]:.3f}" for key in ("train_accuracy", "accuracy", "majority", "control")]
             interval = (
                 f"{line['accuracy_low']:.3f}–{line['accuracy_high']:.3f}" if "accuracy_low" in line else "–"
             )
-            texts = [shown_width(rows), *scores[:2], interval, *scores[2:]]
-            for heading, text in zip(_HEADINGS, texts, strict=True):
+            width = f"{rows.captured:,}" + ("" if rows.projection is None else f" → {rows.width:,}")
+            for heading, text in zip(_HEADINGS, [width, *scores[:2], interval, *scores[2:]], strict=True):
                 shown[heading].append(text)
             weights |= {f"{module}.{name}": tensor for name, tensor in probed["weights"].items()}
-        show_table(analysing.screen.console, "module", list(features), shown)
-        self.say_projections(analysing)
+        show_table(screen.console, "module", list(features), shown)
+        self.say_projections(screen, features.values())
         names = next(iter(labels.values())).names
         metadata = None if names is None else {"classes": json.dumps(names)}
-        save_file(weights, analysing.run_dir.path / PROBES, metadata)
-        analysing.run_dir.wrote(analysing.run_dir.path / PROBES)
+        save_file(weights, run_dir.path / PROBES, metadata)
+        run_dir.wrote(run_dir.path / PROBES)
 
     def _labels(self, analysis: Analysis) -> dict[str, Labels]:
         """Module path -> the label of each row, read once for all modules with the same samples and positions."""
@@ -141,26 +141,6 @@ class ProbeTask(TaskOfCaptures):
                 read[rows] = labels_of_data(analysis.run, capture, answer=self.labels == "answer")
             labels[module] = read[rows]
         return labels
-
-    def _probed(
-        self, rows: Features, capture: StoredCapture, labels: Labels, seed: int
-    ) -> tuple[ProbeResult, dict[str, Any]]:
-        """The probe of a module and its line of metrics."""
-        import torch
-
-        from hookrun.tasks.analysis.linear_probe import fit
-
-        numbered = torch.stack([capture.split_numbers, capture.sample_ids], dim=1)
-        _, samples = numbered.unique(dim=0, return_inverse=True)
-        result = fit(rows, labels.values, samples, seed)
-        line = {
-            "score": result.score, "samples": result.samples, "rows": result.rows, "features": result.features,
-            "accuracy": result.test, "train_accuracy": result.train, "majority": result.majority,
-            "control": result.control,
-        }  # fmt: skip
-        if result.interval is not None:
-            line["accuracy_low"], line["accuracy_high"] = result.interval
-        return result, line
 
 
 def _outputs(info: DataInfo) -> int:

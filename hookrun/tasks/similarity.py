@@ -11,8 +11,11 @@ from hookrun.spec.objective import Direction
 from hookrun.tasks.of_captures import TaskOfCaptures
 
 if TYPE_CHECKING:
+    from hookrun.store.run_dir import RunDir
     from hookrun.tasks.analysis.cka import Way
-    from hookrun.tasks.analysis.input import Analysing, Analysis
+    from hookrun.tasks.analysis.input import Analysis
+    from hookrun.tasks.resume.states import Results
+    from hookrun.tasks.run.progress import Screen
 
 
 class SimilarityTask(TaskOfCaptures):
@@ -32,39 +35,37 @@ class SimilarityTask(TaskOfCaptures):
 
     def _needed(self, analysis: Analysis, project: int | None) -> dict[str, int]:
         """The widest module -> the bytes needed to compare all modules."""
-        widest = max(self.features(analysis).values(), key=lambda each: each.captured)
+        widest = max(self.features(analysis, None).values(), key=lambda each: each.captured)
         return {widest.name: self._way(analysis, project).needed}
 
     def _way(self, analysis: Analysis, project: int | None) -> Way:
         from hookrun.tasks.analysis.cka import chosen_way
-        from hookrun.tasks.analysis.input import features_of
 
-        return chosen_way(list(features_of(analysis, self.max_bytes, project).values()), self.max_bytes)
+        return chosen_way(list(self.features(analysis, project).values()), self.max_bytes)
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """The CKA of two different modules, from 0 to 1."""
         return {f"{self.name}/cka": "maximize"}
 
-    def analyse(self, analysing: Analysing) -> None:
+    def analyse(self, analysis: Analysis, run_dir: RunDir, screen: Screen, results: Results) -> None:
         """Log and show the matrix. Raises HookrunError if the modules were captured on different samples."""
         from hookrun.tasks.analysis.cka import linear_cka_of_all
         from hookrun.tasks.analysis.input import projection_entry, show_table
 
-        analysis = analysing.analysis
         ids = [(each.split_numbers.tolist(), each.sample_ids.tolist()) for each in analysis.captures.values()]
         if any(each != ids[0] for each in ids):
             raise HookrunError("the modules were captured on different samples: capture them in one run")
-        features, way = self.features(analysis), self._way(analysis, self.project)
-        self.say_memory(analysing, way.needed)
-        found = linear_cka_of_all(list(features.values()), way, analysing.results).tolist()
+        features, way = self.features(analysis, self.project), self._way(analysis, self.project)
+        self.say_memory(screen, way.needed)
+        found = linear_cka_of_all(list(features.values()), way, results).tolist()
         for name, values in zip(features, found, strict=True):
             for other, value in zip(features, values, strict=True):
                 how = projection_entry(features[name]) or projection_entry(features[other])
-                analysing.run_dir.log_metrics(split=self.name, module=name, other=other, cka=value, **how)
+                run_dir.log_metrics(split=self.name, module=name, other=other, cka=value, **how)
         numbers = [str(number) for number in range(len(features))]
         columns = {
             number: [f"{value:.3f}" for value in values]
             for number, values in zip(numbers, found, strict=True)
         }
-        show_table(analysing.screen.console, "linear CKA", list(features), {"": numbers, **columns})
-        self.say_projections(analysing)
+        show_table(screen.console, "linear CKA", list(features), {"": numbers, **columns})
+        self.say_projections(screen, features.values())

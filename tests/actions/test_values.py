@@ -92,7 +92,7 @@ def test_other_values_are_refused_with_what_is_expected() -> None:
         ([[1], [1, 2]], "ragged"),
         ([], "empty"),
         ([True], "expected numbers"),
-        ({"key": "x"}, "expected `file`, or `run`"),
+        ({"key": "x"}, "expected `file`, `run` and"),
     ):
         with pytest.raises(ValidationError, match=said):
             value(raw)

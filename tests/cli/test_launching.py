@@ -16,14 +16,13 @@ from hookrun.cli import main
 from hookrun.compose.hydra import conf_dir, numbered, opened, parse_override
 from hookrun.errors import CheckFailed, SpecError
 from hookrun.spec.objective import Goal
-from hookrun.store.files import StoreError, make_folder, write_json
+from hookrun.store.files import make_folder, write_json
 from hookrun.store.run_dir import RunDir
 from hookrun.sweeps import composed_jobs
 from hookrun.sweeps.composed_jobs import ComposedJob, hash_of, without_directory
-from hookrun.sweeps.job_directories import JobDirectories, KnownJob, refuse_links
 from hookrun.sweeps.jobs import NOT_STARTED
 from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
-from hookrun.sweeps.sweep import STOP, _record_stop, _remove_stop
+from hookrun.sweeps.resumed import JobDirectories, KnownJob, refuse_links
 
 SWEPT = ["seed=1,2,3", "+hooks.x={}", "train.epochs=5"]
 
@@ -172,26 +171,6 @@ def test_the_message_has_the_statuses_of_jobs_and_names_those_not_started(tmp_pa
     assert second == "  not started: #1 (seed=6), #3 (seed=8)", "what all jobs share is not repeated"
     named = interrupted(KeyboardInterrupt(), sweep, JOBS[:2], {0: "0", 1: "7"})
     assert "1 not started" in named and named.endswith("not started: #1 (seed=6)")
-
-
-def test_the_job_that_ended_a_sweep_is_recorded_beside_the_number_of_jobs(cwd: Path) -> None:
-    write_json(cwd / "sweep.json", {"jobs": 4})
-    (cwd / STOP).touch()
-    _record_stop(cwd, SweepStopped("1", 1))
-    kept = {"jobs": 4, "fail_fast": True, "stopped_by": "1"}
-    assert json.loads((cwd / "sweep.json").read_text()) == kept
-    assert not (cwd / STOP).exists()
-
-
-def test_a_new_start_removes_the_record_of_the_last_one(cwd: Path) -> None:
-    for name in (STOP, "sweep.json"):
-        (cwd / name).touch()
-    for _ in range(2):
-        _remove_stop(cwd)
-    assert list(cwd.iterdir()) == []
-    (cwd / STOP).mkdir()
-    with pytest.raises(StoreError, match="cannot remove"):
-        _remove_stop(cwd)
 
 
 SAME, OTHER = "a" * 64, "b" * 64

@@ -130,7 +130,7 @@ def test_a_sweep_runs_it_once_before_its_jobs(call: Call, cwd: Path) -> None:
     code, said = call("-m", "experiment=patch", "hooks.corrupt.std=1,2")
     assert code == 0 and len(made(cwd)) == 1, "a run for both"
     assert said.index("(runs first)") < said.index("Launching 2 jobs")
-    jobs = [hookrun.open_run(path.parent) for path in sorted(cwd.glob("multirun/*/*/status.json"))]
+    jobs = [hookrun.open_run(path.parent) for path in sorted(cwd.glob("multirun/latest/*/status.json"))]
     for job in jobs:
         assert_close(job.predictions[:], hookrun.open_run(made(cwd)[0]).predictions[:])
     code, said = call("-m", "experiment=patch", "seed=1,2", "hooks.patch.select=layers.9")
@@ -299,7 +299,7 @@ def test_one_key_of_vars_changes_several_settings(call: Call, cwd: Path, conf: C
     hooks += "  b: {select: layers.3, hook: forward, action: add_bias, value: '${vars.strength}'}\n"
     conf(**{"experiment/both": f"{CLEAN}{hooks}vars: {{strength: 2, unused: {{a: [1]}}}}\n"})
     assert call("-m", "experiment=both", "vars.strength=1,3")[0] == 0
-    (sweep,) = (cwd / "multirun").iterdir()
+    sweep = (cwd / "multirun/latest").resolve()
     for number, strength in enumerate((1, 3)):
         hooked = hookrun.open_run(sweep / str(number)).plan["hooks"]
         assert [next(iter(hook["params"].values())) for hook in hooked[1:]] == [strength, strength]

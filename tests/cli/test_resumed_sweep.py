@@ -18,7 +18,7 @@ from hookrun.errors import SpecError
 from hookrun.spec import Experiment
 from hookrun.store.files import make_folder, write_json
 from hookrun.store.lock import sole_writer
-from hookrun.sweeps.stored_sweep import StoredSweep, is_sweep, sweep_folder
+from hookrun.sweeps.resumed import is_sweep, sweep_command, sweep_folder
 
 Conf = Callable[..., str]
 
@@ -109,6 +109,7 @@ def test_the_newest_sweep_is_found_and_its_config_dir_must_be_typed_again(conf: 
     folder = conf(**{"experiment/mine": "# @package _global_\ntrain: {epochs: 4}\n"})
     assert main(["-m", "--config-dir", folder, "experiment=mine", "seed=5,1"]) == 1
     notes.ran.clear()
+    assert Path("multirun/latest").is_symlink()
     assert main(["-m", "resume=latest"]) == 2
     assert f"type it as well: --config-dir {folder} -m resume=" in capsys.readouterr().err
     assert main(["--config-dir", folder, "-m", "resume=latest", "hydra.sweeper.max_batch_size=1"]) == 1
@@ -124,7 +125,7 @@ def test_sweeps_that_cannot_be_resumed_are_refused(notes, cwd: Path, earlier: Pa
         "resume=empty": "it has no multirun.yaml",
         "resume=mine/0": f"is the directory of a run, not of a sweep\n      name the sweep's: resume={earlier}",
         "resume=true": "found True, expected a directory",
-        "resume=latest": "there is no sweep in",
+        "resume=latest": "multirun/latest",
     }.items():
         assert main(["-m", typed]) == 2
         assert said in capsys.readouterr().err, typed
@@ -285,10 +286,9 @@ def sweep(folder: Path, text: str = "hydra: {}\n") -> Path:
 
 def test_resume_names_a_sweep_by_its_folder_or_as_latest(cwd: Path) -> None:
     old, new = sweep(cwd / "multirun/b"), sweep(cwd / "multirun/a")
-    for folder, when in ((old, 1), (new, 2)):
-        os.utime(folder / "multirun.yaml", (when, when))
-    (cwd / "multirun/link").symlink_to(new)
-    assert sweep_folder("latest") == new and sweep_folder("multirun/b") == old
+    (cwd / "multirun/latest").symlink_to("a")
+    assert sweep_folder("latest") == sweep_folder("multirun/latest") == new
+    assert sweep_folder("multirun/b") == old
     assert is_sweep("multirun/b") and not is_sweep("multirun") and not is_sweep("latest")
     for wrong in ("multirun", "nowhere"):
         with pytest.raises(SpecError):
@@ -300,13 +300,12 @@ def test_a_file_that_hydra_did_not_write_is_refused(cwd: Path) -> None:
     for number, text in enumerate(wrong):
         folder = sweep(cwd / str(number), text)
         with pytest.raises(SpecError, match=r"multirun\.yaml"):
-            StoredSweep(folder, False).command(None, (), (), has_folder=False)
+            sweep_command(folder, None, (), (), has_folder=False)
 
 
 def test_only_resume_sets_the_directory(cwd: Path) -> None:
     folder = cwd / "it's ${a}"
-    stored = StoredSweep(folder, is_typed=True)
-    _, overrides = stored.command(None, (), ["seed=1"], has_folder=False)
+    _, overrides = sweep_command(folder, None, (), ["seed=1"], has_folder=False)
     assert overrides == ["seed=1", f"hydra.sweep.dir='{cwd}/it\\'s \\${{a}}'"]
     with pytest.raises(SpecError, match="leave it out"):
-        stored.command(None, (), ["+hydra.sweep.dir=b"], has_folder=False)
+        sweep_command(folder, None, (), ["+hydra.sweep.dir=b"], has_folder=False)

@@ -165,6 +165,6 @@ def test_the_parameters_of_a_frozen_backbone_do_not_change() -> None:
 
 def test_the_sweep_is_four_runs(tmp_path: Path) -> None:
     assert main(["experiment=clip_sweep", *SMALL]) == 0
-    jobs = sorted(path.parent for path in tmp_path.glob("multirun/*/*/plan.json"))
+    jobs = sorted(path.parent for path in tmp_path.glob("multirun/latest/*/plan.json"))
     bounds = [json.loads((job / "plan.json").read_text())["hooks"][0]["params"]["max"] for job in jobs]
     assert bounds == [0.001, 0.01, 0.1, 1.0]

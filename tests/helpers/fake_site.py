@@ -79,6 +79,10 @@ class FakeSite:
         exact = scalars(value)
         return lambda like: exact.get(like.dtype, value)
 
+    def number(self, field: str) -> Callable[[], float]:
+        given = getattr(self.action, field)
+        return lambda: float(given)
+
     def function(self, field: str) -> Any:
         """The function that the action was given, or a stand-in for any name."""
         given = getattr(self.action, field)

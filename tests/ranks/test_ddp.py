@@ -111,6 +111,26 @@ def test_a_hook_of_every_type(workers: Any, same: Any, cwd: Path) -> None:
     assert one.hooks == two.hooks, "as often, and as many elements changed"
 
 
+@pytest.mark.parametrize("size", [1, 9])
+def test_conditions_numbers_and_values_of_the_same_pass(
+    size: int, workers: Any, same: Any, cwd: Path
+) -> None:
+    argv = (
+        "+hooks.few={select: fc, hook: forward, action: capture, when: {value: {of: max, above: 1.3}}}",
+        "+hooks.grows={select: relu2, hook: forward, action: noise, std: {from: 0, to: 0.2, steps: [0, 4]}, "
+        "when: {value: {of: mean, above: 0.05}}}",
+        "+hooks.source={select: conv1, hook: forward, action: capture}",
+        "+hooks.patch={select: relu1, hook: forward, action: add_bias, value: {hook: source}}",
+        f"data.batch_size={size}",
+    )
+    one, (two, _) = in_one(cwd, *argv), in_two(workers, cwd, *argv)
+    same.weights(one, two, atol=1e-5)
+    same.metrics(one, two)
+    same.rows(one, two)
+    every = len(one.captures["source"]["conv1"])
+    assert 0 < len(one.captures["few"]["fc"]) < every
+
+
 OWN = """
 import torch
 

@@ -13,8 +13,7 @@ from report_pages import cells, part_of, read_lines, write_lines
 from torch.nn import functional
 
 from hookrun.report import write_report
-from hookrun.report.attention import MOST_CELLS, head_picture, is_causal, strongest
-from hookrun.report.token_strips import Token, strips
+from hookrun.report.token_pictures import MOST_CELLS, Token, head_picture, is_causal, strips, strongest
 from hookrun.store.reader import Run
 
 
@@ -105,12 +104,12 @@ def test_the_largest_weight_ignores_the_first_query_which_has_one_key_only() -> 
 
 def test_names_are_escaped_and_a_large_pattern_is_drawn_in_blocks() -> None:
     names = ["<b>", "\u202e", "x" * 40]
-    figure, _ = head_picture("head 0", CAUSAL, rows=names, columns=names, says='says "it"')
+    figure = head_picture("head 0", CAUSAL, rows=names, columns=names, says='says "it"')
     texts = re.findall(r"<text[^>]*>(.*?)</text>", figure.picture)
     assert texts == ["&lt;b&gt;", r"\u202e", "x" * 9 + "…"] * 2
     assert 'aria-label="head 0: says &#34;it&#34;"' in figure.picture and figure.note == ""
     large = np.zeros((2 * MOST_CELLS, 2 * MOST_CELLS), dtype=np.float32)
-    figure, _ = head_picture("t", large, rows=["r"] * 128, columns=["c"] * 128, says="")
+    figure = head_picture("t", large, rows=["r"] * 128, columns=["c"] * 128, says="")
     assert figure.note == "each pixel is the largest of 2 × 2 tokens"
 
 

@@ -14,8 +14,20 @@ from PIL import Image
 
 from hookrun.errors import printable, shortened
 from hookrun.report.draw import text
-from hookrun.report.draw.charts import MOST_POINTS, Figure, Series, axis_of, bars, lines
-from hookrun.report.draw.numbers import MOST_ROWS, of_bars, of_bins, of_cells, of_curves, of_tiles
+from hookrun.report.draw.charts import (
+    MOST_POINTS,
+    MOST_ROWS,
+    Figure,
+    Series,
+    axis_of,
+    bars,
+    lines,
+    of_bars,
+    of_bins,
+    of_cells,
+    of_curves,
+    of_tiles,
+)
 from hookrun.report.draw.pictures import mosaic, palette
 
 # ---- axes

@@ -139,6 +139,13 @@ def test_damaged_files_leave_a_page_with_notes(copied_run: Path, remade) -> None
     assert "val accuracy" in text
 
 
+def test_a_plan_that_was_removed_after_the_run_is_missed(copied_run: Path, remade) -> None:
+    (copied_run / "plan.json").unlink()
+    assert "the plan can't be read: " in remade(copied_run).text
+    with pytest.raises(StoreError, match=r"plan\.json is missing"):
+        hookrun.open_run(copied_run).plan  # noqa: B018 - reading it raises
+
+
 def test_records_of_another_shape_are_left_out_and_counted(copied_run: Path, remade) -> None:
     with (copied_run / "stats.jsonl").open("a") as file:
         file.write('[1, 2]\n{"hook": "norms"}\n{"hook": 3, "module": {}, "action": "stats"}\n')

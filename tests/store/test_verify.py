@@ -42,7 +42,17 @@ def shard(run: Path, number: int) -> Path:
 def test_a_complete_run_has_no_faults(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run)]) == 0
     said = capsys.readouterr().out
-    assert "3 shards" in said and said.endswith("all well\n")
+    assert "files with 3 shards, " in said and said.endswith("all well\n")
+
+
+def test_of_a_sweep_every_run_is_checked(run: Path, tmp_path: Path, capsys) -> None:
+    for job in "01":
+        shutil.copytree(run, tmp_path / "sweep" / job)
+    (tmp_path / "sweep/multirun.yaml").touch()
+    shard(tmp_path / "sweep/1", 1).unlink()
+    assert main([str(tmp_path / "sweep")]) == 1
+    said = capsys.readouterr().out
+    assert said.count("shards") == 2 and said.count("BAD: ") == 1
 
 
 def flip(path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Charts as inline SVG, in the page's colours for light and dark."""
+"""Charts as inline SVG, in the page's colours for light and dark.
+
+The content of each picture is also a text and a table, for screen readers.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Literal
+from itertools import chain, pairwise
+from typing import Any
 
+import numpy as np
 from markupsafe import Markup, escape
+from numpy.typing import NDArray
 
-from hookrun.errors import printable
-from hookrun.report.draw.numbers import Series as Series
-from hookrun.report.draw.numbers import Table as Table
-from hookrun.report.draw.numbers import of_bars, of_bins, of_curves
+from hookrun.errors import counted, printable
 from hookrun.report.draw.text import fitted, number, tick
+from hookrun.store.captures.read import spread as evenly_spaced
+
+Array = NDArray[np.floating[Any]]
 
 WIDTH, HEIGHT = 440, 230
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 10, 36
@@ -28,6 +33,44 @@ _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _LARGEST = 1e280
 """Larger absolute values are drawn at this bound, on a logarithmic axis also values below 1 / bound, so that positions
 stay finite."""
+
+MOST_ROWS = 24
+"""Rows of a table; of more, evenly spaced ones are shown, with the first and the last."""
+MOST_CELLS = 400
+"""Cells of a map that are all listed; for a larger map the table has one line for each row."""
+MOST_SERIES = 8
+ALL = "the numbers"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The numbers of a picture.
+
+    heads: titles of the columns
+    rows:  texts, one for each column
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points in rising order of x, joined by a line.
+
+    low, high: the edges of a band around the line
+    dots:      points without a line
+    thin:      a thin line without points, behind the others
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    dots: bool = False
+    thin: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,8 +116,7 @@ class Axis:
         """Round numbers inside the range."""
         if self.log and self.high / self.low >= 30:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
-            stride = max(1, -(-(last - first) // about))
-            return [10.0**power for power in range(first, last + 1, stride)]
+            return [10.0**power for power in range(first, last + 1, max(1, -(-(last - first) // about)))]
         wanted = (self.high - self.low) / about
         power = 10.0 ** math.floor(math.log10(wanted))
         step = next(step * power for step in _STEPS if step * power >= wanted * (1 - 1e-9))
@@ -152,12 +194,11 @@ def lines(
     series = [_thinned(each) for each in series]
     heights = [value for each in series for band in (each.y, each.low, each.high) if band for value in band]
     xs = [value for each in series for value in each.x]
-    is_whole = all(float(value).is_integer() for value in xs)
-    across = replace(axis_of(xs, LEFT, WIDTH - RIGHT, log=log_x), whole=is_whole)
+    across = axis_of(xs, LEFT, WIDTH - RIGHT, log=log_x)
+    across = replace(across, whole=all(float(value).is_integer() for value in xs))
     up = axis_of(heights, HEIGHT - BOTTOM, TOP, log=log)
     start, frame, height = _frame(across, up, x, y, labels)
-    drawn = [frame]
-    drawn += [_curve(each, n % COLOURS, across, up) for n, each in enumerate(series)]
+    curves = [_curve(each, n % COLOURS, across, up) for n, each in enumerate(series)]
     said_once, names = fitted([each.name for each in series])
     says, table = of_curves(title, series, x, y, labels)
     values = dict[float, list[str]]()
@@ -165,13 +206,42 @@ def lines(
         prefix = f"{printable(each.name)}  " if len(series) > 1 else ""
         for at, value in zip(each.x, each.y, strict=True):
             values.setdefault(at, []).append(f"{prefix}{number(value)}")
-    places = sorted(values)[: 2 * MOST_POINTS]
-    heads = [labels[int(at)] if labels else f"{x} {number(at)}" for at in places]
-    said = ["\n".join([head, *values[at][:12]]) for head, at in zip(heads, places, strict=True)]
-    picture = _svg(drawn, [across(at) for at in places], said, says, height)
-    notes = _notes(note, lost, "positive and finite" if log else "finite")
-    legend = tuple(names) if len(names) > 1 else ()
-    return Figure(title, picture, legend, notes, table=table, start=start or said_once)
+    said = {
+        at: "\n".join([labels[int(at)] if labels else f"{x} {number(at)}", *values[at][:12]])
+        for at in sorted(values)[: 2 * MOST_POINTS]
+    }
+    return Figure(
+        title,
+        _svg([frame, *curves], list(map(across, said)), list(said.values()), says, height),
+        legend=tuple(names) if len(names) > 1 else (),
+        note=_notes(note, lost, "positive and finite" if log else "finite"),
+        table=table,
+        start=start or said_once,
+    )
+
+
+def of_curves(
+    title: str, curves: Sequence[Series], x: str, y: str, labels: Sequence[str] | None
+) -> tuple[str, Table]:
+    """A text with the ends and extremes of each curve, and a table of the values of all curves by x."""
+
+    def place(at: float) -> str:
+        return labels[int(at)] if labels else number(at)
+
+    said = [f"{title}: {y} by {x}"]
+    for curve in curves[:MOST_SERIES]:
+        finite = [value for value in curve.y if math.isfinite(value)]
+        if not finite:
+            said.append(f"{curve.name}: no finite value")
+            continue
+        ends = f"{number(curve.y[0])} at {place(curve.x[0])}, {number(curve.y[-1])} at {place(curve.x[-1])}"
+        said.append(f"{curve.name}: {ends}, least {number(min(finite))}, largest {number(max(finite))}")
+    if len(curves) > MOST_SERIES:
+        said.append(f"and {counted(len(curves) - MOST_SERIES, 'curve')} more")
+    known = [dict(zip(curve.x, curve.y, strict=True)) for curve in curves]
+    places = sorted(set().union(*known))
+    rows = [(place(at), *(number(each.get(at)) for each in known)) for at in evenly_spaced(places, MOST_ROWS)]
+    return "; ".join(said), _table((x, *(curve.name for curve in curves)), rows, len(places), "point")
 
 
 def _notes(note: str, lost: int, kind: str) -> str:
@@ -196,10 +266,10 @@ def histogram(
         for count, (left, right) in zip(counts, pairwise(edges), strict=True)
         if count
     ]
-    zero = [f'<path class="zero" d="M{across(0)} {TOP}V{floor}"/>'] if edges[0] < 0 < edges[-1] else []
-    y = "count, logarithmic" if is_log else "count"
-    _, frame, height = _frame(across, up, x, y)
-    body = [frame, *zero, f'<path class="bar c0" d="{"".join(boxes)}"/>']
+    _, frame, height = _frame(across, up, x, "count, logarithmic" if is_log else "count")
+    body = [frame, f'<path class="bar c0" d="{"".join(boxes)}"/>']
+    if edges[0] < 0 < edges[-1]:
+        body.insert(1, f'<path class="zero" d="M{across(0)} {TOP}V{floor}"/>')
     middles = [across((left + right) / 2) for left, right in pairwise(edges)]
     said = [
         f"{tick(left)} to {tick(right)}\n{count:,}"
@@ -207,6 +277,22 @@ def histogram(
     ]
     says, table = of_bins(title, counts, edges)
     return Figure(title, _svg(body, middles, said, says, height), note=note, table=table)
+
+
+def of_bins(title: str, counts: Sequence[int], edges: Sequence[float]) -> tuple[str, Table]:
+    """A text with the range and the largest bin, and a table of the counts of pairs of neighbouring bins."""
+    fullest = max(range(len(counts)), key=counts.__getitem__)
+    said = (
+        f"{title}: {sum(counts):,} values from {number(edges[0])} to {number(edges[-1])}, "
+        f"most of them in {number(edges[fullest])} to {number(edges[fullest + 1])}"
+    )
+    step = -(-len(counts) // MOST_ROWS)
+    rows = [
+        (number(edges[start]), number(edges[min(start + step, len(counts))]), f"{count:,}")
+        for start in range(0, len(counts), step)
+        if (count := sum(counts[start : start + step]))
+    ]
+    return said, Table(ALL, ("from", "to", "count"), tuple(rows))
 
 
 def bars(
@@ -221,9 +307,8 @@ def bars(
     mark: float | None = None,
 ) -> Figure:
     """A bar chart of the values, with error bars of ± `spread` and a dashed line at `mark`."""
-    errors = [0.0] * len(values) if spread is None else spread
-    ends = [(value - error, value + error) for value, error in zip(values, errors, strict=True)]
-    reach = [0.0, *values, *([] if mark is None else [mark]), *(end for pair in ends for end in pair)]
+    ends = [(value - error, value + error) for value, error in zip(values, spread or (), strict=False)]
+    reach = chain(values, [] if mark is None else [mark], *ends)
     across = Axis(-0.6, len(values) - 0.4, LEFT, WIDTH - RIGHT, whole=True)
     up = axis_of(reach, HEIGHT - BOTTOM, TOP, from_zero=True)
     width = 0.8 if len(values) < 80 else 1.0
@@ -245,27 +330,41 @@ def bars(
     if mark is not None:
         body.append(f'<path class="zero" d="M{LEFT} {up(mark)}H{WIDTH - RIGHT}"/>')
     body.append(f'<path class="axis" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>')
-    said = [f"{names[n] if names else f'{x} {n}'}\n{number(value)}" for n, value in enumerate(values)]
+    numbers = [str(n) for n in range(len(values))]
+    said = [
+        f"{name}\n{number(value)}"
+        for name, value in zip(names or [f"{x} {n}" for n in numbers], values, strict=True)
+    ]
+    says, table = of_bars(title, values, names or numbers, x, y, spread)
+    picture = _svg(body, list(map(across, range(len(values)))), said, says, height)
     lost = sum(not math.isfinite(value) for value in values)
-    places = [across(n) for n in range(len(values))]
-    called = names if names is not None else [str(n) for n in range(len(values))]
-    says, table = of_bars(title, values, called, x, y, spread)
-    picture = _svg(body, places, said, says, height)
     return Figure(title, picture, note=_notes(note, lost, "finite"), table=table, start=start)
 
 
+def of_bars(
+    title: str, values: Sequence[float], names: Sequence[str], x: str, y: str, errors: Sequence[float] | None
+) -> tuple[str, Table]:
+    """A text with the minimum and the maximum, and a table of all values."""
+    said = f"{title}: {counted(len(values), 'bar')} of {y} by {x}{_extremes(np.array(values), names)}"
+    columns = [(x, *names), (y, *map(number, values))]
+    if errors is not None:
+        columns.append(("standard deviation", *map(number, errors)))
+    heads, *rows = zip(*columns, strict=True)
+    return said, Table(ALL, heads, tuple(rows))
+
+
 def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
-    parts = []
+    parts = list[str]()
     if series.low is not None and series.high is not None:
         inside = [
             (x, low, high)
             for x, low, high in zip(series.x, series.low, series.high, strict=True)
             if _fits(low, up.log) and _fits(high, up.log)
         ]
-        there = "L".join(f"{across(x)} {up(high)}" for x, _, high in inside)
-        back = "L".join(f"{across(x)} {up(low)}" for x, low, _ in reversed(inside))
+        edge = [f"{across(x)} {up(high)}" for x, _, high in inside]
+        edge += [f"{across(x)} {up(low)}" for x, low, _ in reversed(inside)]
         if inside:
-            parts.append(f'<path class="band c{colour}" d="M{there}L{back}Z"/>')
+            parts.append(f'<path class="band c{colour}" d="M{"L".join(edge)}Z"/>')
     points = [
         (across(x), up(y)) if _fits(y, up.log) else None for x, y in zip(series.x, series.y, strict=True)
     ]
@@ -275,8 +374,7 @@ def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
             for before, point in pairwise([None, *points])
             if point is not None
         ]
-        kind = "line thin" if series.thin else "line"
-        parts.append(f'<path class="{kind} c{colour}" d="{"".join(path)}"/>')
+        parts.append(f'<path class="line{" thin" if series.thin else ""} c{colour}" d="{"".join(path)}"/>')
     dots = [f'<circle cx="{point[0]}" cy="{point[1]}" r="2.6"/>' for point in points if point is not None]
     if series.dots or (len(dots) <= 24 and not series.thin):
         parts.append(f'<g class="dot c{colour}">{"".join(dots)}</g>')
@@ -324,9 +422,11 @@ def _frame(
     longest = max((len(name) for _, name in below), default=0)
     if (longest + 1) * _LETTER * len(below) > width and labels is not None:
         height += round(longest * _LETTER) - _LINE
-        upright = '<text class="tick" text-anchor="end" transform="translate({} {}) rotate(-90)">{}</text>'
-        stride = math.ceil(len(below) * _LINE / width)
-        texts += [upright.format(at + 3.5, bottom + 6, _said(name)) for at, name in below[::stride]]
+        texts += [
+            f'<text class="tick" text-anchor="end" transform="translate({at + 3.5} {bottom + 6}) rotate(-90)">'
+            f"{_said(name)}</text>"
+            for at, name in below[:: math.ceil(len(below) * _LINE / width)]
+        ]
     else:
         texts += [_text(at, bottom + 14, name, "middle") for at, name in below]
     texts += [
@@ -334,17 +434,15 @@ def _frame(
         f'<text class="label" text-anchor="middle" transform="translate(11 {(TOP + bottom) / 2}) rotate(-90)">'
         f"{_said(y)}</text>",
     ]
-    axes = f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
-    return start, f'<path class="grid" d="{"".join(grid)}"/>{axes}{"".join(texts)}', height
+    lines = f'<path class="grid" d="{"".join(grid)}"/><path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
+    return start, lines + "".join(texts), height
 
 
 def _said(text: str) -> Markup:
     return escape(printable(text))
 
 
-def _text(
-    x: float, y: float, text: str, anchor: Literal["start", "middle", "end"], kind: str = "tick"
-) -> str:
+def _text(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> str:
     return f'<text class="{kind}" x="{round(x, 1)}" y="{round(y, 1)}" text-anchor="{anchor}">{_said(text)}</text>'
 
 
@@ -361,3 +459,57 @@ def _svg(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{_said(says)}" '
         f'data-hover="{points}">{"".join(body)}</svg>'
     )
+
+
+def of_cells(title: str, values: Array, rows: Sequence[str], columns: Sequence[str]) -> tuple[str, Table]:
+    """For a map: a text with the minimum and the maximum, and a table of all cells, or of each row of a large map."""
+    names = [" ".join(filter(None, [row, column])) for row in rows for column in columns]
+    said = f"{title}: a map of {counted(len(rows), 'row')} and {counted(len(columns), 'column')}"
+    said += _extremes(values.ravel(), names)
+    if values.size <= MOST_CELLS and values.shape[1] <= MOST_ROWS:
+        lines = [
+            (rows[n], *("" if math.isnan(value) else number(value) for value in values[n].tolist()))
+            for n in range(len(rows))
+        ]
+        return said, Table(ALL, ("", *columns), tuple(lines))
+    lines = [(rows[n], *_extent(values[n])) for n in evenly_spaced(range(len(rows)), MOST_ROWS)]
+    return said, _table(("", "least", "mean", "largest"), lines, len(rows), "row")
+
+
+def of_tiles(title: str, tiles: Array, rows: Sequence[str], columns: str) -> tuple[str, Table]:
+    """For tiles [rows, columns, height, width]: a text that describes them, and a table of the range of each tile."""
+    count, across, height, width = tiles.shape
+    said = f"{title}: {counted(count * across, 'picture')} of {height} × {width}, {columns}"
+    low, _, high = _extent(tiles)
+    lines = [
+        (rows[row] if len(rows) > row else "", str(column), *_extent(tiles[row, column]))
+        for row in range(count)
+        for column in evenly_spaced(range(across), max(MOST_ROWS // count, 1))
+    ]
+    table = _table(("", "picture", "least", "mean", "largest"), lines, count * across, "picture")
+    return f"{said}; values from {low} to {high}", table
+
+
+def _extremes(values: Array, names: Sequence[str]) -> str:
+    """``, least 1 at a, largest 3 at b``: of the finite ones of the values [n], which have these names."""
+    held = np.where(np.isfinite(values), values, np.nan)
+    if np.isnan(held).all():
+        return ""
+    least, largest = int(np.nanargmin(held)), int(np.nanargmax(held))
+    return (
+        f", least {number(float(values[least]))} at {names[least]}, "
+        f"largest {number(float(values[largest]))} at {names[largest]}"
+    )
+
+
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], total: int, noun: str) -> Table:
+    some = "" if len(rows) == total else f", {len(rows)} of {counted(total, noun)}"
+    return Table(f"{ALL}{some}", tuple(map(printable, heads)), tuple(rows))
+
+
+def _extent(values: Array) -> tuple[str, str, str]:
+    """Texts of the minimum, mean and maximum of the finite values."""
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if not finite.size:
+        return ("–", "–", "–")
+    return number(float(finite.min())), number(float(finite.mean())), number(float(finite.max()))

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import chain, zip_longest
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +18,10 @@ from PIL import Image
 from torch.nn import functional
 
 from hookrun.errors import printable
-from hookrun.report.draw.charts import Figure
-from hookrun.report.draw.numbers import of_cells, of_tiles
+from hookrun.report.draw.charts import Array as Array
+from hookrun.report.draw.charts import Figure, of_cells, of_tiles
 from hookrun.report.draw.text import fitted, number, tick
 
-Array = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
 
 LEVELS = 255
@@ -76,20 +74,18 @@ def mosaic(
     said = columns if across <= pages else f"{columns}s 0–{pages - 1} of {across}"
     says, table = of_tiles(title, tiles[:, :pages], rows, said)
     limits = _ends(tiles[np.isfinite(tiles)]) if pages < across else None
-    sheet, there = _sheet(tiles[:, :pages], MOST_PIXELS)
-    address, scale = encoded(sheet, limits=limits, there=there)
+    address, scale = encoded(*_sheet(tiles[:, :pages], MOST_PIXELS), limits=limits)
     further, notes = list[dict[str, str]](), [note] if note else []
     for start in range(pages, across, pages):
-        end = min(start + pages, across)
-        sheet, there = _sheet(tiles[:, start:end], MOST_PAGED_PIXELS)
-        later, _ = encoded(sheet, limits=limits, there=there)
+        later, _ = encoded(*_sheet(tiles[:, start : start + pages], MOST_PAGED_PIXELS), limits=limits)
         room -= len(later)
         if room < 0:
             notes.append(
                 f"{across - start} of its {columns}s are left out, since the page would become too large"
             )
             break
-        further.append({"src": later, "says": f"{columns}s {start}–{end - 1} of {across}"})
+        last = min(start + pages, across) - 1
+        further.append({"src": later, "says": f"{columns}s {start}–{last} of {across}"})
     image = Markup('<img class="input" alt="the input" src="{}">')
     names = Markup("").join(
         Markup("<span>{}{}</span>").format(image.format(input_) if input_ else "", printable(name))
@@ -121,7 +117,7 @@ def _sheet(tiles: Array, most: int) -> tuple[Array, Mask]:
     gaps = ((0, 0), (0, 0), (0, 1), (0, 1))
     rows, columns, height, width = tiles.shape
     size = rows * (height + 1), columns * (width + 1)
-    sheet = np.pad(tiles, gaps, constant_values=np.nan).swapaxes(1, 2).reshape(size)[:-1, :-1]
+    sheet = np.pad(tiles, gaps).swapaxes(1, 2).reshape(size)[:-1, :-1]
     there = np.pad(np.ones(tiles.shape, dtype=bool), gaps).swapaxes(1, 2).reshape(size)[:-1, :-1]
     return sheet, there
 
@@ -167,31 +163,29 @@ def heat(
     is_upright = max(map(len, below), default=0) > _LEVEL
     stride = math.ceil(len(columns) / (MOST_UPRIGHT if is_upright and wide else 12 if numbers else 6)) or 1
     shades = [is_light(*colour) for colour in table.tolist()] + [True]
-    texts = [f"{value:.3g}" if numbers and value == value else "" for value in values.ravel()]
-    plain = Markup('<span class="on-{}">{}</span>')
     cells = [
-        plain.format("light" if shades[shade] else "dark", text)
-        for shade, text in zip(index.ravel().clip(max=len(table)) if has_cells else (), texts, strict=False)
+        Markup('<span class="on-{}">{}</span>').format(
+            "light" if shades[shade] else "dark", number(value) if numbers and value == value else ""
+        )
+        for shade, value in zip(index.ravel().clip(max=len(table)), values.ravel().tolist(), strict=True)
+        if has_cells
     ]
-    linked = Markup('<a href="{}" title="{}, {}: {}">{}</a>')
     for at, address in enumerate(chain.from_iterable(links)):
         if address:
             row, column = divmod(at, len(columns))
             said = printable(rows[row]), printable(columns[column]), number(float(values[row, column]))
-            cells[at] = linked.format(address, *said, cells[at])
+            cells[at] = Markup('<a href="{}" title="{}, {}: {}">{}</a>').format(address, *said, cells[at])
     overlay = Markup('<div class="cell-numbers">{}</div>').format(Markup("").join(cells)) if cells else ""
-    fitting = min(_FULL_HEIGHT, _FULL_ROWS * _FULL_HEIGHT // max(len(rows), 1))
-    row_height = 30 if has_cells else max(_LOWEST, fitting)
-    every = math.ceil(_NAMES_APART / row_height)
+    row_height = min(_FULL_HEIGHT, max(_LOWEST, _FULL_ROWS * _FULL_HEIGHT // max(len(rows), 1)))
+    if has_cells:
+        row_height = 30
     names = Markup("").join(
-        Markup('<span style="grid-row:{}" title="{}">{}</span>').format(n + 1, printable(rows[n]), name)
-        for n, name in enumerate(beside)
-        if n % every == 0
+        Markup('<span style="grid-row:{}" title="{}">{}</span>').format(n + 1, printable(rows[n]), beside[n])
+        for n in range(0, len(rows), math.ceil(_NAMES_APART / row_height))
     )
     foot = Markup("").join(
         Markup("<span>{}</span>").format("" if n % stride else name) for n, name in enumerate(below)
     )
-    height = max(len(rows) * row_height, 60)
     says, numbered = of_cells(title, values, rows, columns)
     body = Markup(
         '<div class="heat{}" role="{}" aria-label="{}" style="--height:{}px;--rows:{};--columns:{}">'
@@ -202,7 +196,7 @@ def heat(
         " numbered" if numbers else " linked" if links else "",
         "group" if links else "img",
         printable(says),
-        height,
+        max(len(rows) * row_height, 60),
         len(rows),
         len(columns),
         names,
@@ -213,9 +207,15 @@ def heat(
         foot,
         x,
     )
-    start = ", ".join(dict.fromkeys(filter(None, starts)))
     return Figure(
-        title, body, note=note, wide=wide, scale=scale, facts=tuple(facts), table=numbered, start=start
+        title,
+        body,
+        note=note,
+        wide=wide,
+        scale=scale,
+        facts=tuple(facts),
+        table=numbered,
+        start=", ".join(dict.fromkeys(filter(None, starts))),
     )
 
 
@@ -226,7 +226,7 @@ def shaded(values: Array) -> tuple[list[tuple[int, int, int]], Markup]:
 
 
 def encoded(
-    values: Array, *, limits: tuple[float, float] | None = None, there: Mask | None = None
+    values: Array, there: Mask | None = None, *, limits: tuple[float, float] | None = None
 ) -> tuple[str, Markup]:
     """The data URL of a picture with one pixel for each value, and its scale; arguments as of `heat`."""
     index, table, scale = _indexed(values, limits=limits, there=there)
@@ -283,8 +283,8 @@ def _indexed(
         said[1] = f"≥ {said[1]}"
     if high <= low:
         low, high = low - 0.5, high + 0.5
-    masks = is_zero, np.isnan(values) & there, np.isinf(values) & there
-    beside = {name: mask for name, mask in zip(_BESIDE, masks, strict=True) if mask.any()}
+    beside = {"exactly 0": is_zero, "NaN": np.isnan(values) & there, "infinite": np.isinf(values) & there}
+    beside = {name: mask for name, mask in beside.items() if mask.any()}
     shades = LEVELS - len(beside)
     with np.errstate(invalid="ignore"):
         level = np.clip(np.nan_to_num((sheet - low) / (high - low)), 0, 1) * (shades - 1)
@@ -295,14 +295,17 @@ def _indexed(
     table = np.concatenate(
         [colours, np.array([_BESIDE[name] for name in beside] or np.empty((0, 3)), np.uint8)]
     )
-    stops = ", ".join(f"rgb({r} {g} {b})" for r, g, b in _some(colours, 9))
+    chip = Markup('<b style="background:rgb({} {} {})"></b><span>{}</span>')
     scale = Markup(
         '<span class="scale"><span>{}</span><i style="background:linear-gradient(90deg, {})"></i>'
         "<span>{}</span>{}</span>"
+    ).format(
+        said[0],
+        ", ".join(f"rgb({r} {g} {b})" for r, g, b in _some(colours, 9)),
+        said[1],
+        Markup("").join(chip.format(*_BESIDE[name], name) for name in beside),
     )
-    chip = Markup('<b style="background:rgb({} {} {})"></b><span>{}</span>')
-    chips = Markup("").join(chip.format(*_BESIDE[name], name) for name in beside)
-    return index, table, scale.format(said[0], stops, said[1], chips)
+    return index, table, scale
 
 
 def _some(colours: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
@@ -330,8 +333,8 @@ def palette(*, diverging: bool) -> NDArray[np.uint8]:
     As matplotlib computes `viridis` and `RdBu_r`: a table of 256 colours, interpolated linearly between the given
     ones. `RdBu_r` is the same to the last bit, `viridis` within 1 of 255.
     """
-    text = _RED_BLUE if diverging else _VIRIDIS
-    anchors = np.array([list(bytes.fromhex(colour)) for colour in text.split()])
+    colours = (_RED_BLUE if diverging else _VIRIDIS).split()
+    anchors = np.array([list(bytes.fromhex(colour)) for colour in colours])
     places = np.linspace(0, 1, len(anchors))
     entries = np.minimum(np.linspace(0, 1, LEVELS) * 256, 255).astype(int) / 255
     channels = [np.interp(entries, places, channel) for channel in anchors.T]

@@ -52,9 +52,9 @@ def number_of(text: str) -> float:
 
 def by_number(text: str) -> tuple[bool, float, list[tuple[float, str]]]:
     """A sort key: numbers by size, then texts, in which digits count as numbers."""
-    size = number_of(text)
     parts = [(float(part), "") if part.isdecimal() else (math.inf, part) for part in _DIGITS.split(text)]
-    return not math.isfinite(size), size if math.isfinite(size) else 0.0, parts
+    size = number_of(text)
+    return (False, size, parts) if math.isfinite(size) else (True, 0.0, parts)
 
 
 _DIGITS = re.compile(r"(\d{1,15})")

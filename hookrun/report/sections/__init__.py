@@ -80,7 +80,7 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
 )
 
 OF_A_SWEEP: tuple[ReportSection[SweepFacts], ...] = (
-    ReportSection("outcomes", "", attrgetter("has_notice"), "job_outcomes.html", "notice"),
+    ReportSection("outcomes", "", notices.of_jobs, "job_outcomes.html", "notice"),
     ReportSection("objective", "Objective", swept.objective, "objective.html", "numbers"),
     ReportSection("figures", "Metrics by swept key", swept.of_few_keys, "swept.html"),
     ReportSection("jobs", "Jobs", attrgetter("ranked"), "jobs.html"),

@@ -30,22 +30,29 @@ def build(facts: Facts) -> dict[str, Any] | None:
     """
     probes = _lines(facts, _PROBE, "accuracy")[:MOST_MODULES]
     similarities = _lines(facts, _SIMILARITY, "cka")
-    figures = [_bars(probes)] if probes else []
-    figures += [_matrix(similarities)] if similarities else []
-    title = "Probes" if probes else "Similarity"
+    if not probes and not similarities:
+        return None
     projected = defaultdict[str, dict[str, None]](dict)
     for line in [*probes, *similarities]:
         if line.get("projection") is not None and line.get("other") in (None, line["module"]):
             projected[str(line["projection"])][module_name(line["module"])] = None
-    projections = [f"{how}, instead of all features: {listed(names, 40)}" for how, names in projected.items()]
-    known = {"title": title, "probes": probes, "figures": figures, "projections": projections}
-    return known if figures else None
+    return {
+        "title": "Probes" if probes else "Similarity",
+        "probes": probes,
+        "figures": ([_bars(probes)] if probes else []) + ([_matrix(similarities)] if similarities else []),
+        "projections": [
+            f"{how}, instead of all features: {listed(names, 40)}" for how, names in projected.items()
+        ],
+    }
 
 
 def _lines(facts: Facts, keys: set[str], result: str) -> list[Line]:
     """The lines that have all of the keys; `result` is the key of the measured number."""
-    lines = [line for line in facts.metrics.records if line.keys() >= keys]
-    return [line for line in lines if is_number(line[result]) and isinstance(line["module"], str)]
+    return [
+        line
+        for line in facts.metrics.records
+        if line.keys() >= keys and is_number(line[result]) and isinstance(line["module"], str)
+    ]
 
 
 def _bars(probes: list[Line]) -> Figure:
@@ -69,5 +76,12 @@ def _matrix(similarities: list[Line]) -> Figure:
     values = np.array([[cells.get((row, column), np.nan) for column in names] for row in names])
     values = values.clip(-1e30, 1e30).astype(np.float32)
     shown = [module_name(name) for name in names]
-    few = len(names) <= 12
-    return heat("linear CKA", values, rows=shown, columns=shown, x="module", numbers=few, limits=(0, 1))
+    return heat(
+        "linear CKA",
+        values,
+        rows=shown,
+        columns=shown,
+        x="module",
+        numbers=len(names) <= 12,
+        limits=(0, 1),
+    )

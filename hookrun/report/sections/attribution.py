@@ -15,7 +15,7 @@ from hookrun.errors import HookrunError, printable
 from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.pictures import encoded
 from hookrun.report.facts import Facts
-from hookrun.report.token_strips import MOST_SAMPLES, MOST_TOKENS, Strips, Token, strips
+from hookrun.report.token_pictures import MOST_SAMPLES, MOST_TOKENS, Strips, Token, strips
 from hookrun.store.captures.tensor_file import open_tensors
 from hookrun.store.format import ATTRIBUTIONS
 from hookrun.store.inside import is_there

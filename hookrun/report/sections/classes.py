@@ -38,9 +38,10 @@ def build(facts: Facts) -> dict[str, Any] | None:
     if not lines:
         return None
     splits = dict.fromkeys(str(line["split"]) for line in lines)
-    confusions = [_confusions(split, [line for line in lines if line["split"] == split]) for split in splits]
     return {
-        "splits": confusions,
+        "splits": [
+            _confusions(split, [line for line in lines if line["split"] == split]) for split in splits
+        ],
         "worst": _worst(facts, lines),
         "is_random": facts.has_random_weights,
         "is_sample": facts.samples.is_sample,
@@ -80,8 +81,13 @@ def _confusions(split: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _worst(facts: Facts, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The misclassified samples with the highest loss: each with the URL of its picture, and its text or its file."""
-    wrong = [line for line in lines if line["class"] != line["predicted_class"]]
-    known = [line for line in wrong if is_number(line.get("loss")) and math.isfinite(line["loss"])]
+    known = [
+        line
+        for line in lines
+        if line["class"] != line["predicted_class"]
+        and is_number(line.get("loss"))
+        and math.isfinite(line["loss"])
+    ]
     known.sort(key=lambda line: (-line["loss"], line["split"], line["sample"]))
     return [
         {

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from hookrun.errors import HookrunError, shortened
 from hookrun.report.draw.charts import Figure, Series, bars, lines
-from hookrun.report.draw.pictures import Array, heat
+from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import Facts
 from hookrun.store.effects import (
@@ -39,51 +39,48 @@ SAMPLES = 6
 TOP = 10
 Z = 1.96
 """Half the width of a 95% interval, in standard errors."""
+_MOST_BARS = 200
+_WINDOW = re.compile(r"\.\.\., (\d+:\d+), (\d+:\d+)")
 
 
 class Grid:
-    """A grid of cells as rows and columns of a map.
+    """The cells as rows and columns of a map, in the order of the axes.
 
-    order: [rows, columns] the number of the cell at each place of the map, in the order of the axes
+    cells: the name of each cell
+    links: for each cell the address of its samples, or ""; empty: no links
     """
 
     def __init__(self, effects: Effects, facts: Facts) -> None:
-        labels = {name: _named(name, of_axis, effects, facts) for name, of_axis in effects.axes.items()}
+        labels = {name: _named(name, of_axis, facts) for name, of_axis in effects.axes.items()}
         self.cells = [", ".join(filter(None, names)) for names in product(*labels.values())]
+        self.links = list[str]()
         *front, last = labels.values()
+        *down, self.across = labels
         self.rows, self.columns = [" · ".join(names) for names in product(*front)], last
-        self.across = list(labels)[-1]
-        self.down = " · ".join(list(labels)[:-1])
-        self.order: NDArray[np.intp] = np.arange(len(self.cells)).reshape(len(self.rows), len(last))
-        if len(labels) == 1 and (windows := _windows(last)) is not None:
-            self.rows, self.columns, self.order = windows
+        self.down = " · ".join(down)
+        windows = [match.groups() for label in last if (match := _WINDOW.fullmatch(label))]
+        high, wide = ({each[dim]: None for each in windows} for dim in (0, 1))
+        self.is_line = not front and not 0 < len(last) == len(windows) == len(high) * len(wide)
+        if not front and not self.is_line:  # windows over two dimensions
+            self.rows, self.columns = list(high), list(wide)
             self.across, self.down = "columns of the window", "rows"
-        elif not front:
-            self.rows = [""]
 
-    @property
-    def is_line(self) -> bool:
-        """Whether the grid has one axis."""
-        return self.rows == [""]
-
-    def draw(
-        self, title: str, values: Array, links: Sequence[str], note: str = "", centre: float | None = None
-    ) -> Figure:
+    def draw(self, title: str, values: Tensor, note: str = "", centre: float | None = None) -> Figure:
         """The values of all cells as a map, whose colours are centred on `centre`; of one axis, as bars."""
-        flat = np.asarray(values, dtype=np.float64).reshape(-1)
-        if self.is_line and len(flat) <= 200:
-            return bars(title, flat.tolist(), x=self.across, y=title, names=self.columns, note=note)
-        few = len(self.columns) <= 12 and len(self.rows) <= 24
+        if self.is_line and len(self.columns) <= _MOST_BARS:
+            numbers = values.double().flatten().tolist()
+            return bars(title, numbers, x=self.across, y=title, names=self.columns, note=note)
+        wide = len(self.columns)
         return heat(
             title,
-            flat[self.order].clip(-1e30, 1e30).astype(np.float32),
+            values.double().reshape(-1, wide).clip(-1e30, 1e30).float().numpy(),
             rows=self.rows,
             columns=self.columns,
             x=f"across: {self.across}" + (f"; down: {self.down}" if self.down else ""),
             note=note,
-            numbers=few,
+            numbers=wide <= 12 and len(self.rows) <= 24,
             centre=centre,
-            links=[[links[at] for at in row] for row in self.order.tolist()] if links else (),
+            links=[self.links[at : at + wide] for at in range(0, len(self.links), wide)],
         )
 
 
@@ -95,150 +92,127 @@ def build(facts: Facts) -> dict[str, Any] | None:
         return {"figures": [], "notes": [f"the effects can't be read: {error}"]}
     if effects is None:
         return None
-    metric = shortened(effects.about.get("metric", "metric"))
     size = math.prod(len(labels) for labels in effects.axes.values())
     if not 0 < size <= MOST_CELLS:
         note = f"the grid has {size:,} cells, and is not drawn: effects.csv has all of them"
         return {"figures": [], "notes": [note]}
-    grid, plain = Grid(effects, facts), float(effects[PLAIN])
-    main = (effects[EXACT] if EXACT in effects else effects[GRADIENT]).double().numpy().reshape(-1)
-    change = np.abs(main - plain)
-    ranked = [
-        int(at)
-        for at in np.argsort(-np.nan_to_num(change, nan=-1.0), kind="stable")
-        if np.isfinite(change[at])
-    ]
+    grid = Grid(effects, facts)
+    change = (effects.main.double().flatten() - effects[PLAIN]).abs()
+    order = change.nan_to_num(-1.0).argsort(descending=True, stable=True).tolist()
+    ranked = [at for at in order if change[at].isfinite()]
     linked = set(ranked[:MOST_LINKED]) if OF_SAMPLES in effects else set[int]()
-    links = [f"#cell-{at}" if at in linked else "" for at in range(size if size <= MOST_WITH_LINKS else 0)]
-    said = f"without the hook {number(plain)}"
+    if size <= MOST_WITH_LINKS:
+        grid.links = [f"#cell-{at}" if at in linked else "" for at in range(size)]
+    said = f"without the hook {number(float(effects[PLAIN]))}"
     if CLEAN in effects:
         said += f", in the run to compare with {number(float(effects[CLEAN]))}"
+    metric = shortened(effects.about.get("metric", "metric"))
     return {
         "metric": metric,
         "hook": shortened(effects.about.get("hook", "")),
         "said": said,
-        "figures": _figures(effects, grid, metric, links, said),
+        "figures": _figures(effects, grid, metric, said),
         "top": _top(effects, grid, ranked[:TOP], linked),
         "cells": [_samples(effects, facts, grid, at) for at in sorted(linked)],
         "notes": [],
     }
 
 
-def _named(axis: str, labels: Sequence[Any], effects: Effects, facts: Facts) -> list[str]:
+def _named(axis: str, labels: Sequence[Any], facts: Facts) -> list[str]:
     """The labels of an axis as texts; positions with the tokens of the first sample."""
-    if axis == "module":
-        return [shortened(module_name(str(label)), 40) for label in labels]
-    if axis != "tokens":
-        return [shortened(str(label), 40) for label in labels]
-    sequence = next(iter(facts.sequences.values()), None)
+    sequence = next(iter(facts.sequences.values()), None) if axis == "tokens" else None
     tokens = [] if sequence is None else sequence.names
-
-    def named(label: Any) -> str:
+    names = list[str]()
+    for label in labels:
         there = isinstance(label, int) and -len(tokens) <= label < len(tokens)
-        return f"{label} {tokens[label]}" if there else shortened(str(label), 40)
-
-    return [named(label) for label in labels]
-
-
-_WINDOW = re.compile(r"\.\.\., (\d+:\d+), (\d+:\d+)")
+        name = module_name(str(label)) if axis == "module" else str(label)
+        names.append(f"{label} {tokens[label]}" if there else shortened(name, 40))
+    return names
 
 
-def _windows(labels: Sequence[str]) -> tuple[list[str], list[str], NDArray[np.intp]] | None:
-    """Rows, columns and cells of a grid of windows over two dimensions; None for other labels."""
-    found = [_WINDOW.fullmatch(label) for label in labels]
-    pairs = [(match[1], match[2]) for match in found if match is not None]
-    rows, columns = (list(dict.fromkeys(part)) for part in zip(*pairs, strict=True)) if pairs else ([], [])
-    if len(pairs) != len(labels) or len(rows) * len(columns) != len(labels):
-        return None
-    return rows, columns, np.arange(len(labels)).reshape(len(rows), len(columns))
-
-
-def _figures(effects: Effects, grid: Grid, metric: str, links: list[str], said: str) -> list[Figure]:
+def _figures(effects: Effects, grid: Grid, metric: str, said: str) -> list[Figure]:
     figures, plain = list[Figure](), float(effects[PLAIN])
-    exact = effects[EXACT].double().numpy() if EXACT in effects else None
-    if exact is not None:
-        figures.append(grid.draw(metric, exact, links, said, plain))
+    if EXACT in effects:
+        figures.append(grid.draw(metric, effects[EXACT], said, plain))
     if RESTORED in effects:
         note = "0: as without the hook, 1: as in the run to compare with"
-        figures.append(grid.draw("restored", effects[RESTORED].double().numpy(), links, note))
+        figures.append(grid.draw("restored", effects[RESTORED], note))
     if GRADIENT in effects:
-        estimate = effects[GRADIENT].double().numpy()
-        note = said if exact is None else _agreement(exact, estimate)
-        figures.append(grid.draw(f"{metric}, estimated from the gradient", estimate, links, note, plain))
+        note = _agreement(effects[EXACT], effects[GRADIENT]) if EXACT in effects else said
+        figures.append(grid.draw(f"{metric}, estimated from the gradient", effects[GRADIENT], note, plain))
     if OF_SAMPLES in effects and len(effects.samples) > 1:
         values = effects[OF_SAMPLES].double()
         spread = (values - values.nanmean(-1, keepdim=True)).square().nanmean(-1).sqrt()
-        title = f"{metric}: standard deviation over the samples"
-        figures.append(grid.draw(title, spread.numpy(), links))
-    if PLACEBO in effects and exact is not None:
-        figures.append(_placebo(exact.reshape(-1), effects[PLACEBO].double().numpy(), grid, metric))
+        figures.append(grid.draw(f"{metric}: standard deviation over the samples", spread))
+    if PLACEBO in effects and EXACT in effects:
+        figures.append(_placebo(effects[EXACT].flatten(), effects[PLACEBO].flatten(1), grid, metric))
     return figures
 
 
-def _agreement(exact: Array, estimate: Array) -> str:
-    x, y = exact.reshape(-1), estimate.reshape(-1)
-    both = np.isfinite(x) & np.isfinite(y)
-    if both.sum() < 2 or not x[both].std() or not y[both].std():
-        return ""
-    return f"correlation with the exact values: {np.corrcoef(x[both], y[both])[0, 1]:.3f}"
+def _agreement(exact: Tensor, estimate: Tensor) -> str:
+    pairs = torch.stack([exact.double().flatten(), estimate.double().flatten()])
+    pairs = pairs[:, pairs.isfinite().all(0)]
+    correlation = float(torch.corrcoef(pairs)[0, 1]) if pairs.shape[1] > 1 else math.nan
+    return "" if math.isnan(correlation) else f"correlation with the exact values: {correlation:.3f}"
 
 
-def _placebo(exact: Array, placebo: Array, grid: Grid, metric: str) -> Figure:
-    """The cells in order of their value, and the range of the placebos of each."""
-    flat = placebo.reshape(len(placebo), -1)
-    order = [int(at) for at in np.argsort(-exact) if math.isfinite(exact[at])]
-    xs = list(map(float, range(len(order))))
-    low, high = flat.min(0)[order].tolist(), flat.max(0)[order].tolist()
-    chance = Series("placebo", xs, flat.mean(0)[order].tolist(), low, high)
+def _placebo(exact: Tensor, placebo: Tensor, grid: Grid, metric: str) -> Figure:
+    """The cells in order of their value, and the range of the placebos [n, cells] of each."""
+    order = exact.nan_to_num(-math.inf).argsort(descending=True, stable=True)
+    order = order[exact[order].isfinite()]
+    xs, of_cells = list(map(float, range(len(order)))), placebo[:, order]
+    low, high = of_cells.amin(0).tolist(), of_cells.amax(0).tolist()
+    chance = Series("placebo", xs, of_cells.mean(0).tolist(), low, high)
     cells = Series("exact", xs, exact[order].tolist(), dots=True)
     return lines(
         f"{metric} and what chance gives",
         [cells, chance],
         x="cells in order",
         y=metric,
-        labels=[grid.cells[at] for at in order],
+        labels=[grid.cells[at] for at in order.tolist()],
         note="band: from the smallest to the largest value with another sample's values",
     )
 
 
 def _top(effects: Effects, grid: Grid, ranked: Sequence[int], linked: set[int]) -> dict[str, Any]:
     """The cells that change most, each with an interval of the mean change over the samples."""
-    columns = {name: effects[name].reshape(-1) for name in (EXACT, GRADIENT, RESTORED) if name in effects}
-    rows = list[tuple[str, str, list[str]]]()
-    for at in ranked:
-        texts = [number(float(column[at])) for column in columns.values()]
-        if OF_SAMPLES in effects:
-            texts.append(_interval(_changes(effects, at)))
-        if PLACEBO in effects:
-            placebo = effects[PLACEBO].flatten(1)[:, at]
-            texts.append(f"{number(float(placebo.mean()))} ± {number(float(placebo.std(correction=0)))}")
-        rows.append((grid.cells[at], f"#cell-{at}" if at in linked else "", texts))
-    further = {"change": OF_SAMPLES in effects, "placebo": PLACEBO in effects}
-    return {"heads": [*columns, *(name for name, is_there in further.items() if is_there)], "rows": rows}
+    columns = {
+        name: [number(float(effects[name].flatten()[at])) for at in ranked]
+        for name in (EXACT, GRADIENT, RESTORED)
+        if name in effects
+    }
+    if OF_SAMPLES in effects:
+        columns["change"] = [_interval(_of_cell(effects, at)[1]) for at in ranked]
+    if PLACEBO in effects:
+        of_cells = effects[PLACEBO].flatten(1).T[ranked]
+        ends = zip(of_cells.mean(1).tolist(), of_cells.std(1, correction=0).tolist(), strict=True)
+        columns["placebo"] = [f"{number(mean)} ± {number(deviation)}" for mean, deviation in ends]
+    rows = [
+        (grid.cells[at], f"#cell-{at}" if at in linked else "", texts)
+        for at, *texts in zip(ranked, *columns.values(), strict=True)
+    ]
+    return {"heads": list(columns), "rows": rows}
 
 
-def _interval(changes: Array) -> str:
+def _interval(changes: Tensor) -> str:
     """The mean and half the width of its 95% interval."""
-    finite = changes[np.isfinite(changes)]
-    if not len(finite):
-        return number(None)
-    error = float(finite.std(ddof=1)) / math.sqrt(len(finite)) if len(finite) > 1 else math.nan
+    finite = changes[changes.isfinite()]
+    error = float(finite.std()) / math.sqrt(len(finite)) if len(finite) > 1 else math.nan
     return f"{number(float(finite.mean()))} ± {number(Z * error)}"
 
 
-def _changes(effects: Effects, at: int) -> Array:
-    """[samples]: what the hook changes in one cell."""
-    of_samples = effects[OF_SAMPLES].flatten(0, -2)[at] if effects.axes else effects[OF_SAMPLES]
-    return (of_samples - effects[PLAIN_OF_SAMPLES]).double().numpy()
+def _of_cell(effects: Effects, at: int) -> tuple[Tensor, Tensor]:
+    """[samples]: the metric in one cell, and what the hook changes of it."""
+    values = effects[OF_SAMPLES].flatten(0, -2)[at].double()
+    return values, values - effects[PLAIN_OF_SAMPLES]
 
 
 def _samples(effects: Effects, facts: Facts, grid: Grid, at: int) -> dict[str, Any]:
     """The samples that one cell changes most."""
-    split, changes = effects.about.get("split", "val"), _changes(effects, at)
-    values = effects[OF_SAMPLES].flatten(0, -2)[at]
     rows = list[dict[str, Any]]()
-    for place in np.argsort(-np.nan_to_num(np.abs(changes), nan=-1.0), kind="stable")[:SAMPLES].tolist():
-        key = split, effects.samples[place]
+    values, changes = _of_cell(effects, at)
+    for place in changes.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[:SAMPLES].tolist():
+        key = effects.about.get("split", "val"), effects.samples[place]
         sequence = facts.sequences.get(key)
         text = facts.called.get(key, "") if sequence is None else shortened(" ".join(sequence.names), 160)
         rows.append(

@@ -29,8 +29,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
         return None
     compared = any(record.get("kl_first") is not None for record in records)
     shown = (sorted(records, key=_order) if compared else records)[:MOST_SAMPLES]
-    met = {token for record in shown for token in [*record["ids"], *(record.get("ids_without") or [])]}
-    texts = {line["token"]: line["text"] for line in facts.tokens.records if line["token"] in met}
+    texts = {line["token"]: line["text"] for line in facts.tokens.records}
     samples = [_sample(record, texts) for record in shown]
     return {
         "samples": samples[:MOST_OPEN],
@@ -85,8 +84,11 @@ def _sample(record: Mapping[str, Any], texts: Mapping[int, str]) -> dict[str, An
 
 def _continuation(pieces: Sequence[str], marks: Sequence[bool], reason: str) -> dict[str, Any]:
     """The pieces with their marks, why it ended, and how many pieces are not shown."""
-    shown = list(zip(pieces[:MOST_PIECES], marks, strict=False))
-    return {"pieces": shown, "reason": reason, "left": max(len(pieces) - MOST_PIECES, 0)}
+    return {
+        "pieces": list(zip(pieces[:MOST_PIECES], marks, strict=False)),
+        "reason": reason,
+        "left": max(len(pieces) - MOST_PIECES, 0),
+    }
 
 
 def _pieces(ids: Sequence[int], text: str | None, texts: Mapping[int, str]) -> list[str]:
@@ -110,7 +112,7 @@ def changed_places(one: Sequence[str], other: Sequence[str]) -> tuple[list[bool]
         marks = [a != b for a, b in zip(one, other, strict=True)]
         return marks, list(marks)
     start = common([one, other])
-    end = min(common([one[::-1], other[::-1]]), min(len(one), len(other)) - start)
+    end = min(common([one[::-1], other[::-1]]), len(one) - start, len(other) - start)
     marks, marks_other = ([start <= at < len(side) - end for at in range(len(side))] for side in (one, other))
     return marks, marks_other
 
@@ -122,8 +124,8 @@ def _next(now: Sequence[Sequence[Any]], without: Sequence[Sequence[Any]]) -> lis
     """
     after, before = ({token: _share(share) for token, _, share in side} for side in (now, without))
     least_after, least_before = (min((share for *_, share in side), default=0.0) for side in (now, without))
-    texts = {token: text for token, text, _ in [*without, *now]}
-    tokens = sorted(after | before, key=lambda token: -max(after.get(token, 0.0), before.get(token, 0.0)))
+    texts = {token: text for token, text, _ in [*now, *without]}
+    tokens = sorted(texts, key=lambda token: -max(after.get(token, 0.0), before.get(token, 0.0)))
     return [
         {
             "token": _token(token, texts[token]),

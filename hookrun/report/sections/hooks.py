@@ -6,10 +6,9 @@ The keys of a record decide how it is shown, so records of new actions are shown
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
-from operator import itemgetter
+from itertools import islice, pairwise
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from hookrun.report.draw.charts import COLOURS, Figure, Series, lines, spans_mag
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import MOST_HOOKS, NOTICES, ON_PARAMETERS, Facts
-from hookrun.report.lines import is_number
+from hookrun.report.lines import grouped, is_number
 from hookrun.store.captures.read import StoredCapture
 
 MOST_CHARTS = 16
@@ -52,17 +51,15 @@ def is_measured(record: Record) -> bool:
 
 def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
     """(place, text) of the first records that contain more than numbers."""
+    told = (record for record in records if recorded(record) and not is_measured(record))
     texts = list[tuple[str, str]]()
-    for record in records:
-        if (values := recorded(record)) and not is_measured(record):
-            words = "  ".join(
-                f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={printable(str(value))}"
-                for key, value in values.items()
-            )
-            at = f"{module_name(str(record['module']))} {printable(str(record.get('path') or ''))}".strip()
-            texts.append((f"step {record['step']}  {at}", words[:MOST_CHARACTERS]))
-            if len(texts) == MOST_LINES:
-                break
+    for record in islice(told, MOST_LINES):
+        words = "  ".join(
+            f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={printable(str(value))}"
+            for key, value in recorded(record).items()
+        )
+        at = f"{module_name(str(record['module']))} {printable(str(record.get('path') or ''))}".strip()
+        texts.append((f"step {record['step']}  {at}", words[:MOST_CHARACTERS]))
     return texts
 
 
@@ -76,10 +73,9 @@ def statistics(records: Sequence[Record], places: Mapping[str, int], *, are_grad
     figures = list[Figure]()
     for mode in modes:
         of_mode = [record for record in measured if record["mode"] == mode]
-        every = dict.fromkeys(key for record in of_mode for key in recorded(record))
-        names = list(every)[:MOST_CHARTS]
+        names = list(dict.fromkeys(key for record in of_mode for key in recorded(record)))
         where = f", {mode} mode" if len(modes) > 1 else ""
-        for name in sorted(names, key=lambda name: name != "norm"):
+        for name in sorted(names[:MOST_CHARTS], key=lambda name: name != "norm"):
             is_gradient_norm = name == "norm" and are_gradients
             title = f"{'gradient norm' if is_gradient_norm else name}{where}"
             points, unit = _points(of_mode, name, places)
@@ -89,11 +85,10 @@ def statistics(records: Sequence[Record], places: Mapping[str, int], *, are_grad
 
 def over_steps(title: str, points: Points, unit: str, name: str, *, by_layer: bool = False) -> list[Figure]:
     """A few layers as curves, many as a map of layers and steps; both with `by_layer`."""
-    values = [value for _, ys in points.values() for value in ys]
-    log = spans_magnitudes(values)
     figures, longest = list[Figure](), max(len(xs) for xs, _ in points.values())
     if len(points) <= COLOURS:
         series = [Series(module_name(path), xs, ys) for path, (xs, ys) in points.items()]
+        log = spans_magnitudes(value for each in series for value in each.y)
         figures.append(lines(title, series, x=unit, y=name, log=log))
     if len(points) > COLOURS or (by_layer and len(points) > 1 and longest > 2):
         figures.append(_map(title, points, unit))
@@ -127,12 +122,11 @@ def _map(title: str, points: Points, unit: str) -> Figure:
             for start, end in zip(starts, ends, strict=True)
         ]
     notes += ["colours by magnitude"] if log else []
-    heads = [number(places[n * block]) for n in range(total.shape[1])]
     return heat(
         f"{title} by layer",
         mean,
         rows=names,
-        columns=heads,
+        columns=[number(place) for place in places[::block]],
         x=unit,
         note="; ".join(notes),
         log=log,
@@ -169,20 +163,17 @@ def _of_single_layers(points: Points, unit: str) -> list[str]:
 
 def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> tuple[Points, str]:
     """Module -> its values over steps, or over the order of recording if steps restart; and the name of that axis."""
-    by_module = defaultdict[tuple[str, str], tuple[list[float], list[float]]](lambda: ([], []))
-    for record in records:
-        if name in record:
-            steps, values = by_module[record["module"], record.get("path") or ""]
-            steps.append(float(record["step"]))
-            values.append(float(record[name]))
-    is_rising = all(a < b for steps, _ in by_module.values() for a, b in pairwise(steps))
-    order = sorted(by_module, key=lambda key: places.get(key[0], len(places)))
-    points = {"".join(key): by_module[key] for key in order}
-    if not is_rising:
-        points = {
-            path: (list(map(float, range(len(values)))), values) for path, (_, values) in points.items()
-        }
-    return points, "step" if is_rising else "firing"
+    by_module = grouped(
+        (record for record in records if name in record),
+        lambda record: (str(record["module"]), record.get("path") or ""),
+    )
+    points = {
+        "".join(key): ([float(record["step"]) for record in at], [float(record[name]) for record in at])
+        for key, at in sorted(by_module.items(), key=lambda item: places.get(item[0][0], len(places)))
+    }
+    if all(a < b for steps, _ in points.values() for a, b in pairwise(steps)):
+        return points, "step"
+    return {path: (list(map(float, range(len(ys)))), ys) for path, (_, ys) in points.items()}, "firing"
 
 
 MOST_SAMPLES = 200
@@ -197,31 +188,34 @@ def build(facts: Facts) -> list[dict[str, Any]]:
     lines: (place, text) of the first records that contain more than numbers
     samples: for predictions, those of the samples
     """
-    records = defaultdict[str, list[dict[str, Any]]](list)
-    for record in facts.stats.records:
-        records[record["hook"]].append(record)
-    captured, predicted = (defaultdict[str, list[StoredCapture]](list) for _ in range(2))
-    for by_hook, captures in ((captured, facts.captured), (predicted, facts.predicted)):
-        for capture in captures:
-            by_hook[capture.hook].append(capture)
+    records = grouped(facts.stats.records, itemgetter("hook"))
+    captured, predicted = (
+        grouped(captures, attrgetter("hook")) for captures in (facts.captured, facts.predicted)
+    )
     share = max(2, MOST_VIEWS // max(len(captured), 1))
     shares = dict.fromkeys(list(captured)[:MOST_VIEWS], share)
     names = list(dict.fromkeys([*captured, *records, *facts.planned]))[:MOST_HOOKS]
     order = {name: place for place, name in enumerate(facts.planned)}
     names.sort(key=lambda name: order.get(name, len(order)))
     shown = [
-        _of_hook(facts, name, order.get(name, -1), records[name], captured[name], shares.get(name, 0))
+        _of_hook(
+            facts,
+            name,
+            order.get(name, -1),
+            records.get(name, []),
+            captured.get(name, []),
+            shares.get(name, 0),
+        )
         for name in names
     ]
     for captures in list(predicted.values())[:MOST_VIEWS]:
-        views = [view_capture(capture, facts, is_prediction=True) for capture in captures[:share]]
         shown.append(
             {
                 "name": "predictions",
                 "title": "what the model predicted",
                 "order": -1,
                 "figures": [],
-                "views": views,
+                "views": [view_capture(capture, facts, is_prediction=True) for capture in captures[:share]],
                 "left": captures[share:],
                 "lines": [],
                 "samples": _samples(facts),
@@ -269,10 +263,12 @@ def _samples(facts: Facts) -> dict[str, Any] | None:
     if not any(line.get("class") or line.get("file") for line in lines):
         return None
     keys = ("file", "class", "predicted_class")
-    rows = [
-        (shortened(line["split"]), line["sample"], *(shortened(str(line.get(key) or "")) for key in keys))
-        for line in lines[:MOST_SAMPLES]
-    ]
     judged = [line for line in lines if line.get("predicted_class") is not None]
-    wrong = sum(line["predicted_class"] != line.get("class") for line in judged) if judged else None
-    return {"rows": rows, "total": len(lines), "wrong": wrong}
+    return {
+        "rows": [
+            (shortened(line["split"]), line["sample"], *(shortened(str(line.get(key) or "")) for key in keys))
+            for line in lines[:MOST_SAMPLES]
+        ],
+        "total": len(lines),
+        "wrong": sum(line["predicted_class"] != line.get("class") for line in judged) if judged else None,
+    }

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from hookrun.errors import printable, shortened
+from hookrun.errors import shortened
 from hookrun.report.draw.charts import Figure, bars
 from hookrun.report.draw.pictures import LEVELS, heat, is_light, palette
-from hookrun.report.draw.text import number
+from hookrun.report.draw.text import number, token_name
 from hookrun.report.facts import Facts
-from hookrun.report.lines import is_number, is_place, sampled
+from hookrun.report.lines import grouped, is_number, is_place, sampled
 from hookrun.store.format import LENS
 from hookrun.store.records import LensLine
 
@@ -36,9 +36,7 @@ def build(facts: Facts) -> dict[str, Any] | None:
     if not read.records and not means:
         return None
     kind = str((read.records or means)[0]["kind"])
-    by_sample = defaultdict[tuple[str, int], list[Line]](list)
-    for line in read.records:
-        by_sample[line["split"], line["sample"]].append(line)
+    by_sample = grouped(read.records, itemgetter("split", "sample"))
     if read.is_sample and len(by_sample) > 1:
         by_sample.popitem()  # it may lack its last lines
     tables, notes = _tables(by_sample), [*read.notes]
@@ -48,8 +46,12 @@ def build(facts: Facts) -> dict[str, Any] | None:
     most = max((len(table["columns"]) for table in tables), default=longest)
     if most < longest:
         notes.append(f"of each sample at most the last {most} positions are shown")
-    shown = [table for table in tables if table["rows"]]
-    return {"kind": kind, "tables": shown, "figures": _figures(kind, means), "notes": notes}
+    return {
+        "kind": kind,
+        "tables": [table for table in tables if table["rows"]],
+        "figures": _figures(kind, means),
+        "notes": notes,
+    }
 
 
 def _is_mean(line: Line) -> bool:
@@ -70,7 +72,7 @@ def _tables(by_sample: Mapping[tuple[str, int], list[Line]]) -> list[dict[str, A
     tables, left = list[dict[str, Any]](), MOST_CELLS
     for (split, sample), lines in list(by_sample.items())[:MOST_SAMPLES]:
         names = list(dict.fromkeys(map(_name, lines)))[:MOST_PARTS]
-        tokens = {line["position"]: _text(line["token"], line["text"]) for line in lines}
+        tokens = {line["position"]: _token(line["token"], line["text"]) for line in lines}
         positions = sorted(tokens)[-min(MOST_POSITIONS, MOST_CELLS // len(names)) :]  # the answer is the last
         if tables and len(names) * len(positions) > left:
             break
@@ -95,23 +97,20 @@ def _name(line: Line) -> str:
     return shortened(str(line["part"])) + ("" if head is None else f" head {head}")
 
 
-def _text(token: int, text: str | None) -> str:
-    """The text of a token with visible spaces; its number if it has no text."""
-    if not text:
-        return str(token)
-    return shortened(printable(text).replace(" ", "␣"), _CHARACTERS)
+def _token(token: int, text: str | None) -> str:
+    return token_name(text or "", token, _CHARACTERS)
 
 
 def _cell(line: Line) -> dict[str, str]:
     """The most likely token and its probability, the colour of the probability, and a tooltip with the details."""
     (token, text, probability), *_ = line["top"]
-    best = ", ".join(f"{_text(each, said)} {number(chance)}" for each, said, chance in line["top"][:10])
+    best = ", ".join(f"{_token(each, said)} {number(chance)}" for each, said, chance in line["top"][:10])
     details = [f"{key.replace('_', ' ')} {number(line[key])}" for key in _SAID if is_number(line.get(key))]
-    head = f"{_name(line)}, position {line['position']} {_text(line['token'], line['text'])}"
+    head = f"{_name(line)}, position {line['position']} {_token(line['token'], line['text'])}"
     share = min(max(probability, 0.0), 1.0) if math.isfinite(probability) else 0.0
     red, green, blue = palette(diverging=False)[round(share * (LEVELS - 1))]
     return {
-        "token": _text(token, text),
+        "token": _token(token, text),
         "probability": f"{probability:.2f}",
         "style": f"background:rgb({red} {green} {blue});color:{'#111' if is_light(red, green, blue) else '#fff'}",
         "title": "\n".join([head, best, *details]),
@@ -124,17 +123,23 @@ _SAID = ("answer_logit", "wrong_logit", "logit_difference", "kl_to_output")
 def _figures(kind: str, means: list[Line]) -> list[Figure]:
     """For the residual stream the divergence from the output and the metrics by layer; else what each part adds."""
     is_residual = kind == "residual"
-    names = ("kl", "accuracy", "logit_difference") if is_residual else ("logit_difference", "answer_logit")
     figures = list[Figure]()
-    for name in names:
+    for name in (
+        ("kl", "accuracy", "logit_difference") if is_residual else ("logit_difference", "answer_logit")
+    ):
         lines = [line for line in means[: MOST_PARTS * 20] if is_number(line.get(name))]
         if by_head := [line for line in lines if line.get("head") is not None and line["head"] < MOST_PARTS]:
             figures.append(_by_head(name, by_head))
-        if others := [line for line in lines if line.get("head") is None]:
-            title = _TITLES[name] if is_residual else f"{_TITLES[name]}: what each part adds, mean"
-            parts = [shortened(line["module"]) for line in others][:MOST_PARTS]
-            values = [float(line[name]) for line in others][:MOST_PARTS]
-            figures.append(bars(title, values, x="part", y=name.replace("_", " "), names=parts))
+        if others := [line for line in lines if line.get("head") is None][:MOST_PARTS]:
+            figures.append(
+                bars(
+                    _TITLES[name] if is_residual else f"{_TITLES[name]}: what each part adds, mean",
+                    [float(line[name]) for line in others],
+                    x="part",
+                    y=name.replace("_", " "),
+                    names=[shortened(line["module"]) for line in others],
+                )
+            )
         if figures and not is_residual:
             break
     return figures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.facts import Facts
@@ -17,22 +17,6 @@ MOST_CURVES = 16
 MOST_LATEST = 100
 
 _PLACES = {"loss": 0, "accuracy": 1, "lr": 2}
-
-
-@dataclass(frozen=True)
-class LatestValue:
-    """The latest and the best value of a metric on a split.
-
-    of_batch: of a single batch, not a mean
-    total:    of a rate, of how many samples it is
-    """
-
-    split: str
-    name: str
-    last: float
-    best: float
-    of_batch: bool
-    total: float | None = None
 
 
 def build(facts: Facts) -> list[Figure] | None:
@@ -62,12 +46,15 @@ def build(facts: Facts) -> list[Figure] | None:
     return figures[:MOST_FIGURES] or None
 
 
-def latest(facts: Facts) -> list[LatestValue]:
+def latest(facts: Facts) -> list[dict[str, Any]]:
     """The latest and the best value of each metric on each split; for losses the best is the smallest.
 
     Values of single batches are used only if the split has no means.
+
+    of_batch: of a single batch, not a mean
+    total:    of a rate, of how many samples it is; None for other metrics
     """
-    values_of = dict[tuple[str, str], LatestValue]()
+    values_of = dict[tuple[str, str], dict[str, Any]]()
     lines = list(_measured(facts))
     with_means = {(split, name) for line, split, _, values in lines if not is_batch(line) for name in values}
     for line, split, _, values in lines:
@@ -75,12 +62,17 @@ def latest(facts: Facts) -> list[LatestValue]:
             key = (split, name)
             if name == "lr" or (is_batch(line) and key in with_means):
                 continue
-            best = values_of[key].best if key in values_of else value
+            best = values_of[key]["best"] if key in values_of else value
             if value == value:
                 best = min(value, best) if is_loss(name) else max(value, best)
-            values_of[key] = LatestValue(
-                *key, value, best, is_batch(line), values.get("samples") if name == "changed" else None
-            )
+            values_of[key] = {
+                "split": split,
+                "name": name,
+                "last": value,
+                "best": best,
+                "of_batch": is_batch(line),
+                "total": values.get("samples") if name == "changed" else None,
+            }
     return list(values_of.values())[:MOST_LATEST]
 
 

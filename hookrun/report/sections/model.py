@@ -41,11 +41,8 @@ def build(facts: Facts) -> dict[str, Any] | None:
     parts = [path.split(".") for path in marks]
     loud = {"", *(".".join(names[:count]) for names in parts for count in range(1, len(names) + 1))}
     is_large = len(modules) > SHORT
-    by_need = sorted(
-        modules, key=lambda path: (path != "", path not in loud)
-    )  # hooked ones and their parents first
-    chosen = set(by_need[:MOST])
-    kept = [path for path in modules if path in chosen]
+    # hooked ones and their parents first
+    chosen = set(sorted(modules, key=lambda path: (path != "", path not in loud))[:MOST])
     nodes: dict[str, dict[str, Any]] = {
         path: {
             "name": path.rpartition(".")[2],
@@ -57,7 +54,8 @@ def build(facts: Facts) -> dict[str, Any] | None:
             "opened": not is_large or path in loud,
             "children": list[Any](),
         }
-        for path in kept
+        for path in modules
+        if path in chosen
     }
     for path, node in nodes.items():
         if path:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 from hookrun.actions.check import verdict
 from hookrun.report.draw.text import number
 from hookrun.report.facts import MOST_HOOKS, Facts
-from hookrun.report.lines import is_number
+from hookrun.report.lines import grouped, is_number
+from hookrun.report.sweep_facts import SweepFacts
 
 MOST_SPENT = 200
 """Notes on captures that ended early."""
@@ -23,24 +23,27 @@ def outcome(facts: Facts) -> dict[str, Any] | None:
     command: the command that makes the page again
     """
     status, reason = str(facts.status["status"]), str(facts.status.get("reason") or "")
-    notice = {"title": "", "is_mild": status in _ENDS, "reason": reason, "text": "", "command": ""}
     if reason:
-        return {**notice, "title": _ENDS.get(status, "It failed")}
-    if facts.cut_off:
-        return {**notice, "title": "It was cut off", "text": facts.cut_off}
-    if status == "running":
-        text, command = (
-            "This page shows the state when it was made. To update it:",
-            f"python -m hookrun.report {facts.path}",
-        )
         return {
-            **notice,
+            "title": _ENDS.get(status, "It failed"),
+            "is_mild": status in _ENDS,
+            "reason": reason,
+        }
+    if facts.cut_off:
+        return {"title": "It was cut off", "is_mild": False, "text": facts.cut_off}
+    if status == "running":
+        return {
             "title": "The run is not finished",
             "is_mild": True,
-            "text": text,
-            "command": command,
+            "text": "This page shows the state when it was made. To update it:",
+            "command": f"python -m hookrun.report {facts.path}",
         }
     return None
+
+
+def of_jobs(facts: SweepFacts) -> bool:
+    """Whether jobs of a sweep are not finished or did not end well."""
+    return bool(facts.unfinished or facts.failed)
 
 
 def failed_checks(facts: Facts) -> list[dict[str, Any]]:
@@ -50,42 +53,41 @@ def failed_checks(facts: Facts) -> list[dict[str, Any]]:
     last_good: the last module before it in the same pass at which the check passed, with its class; "" if there is none
     times:     how often it failed there
     """
-    failures = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
-    for record in facts.stats.records:
-        if record.get("ok") is False:
-            failures[record["hook"], f"{record['module']}{record.get('path') or ''}"].append(record)
+    failures = grouped(
+        (record for record in facts.stats.records if record.get("ok") is False),
+        lambda record: (record["hook"], f"{record['module']}{record.get('path') or ''}"),
+    )
     return [
         {
             "hook": hook,
             "module": module,
-            "cls": str(records[0].get("class") or ""),
-            "last_good": str(records[0].get("last_good") or ""),
-            "epoch": records[0]["epoch"],
-            "step": records[0]["step"],
-            "mode": records[0]["mode"],
-            "times": len(records),
-            "policy": str(records[0].get("policy") or ""),
-            "message": _message(records[0]),
+            "cls": str(first.get("class") or ""),
+            "last_good": str(first.get("last_good") or ""),
+            "epoch": first["epoch"],
+            "step": first["step"],
+            "mode": first["mode"],
+            "times": 1 + len(others),
+            "policy": str(first.get("policy") or ""),
+            "message": verdict(first) if _has_values(first) else str(first.get("message") or ""),
         }
-        for (hook, module), records in failures.items()
+        for (hook, module), (first, *others) in failures.items()
     ]
 
 
-def _message(record: dict[str, Any]) -> str:
-    """What a check required, and what it found, if the record says that."""
-    is_whole = isinstance(record.get("message"), str) and is_number(record.get("least"))
-    return (
-        verdict(record) if is_whole and is_number(record.get("largest")) else str(record.get("message") or "")
+def _has_values(record: dict[str, Any]) -> bool:
+    """Whether the record of a check says what it required and what it found."""
+    return isinstance(record.get("message"), str) and all(
+        is_number(record.get(key)) for key in ("least", "largest")
     )
 
 
 def inactive_hooks(facts: Facts) -> list[tuple[str, str, list[str]]]:
     """(hook, why it did nothing, at which of the modules that it matched)."""
-    modules = defaultdict[tuple[str, str], list[str]](list)
-    for site in facts.hooks.sites:
-        if site.silent:
-            modules[site.hook, site.silent].append(site.module)
-    return [(hook, why, paths) for (hook, why), paths in modules.items()][:MOST_HOOKS]
+    silent = (site for site in facts.hooks.sites if site.silent)
+    return [
+        (hook, why, [site.module for site in sites])
+        for (hook, why), sites in grouped(silent, lambda site: (site.hook, str(site.silent))).items()
+    ][:MOST_HOOKS]
 
 
 def notes(facts: Facts) -> list[str]:

@@ -9,9 +9,9 @@ from typing import Any
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
-from hookrun.report.lines import is_place, numbers
+from hookrun.report.lines import grouped, is_place, numbers
 from hookrun.spec.objective import direction_of
-from hookrun.store.scores import ABOUT, Line
+from hookrun.store.scores import ABOUT
 
 MOST_FIGURES = 20
 MOST_TABLES = 10
@@ -25,15 +25,14 @@ def build(facts: Facts) -> dict[str, Any] | None:
     return {"figures": figures, "tables": tables} if figures or tables else None
 
 
-def _latest(facts: Facts, of: str) -> dict[str, list[Line]]:
+def _latest(facts: Facts, of: str) -> dict[str, list[dict[str, Any]]]:
     """Split -> the lines of its last pass that have a valid position or sample."""
-    passes_of = defaultdict[str, dict[tuple[object, object], list[Line]]](dict)
-    for line in facts.metrics.records:
-        if line.get("of") == of and is_place(line.get(of)):
-            passes_of[str(line.get("split", ""))].setdefault(
-                (line.get("epoch"), line.get("step")), []
-            ).append(line)
-    return {split: list(passes.values())[-1] for split, passes in passes_of.items()}
+    valid = (line for line in facts.metrics.records if line.get("of") == of and is_place(line.get(of)))
+    latest = dict[str, list[dict[str, Any]]]()
+    for split, lines_of_split in grouped(valid, lambda line: str(line.get("split", ""))).items():
+        passes = grouped(lines_of_split, lambda line: (line.get("epoch"), line.get("step")))
+        latest[split] = list(passes.values())[-1]
+    return latest
 
 
 def _by_position(facts: Facts) -> list[Figure]:

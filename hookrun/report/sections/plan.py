@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from hookrun.report.facts import MOST_HOOKS, Facts
+from hookrun.spec.when import When
 
 SHOWN_MODULES = 4
 
@@ -22,8 +25,7 @@ def build(facts: Facts) -> list[dict[str, Any]] | None:
         keys = ((hook.name, match.path) for match in hook.targets)
         sites = [facts.sites[key] for key in keys if key in facts.sites]
         total = sum(site.total for site in sites)
-        clauses = {key: value for key, value in hook.clauses.items() if key in _CLAUSES}
-        given = {**clauses, **(hook.params or {})}
+        given = {key: hook.clauses.get(key) for key in _CLAUSES} | (hook.params or {})
         settings = [f"{key}={_text(value)}" for key, value in given.items() if value is not None]
         rows.append(
             {
@@ -70,19 +72,10 @@ def _text(value: Any, around: Mapping[str, Any] | None = None) -> str:
     return "{" + ", ".join(f"{key}: {_text(each, value)}" for key, each in given.items()) + "}"
 
 
-_ALWAYS = {"start": 0, "every": 1, "end": None}
-
-
-def _when(when: Mapping[str, Any]) -> list[str]:
-    """The conditions that differ from the defaults."""
-    parts = []
-    for key, value in when.items():
-        if value in (None, "any", 1.0) or key == "seed":
-            continue
-        if isinstance(value, Mapping):
-            given = {name: each for name, each in value.items() if each != _ALWAYS.get(name)}
-            value = " ".join(f"{name} {each}" for name, each in given.items())
-        if value:
-            shown = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            parts.append(f"{key} {shown}")
-    return parts
+def _when(stored: Mapping[str, Any]) -> str:
+    """The schedule as the plan's table has it; empty if it always holds."""
+    try:
+        when = When.model_validate(stored)
+    except ValidationError:  # of a later version, or a stranger's
+        return str(stored)
+    return "" if when.always else str(when)

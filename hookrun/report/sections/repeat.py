@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from hookrun.config import key_of
 from hookrun.report.facts import Facts
 from hookrun.report.sweep_facts import SweepFacts, read_yaml
 from hookrun.store.format import MULTIRUN
@@ -26,14 +27,16 @@ def of_a_run(facts: Facts) -> dict[str, str] | None:
     is_of_a_run = any(run.where == f"{WEIGHTS}.run" for run in runs)  # which the command names
     if os.path.isabs(weights) and not is_of_a_run:
         runs.append(UsedRunRecord(where=WEIGHTS, run="", path=weights))
-    again = _again(facts.path / ".hydra/hydra.yaml", facts.path, facts.env, is_job=True, runs=runs)
-    return {**again, "composed": facts.composed}
+    return {
+        **_again(facts.path / ".hydra/hydra.yaml", facts.path, facts.env, is_job=True, runs=runs),
+        "composed": facts.composed,
+    }
 
 
 def of_a_sweep(facts: SweepFacts) -> dict[str, str]:
     """The command of a sweep."""
     env = next((job.env for job in facts.jobs if job.env.argv), EnvRecord())
-    return _again(facts.folder / MULTIRUN, facts.folder, env, is_job=False)
+    return {**_again(facts.folder / MULTIRUN, facts.folder, env, is_job=False), "composed": ""}
 
 
 def _again(
@@ -49,7 +52,7 @@ def _again(
     try:
         hydra = checked((content or {}).get("hydra", content) or None, HydraRecord)
     except (AttributeError, ValueError):  # there is none, or it has another form
-        return {"command": "", "folder": "", "composed": ""}
+        return {"command": "", "folder": ""}
     words = [f"{VARIABLE}={','.join(env.trusted)}"] if env.trusted else []
     words += ["python", "-m", "hookrun"]
     if hydra.mode == "MULTIRUN" or not is_job:
@@ -64,11 +67,9 @@ def _again(
     words += _with_places(hydra.task_overrides, runs, hydra.cwd)
     of_sweeps = () if is_job else ("hydra/", "hydra.sweeper", "hydra.launcher")
     kept = ("hydra.searchpath", *of_sweeps)
-    words += [text for text in hydra.hydra_overrides if text.lstrip("+~").startswith(kept)]
-    trusted = [text for text in env.argv if text.lstrip("+").startswith("trust=")]
-    words += [text for text in trusted if text not in words]
-    command = " ".join(shlex.quote(str(word)) for word in words)
-    return {"command": command, "folder": hydra.cwd, "composed": ""}
+    words += [text for text in hydra.hydra_overrides if key_of(text).startswith(kept)]
+    words += [text for text in env.argv if key_of(text) == "trust" and text not in words]
+    return {"command": shlex.join(map(str, words)), "folder": hydra.cwd}
 
 
 def _with_places(overrides: list[str], runs: Sequence[UsedRunRecord], cwd: str) -> list[str]:
@@ -78,7 +79,7 @@ def _with_places(overrides: list[str], runs: Sequence[UsedRunRecord], cwd: str) 
         for run in runs
         if not run.need and os.path.normpath(os.path.join(cwd, run.run)) != run.path
     }
-    words = [text for text in overrides if text.lstrip("+").partition("=")[0] not in places]
+    words = [text for text in overrides if key_of(text) not in places]
     for where, path in places.items():
         if _NAMES_A_RUN.fullmatch(where):
             added = "++" if where.endswith(".minus.run") else ""  # the key may come from the value beside it

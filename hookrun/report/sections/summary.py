@@ -14,7 +14,6 @@ def build(facts: Facts) -> list[tuple[str, str]]:
     """(name, value) pairs; unknown values are left out."""
     status, env, config = facts.status, facts.env, facts.config
     name, cls = "" if facts.source else facts.named("model"), facts.model.type or facts.plan.model or ""
-    model = f"{name} ({cls})" if name and cls and name.lower() != cls.lower() else name or cls
     device = " ".join(filter(None, [env.device, env.device_name]))
     if env.threads is not None and env.cpu_count is not None:
         device += f", {counted(env.threads, 'thread')} of {counted(env.cpu_count, 'core')}"
@@ -22,7 +21,7 @@ def build(facts: Facts) -> list[tuple[str, str]]:
     rows = {
         "task": facts.task,
         "of the run": facts.source,
-        "model": model,
+        "model": f"{name} ({cls})" if name and cls and name.lower() != cls.lower() else name or cls,
         "weights": facts.model.weights,
         "data": facts.named("data") if not facts.source else "",
         "tags": ", ".join(tags_of(config)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from hookrun.errors import counted
 from hookrun.report.draw.charts import Figure, Series, is_geometric, lines, spans_magnitudes
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import by_number, number, number_of, token_name
-from hookrun.report.lines import sampled
+from hookrun.report.lines import grouped, sampled
 from hookrun.report.sweep_facts import JobFacts, SweepFacts, conclusion
 from hookrun.spec.objective import is_loss
 from hookrun.store.format import SAMPLES, TOKENS
@@ -34,13 +33,16 @@ _MOST_SAMPLES = 2**17
 def objective(facts: SweepFacts) -> dict[str, Any] | None:
     """The objective as text, how many jobs are done without a finite value, and the metrics of single batches."""
     of_batch = sorted({name for job in facts.jobs for name in job.of_batch})
-    said = str(facts.goal) if facts.goal else ""
-    if len(facts.goals) > 1:
-        said = "not the same for every job: " + "; ".join(sorted(map(str, facts.goals)))
+    said = "; ".join(sorted(map(str, facts.goals)))
     if not said and not of_batch:
         return None
     without = sum(job.result is not None and job.value is None for job in facts.jobs) if facts.goal else 0
-    return {"objective": said, "conclusion": conclusion(facts), "without": without, "of_batch": of_batch}
+    return {
+        "objective": said if len(facts.goals) < 2 else f"not the same for every job: {said}",
+        "conclusion": conclusion(facts),
+        "without": without,
+        "of_batch": of_batch,
+    }
 
 
 def of_few_keys(facts: SweepFacts) -> list[Figure]:
@@ -79,14 +81,12 @@ def figures(facts: SweepFacts) -> list[Figure]:
 def _with_baselines(figure: Figure, facts: SweepFacts, name: str) -> Figure:
     """The figure with a note of the metric's value without hooks; not if other swept keys change that too."""
     others = [key for key in facts.varied if not key.startswith("hooks.") and key not in facts.averaged]
-    if len({tuple(job.overrides.get(key) for key in others) for job in facts.baselines}) > 1:
-        return figure
+    differ = len({tuple(job.overrides.get(key) for key in others) for job in facts.baselines}) > 1
     count = sum(math.isfinite(job.metrics.get(name, math.nan)) for job in facts.baselines)
-    if not count:
+    if differ or not count:
         return figure
-    said = f"without hooks: {number(facts.level(name))}"
-    if count > 1:
-        said += f", the mean of {counted(count, 'baseline')}"
+    mean_of = f", the mean of {counted(count, 'baseline')}" if count > 1 else ""
+    said = f"without hooks: {number(facts.level(name))}{mean_of}"
     return replace(figure, note="; ".join(filter(None, [figure.note, said])))
 
 
@@ -95,9 +95,10 @@ def _curve(jobs: Sequence[JobFacts], key: str, name: str, *, dots: bool) -> Figu
 
     dots: points, also for numbers, which are not in an order that means something
     """
-    by_value = defaultdict[str, list[float]](list)
-    for job in jobs:
-        by_value[job.overrides.get(key, "–")].append(job.metrics[name])
+    by_value = {
+        value: [job.metrics[name] for job in of_value]
+        for value, of_value in grouped(jobs, lambda job: job.overrides.get(key, "–")).items()
+    }
     order = sorted(by_value, key=by_number)
     xs = [number_of(value) for value in order]
     # a logarithmic axis has no place for 0: the values are then at equal distances
@@ -106,8 +107,7 @@ def _curve(jobs: Sequence[JobFacts], key: str, name: str, *, dots: bool) -> Figu
     finite, notes = _finite(
         by_value, f"{'points' if dots else 'line'}: the mean; band: from minimum to maximum"
     )
-    means = [float(np.mean(finite[value])) for value in order]
-    least, largest = ([reach(finite[value]) for value in order] for reach in (min, max))
+    means, least, largest = ([float(of(finite[value])) for value in order] for of in (np.mean, min, max))
     places = xs if is_numeric else list(map(float, range(len(order))))
     return lines(
         f"{name} against {key}",
@@ -133,26 +133,28 @@ def _map(facts: SweepFacts, keys: Sequence[str], name: str) -> Figure:
     )
     if is_layer := _direction(down) > 0:
         rows.reverse()
-    cells = defaultdict[tuple[str, str], list[JobFacts]](list)
-    for job in facts.compared:
-        cells[job.overrides.get(down, "–"), job.overrides.get(across, "–")].append(job)
+    cells = grouped(
+        facts.compared, lambda job: (job.overrides.get(down, "–"), job.overrides.get(across, "–"))
+    )
     heads = columns
     if _POSITION.search(across):
         columns.sort(key=lambda position: position.startswith("-"))  # counted from the end
         heads = _with_tokens(facts, columns)
     links = [
-        [next((job.link for job in cells[row, column] if job.has_report), "") for column in columns]
+        [next((job.link for job in cells.get((row, column), ()) if job.has_report), "") for column in columns]
         for row in rows
     ]
 
     def view(measured: Callable[[JobFacts], float | None], centre: float | None, several: str) -> Figure:
-        values = {
-            cell: [value for job in jobs if (value := measured(job)) is not None]
-            for cell, jobs in cells.items()
-        }
-        finite, notes = _finite(values, several)
+        finite, notes = _finite(
+            {
+                cell: [value for job in jobs if (value := measured(job)) is not None]
+                for cell, jobs in cells.items()
+            },
+            several,
+        )
         means = np.array(
-            [[np.mean(finite[row, column] or [math.nan]) for column in columns] for row in rows],
+            [[np.mean(finite.get((row, column), [math.nan])) for column in columns] for row in rows],
             dtype=np.float32,
         )
         if centre is None and is_loss(name) and np.isfinite(means).any():
@@ -169,19 +171,16 @@ def _map(facts: SweepFacts, keys: Sequence[str], name: str) -> Figure:
             links=links,
         )
 
-    without = facts.level(name)
-    value = view(lambda job: job.metrics.get(name), without, "each cell is a mean")
+    value = view(lambda job: job.metrics.get(name), facts.level(name), "each cell is a mean")
     if not facts.baselines:
         return value
     difference = view(lambda job: facts.difference(job, name), 0.0, "")
-    views = Markup("").join(
-        Markup("<div>{}{}</div>").format(each.scale, each.picture) for each in (value, difference)
-    )
-    switch = Markup(
+    picture = Markup(
         '<div class="views"><label><input type="radio" name="{0}" checked>value</label>'
-        '<label><input type="radio" name="{0}">difference to the baseline</label>{1}</div>'
-    )
-    return replace(value, picture=switch.format(f"view of {name}", views), scale=None)
+        '<label><input type="radio" name="{0}">difference to the baseline</label>'
+        "<div>{1}{2}</div><div>{3}{4}</div></div>"
+    ).format(f"view of {name}", value.scale, value.picture, difference.scale, difference.picture)
+    return replace(value, picture=picture, scale=None)
 
 
 _UP = re.compile(r"(?<![a-z])(layers?|blocks?|depth|select)(?![a-z])")
@@ -200,17 +199,17 @@ def _with_tokens(facts: SweepFacts, positions: Sequence[str]) -> list[str]:
     files = [
         sampled(folder / SAMPLES, SampleLine, limit=_MOST_SAMPLES, from_start=True) for folder in folders
     ]
-    sequences = {tuple(line.get("tokens") or ()) for file in files for line in file.records}
     if any(file.is_sample or not file.records for file in files):
         return list(positions)
+    sequences = {tuple(line.get("tokens") or ()) for file in files for line in file.records}
     texts = {line["token"]: line["text"] for line in sampled(folders[0] / TOKENS, TokenLine).records}
     shortest = min(map(len, sequences))
 
     def named(position: str) -> str:
         at = int(position) if re.fullmatch(r"-?\d{1,9}", position) else shortest
         tokens = {sequence[at] for sequence in sequences} if -shortest <= at < shortest else set()
-        token = tokens.pop() if len(tokens) == 1 else None
-        return position if token is None else f"{position} {token_name(texts.get(token, ''), token)}"
+        names = [token_name(texts.get(token, ""), token) for token in tokens]
+        return f"{position} {names[0]}" if len(names) == 1 else position
 
     return list(map(named, positions))
 

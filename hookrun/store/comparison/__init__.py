@@ -34,7 +34,7 @@ class Comparison:
                  of execution
     unpaired:    captures of one of the runs only
     metrics:     each metric of both
-    predictions: what `hookrun.store.comparison.predictions` returns
+    predictions: what `records.predictions` returns
     weights:     tensors that differ; `weights_of` says what was compared, or why nothing was
     statistics, plan, config: values that differ
     """
@@ -59,9 +59,7 @@ class Comparison:
         if self.first is not None:
             where = [f"{key} {self.first[key]}" for key in ("sample", "token") if self.first[key] is not None]
             reasons.append(", ".join([f"first: {self.first['module'] or '(root)'}", *where]))
-        notes = {
-            (row["hook"], row["module"], row["path"]): row["note"] for row in self.captures if row["note"]
-        }
+        notes = {label(row): row["note"] for row in self.captures if row["note"]}
         reasons += [f"{counted(count, 'capture')}: {note}" for note, count in Counter(notes.values()).items()]
         for side in ("run", "other"):
             if names := [label(row) for row in self.unpaired if row["only"] == side]:
@@ -73,9 +71,8 @@ class Comparison:
         if found["changed"]:
             reasons.append(f"predictions that changed: {found['changed']:,} of {found['compared']:,}")
         elif found["differs"]:
-            reasons.append(
-                f"predictions: {found['note'] or 'relative L2 ' + format(found['relative_l2'], '.3g')}"
-            )
+            note = found["note"] or f"relative L2 {found['relative_l2']:.3g}"
+            reasons.append(f"predictions: {note}")
         return reasons
 
     def to_dict(self) -> Row:
@@ -122,7 +119,7 @@ def compare_captures(
         hook, module, path = place
         leaf = others[hook].get(module) if hook in others else None
         partner = leaf.get(path) if isinstance(leaf, Lookup) else None if path else leaf
-        about = {"hook": hook, "module": module, "path": path}
+        about = _about(place)
         if partner is None:
             unpaired.append({**about, "only": "run"})
             continue
@@ -131,14 +128,15 @@ def compare_captures(
         rows += [about | row for row in _rows(comparison, cka)]
         found = [each.first for each in comparison.by_token.values() if each.first is not None]
         if found or comparison.other_shape:
-            time, _, sample, token = min(found, default=(0, 0, -1, -1))
+            time, sample, token = min(found, default=(0, -1, -1))
             first = {"module": module, "sample": known(sample), "token": known(token)}
             firsts.append((time if trains else 0, number, first))
-    alone = (place for place in there if place not in paired)
-    unpaired += [
-        {"hook": hook, "module": module, "path": path, "only": "other"} for hook, module, path in alone
-    ]
+    unpaired += [{**_about(place), "only": "other"} for place in there if place not in paired]
     return min(firsts, default=(0, 0, None), key=lambda first: first[:2])[2], rows, unpaired
+
+
+def _about(place: Place) -> Row:
+    return dict(zip(("hook", "module", "path"), place, strict=True))
 
 
 def _rows(comparison: Compared, cka: Cka | None) -> list[Row]:

@@ -50,14 +50,10 @@ class MatchedRows:
 
 
 class Pair(NamedTuple):
-    """Rows of the first run and the same rows of the other one; all rows of a side have one shape.
-
-    order: [n] int64, ascending in the order of the rows' samples and tokens
-    """
+    """Rows of the first run and the same rows of the other one; all rows of a side have one shape."""
 
     rows: MatchedRows
     other: MatchedRows
-    order: Tensor
 
     def places(self) -> list[slice]:
         """The places of the blocks in which the rows are read."""
@@ -71,18 +67,15 @@ def pairs(capture: StoredCapture, other: StoredCapture) -> list[Pair]:
     If a capture has rows of several shapes there is a pair for each two shapes. The n-th of several rows of the same
     sample is paired with the n-th of the other run.
     """
-    kinds = [*capture.by_kind(), *other.by_kind()]
-    keys = [_keys(kind) for kind in kinds]
-    number = torch.cat(keys).unique(dim=0, return_inverse=True)[1]
-    numbered = list(zip(kinds, number.split([len(each) for each in keys]), strict=True))
-    count, made = len(capture.by_kind()), list[Pair]()
-    for (left, numbers), (right, others) in product(numbered[:count], numbered[count:]):
+    made = list[Pair]()
+    for left, right in product(capture.by_kind(), other.by_kind()):
+        number = torch.cat([_keys(left), _keys(right)]).unique(dim=0, return_inverse=True)[1]
+        numbers, others = number.split([len(left), len(right)])
         place = torch.full((len(number),), -1)
         place[others] = torch.arange(len(others))
         rows = (place[numbers] >= 0).nonzero().squeeze(1)
         if len(rows):
-            partners = MatchedRows(right, place[numbers[rows]])
-            made.append(Pair(MatchedRows(left, rows), partners, numbers[rows]))
+            made.append(Pair(MatchedRows(left, rows), MatchedRows(right, place[numbers[rows]])))
     return made
 
 
@@ -135,13 +128,13 @@ class Difference:
 
     largest: the largest absolute difference of two elements
     where:   its sample, token, and index in the row or token; None if there is none
-    first:   the sample and token that differ first, after their time and order; None if none differs
+    first:   the sample and token that differ first, after their time; None if none differs
     """
 
     sums: Tensor = field(default_factory=lambda: torch.zeros(8, dtype=torch.float64))
     largest: float = 0.0
     where: tuple[int | None, int | None, list[int]] | None = None
-    first: tuple[int, int, int, int] | None = None
+    first: tuple[int, int, int] | None = None
 
     @property
     def relative_l2(self) -> float:
@@ -206,21 +199,13 @@ def compared(
     other_shape, common = bool(notes), sum(len(pair.rows) for pair in matched)
     only, only_other = len(capture) - common, len(other) - common
     if not common:
-        notes.append(f"no sample in common: {_samples(capture)}, other {_samples(other)}")
+        spans = [f"{len(each)} rows from {each.names[0]} to {each.names[-1]}" for each in (capture, other)]
+        notes.append(f"no sample in common: {spans[0]}, other {spans[1]}")
     elif only or only_other:
         notes.append(
             f"{only} of {len(capture)} rows are only here, {only_other} of {len(other)} only in the other run"
         )
     return Compared(matched, found, notes, other_shape)
-
-
-def _samples(capture: StoredCapture) -> str:
-    """``16 rows of val 0 to 15``; ``3 rows of steps 0 to 2`` if rows are whole firings."""
-    ids, steps = capture.sample_ids, capture.steps
-    if (ids == FIRING).all():
-        return f"{len(ids)} rows of steps {int(steps.min())} to {int(steps.max())}"
-    names = [SPLITS[split] for split in capture.split_numbers.unique().tolist() if split >= 0]
-    return f"{len(ids)} rows of {' and '.join(names) or 'samples'} {int(ids.min())} to {int(ids.max())}"
 
 
 def _add(
@@ -230,24 +215,22 @@ def _add(
     capture, numbers = pair.rows.capture, pair.rows.rows
     shape = pair.rows.shape[1:] if positions is None else pair.rows.shape[2:]
     tokens = capture.positions[numbers][:, None] if positions is None else positions
-    epochs, splits, steps = (
-        column[numbers] for column in (capture.epochs, capture.split_numbers, capture.steps)
-    )
-    passes = epochs * (len(SPLITS) + 1) + splits + 1  # an epoch is validated after its training
-    times = passes * 2**32 + steps
-    of_rows = (each[:, None].expand_as(tokens) for each in (times, pair.order, capture.sample_ids[numbers]))
+    # an epoch is validated after its training
+    passes = capture.epochs * (len(SPLITS) + 1) + capture.split_numbers + 1
+    times = passes * 2**32 + capture.steps
+    of_rows = (column[numbers][:, None].expand_as(tokens) for column in (times, capture.sample_ids))
     about = torch.stack([*of_rows, tokens], dim=2)
     for place in pair.places():
-        cells = about[place].reshape(-1, 4)
+        cells = about[place].reshape(-1, 3)
         left, right = (side[place].reshape(len(cells), -1) for side in (pair.rows, pair.other))
         sums, apart, differs = measured(left, right, tolerance)
-        groups = cells[:, 3] if by_token else torch.full((len(cells),), -1)
+        groups = cells[:, 2] if by_token else torch.full((len(cells),), -1)
         for token in groups.unique().tolist():
             difference, chosen = found.setdefault(token, Difference()), groups == token
             difference.sums += sums[chosen].sum(0)
             largest, at = apart[chosen].max(1)[0].max(0)
             if largest > difference.largest:
-                sample, position = cells[chosen][at, 2:].tolist()
+                sample, position = cells[chosen][at, 1:].tolist()
                 index = torch.unravel_index(apart[chosen][at].argmax(), shape) if shape else ()
                 difference.largest = float(largest)
                 difference.where = known(sample), known(position), [int(each) for each in index]
@@ -282,8 +265,4 @@ def measured(rows: Tensor, others: Tensor, tolerance: float) -> tuple[Tensor, Te
 
 def _is_lowest(values: Tensor) -> Tensor:
     lowest = torch.finfo(values.dtype).min if values.is_floating_point() else -math.inf
-    return (
-        values.to(torch.float64) == lowest
-        if not values.is_complex()
-        else torch.zeros_like(values.real).bool()
-    )
+    return values.real.to(torch.float64) == lowest

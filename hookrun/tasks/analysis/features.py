@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from hookrun.errors import HookrunError, Problem
-from hookrun.plan.table import size
+from hookrun.errors import HookrunError
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.comparison.rows import MatchedRows
 
@@ -22,9 +21,6 @@ BYTES = 8
 
 SHARE = 8
 """A block that is read at once takes at most 1/SHARE of the allowed memory, or one row."""
-
-SUGGESTED = 4096
-"""The number of features that the error message suggests for a projection."""
 
 
 @dataclass(frozen=True)
@@ -186,29 +182,3 @@ def reading_bytes(features: Sequence[Features]) -> int:
     blocks = max(each.rows_at_once * each.captured * BYTES for each in features)
     sketch = max(2 * BYTES * each.captured if each.projection is not None else 0 for each in features)
     return READING * blocks + sketch
-
-
-def too_large(
-    what: str, features: Features, needed: int, allowed: int, projected: Callable[[int], int]
-) -> Problem:
-    """The problem of an analysis that needs more memory than allowed.
-
-    what:      the analysis, as the subject of the message
-    features:  those of the module that needs the most memory
-    needed:    the bytes that it needs
-    allowed:   the bytes that it may use
-    projected: number of features -> the bytes that it needs after a projection to them
-    """
-    shape = list(features.capture.shape[1:])
-    text = (
-        f"{what} would take about {size(needed)} of memory, and {size(allowed)} are allowed: "
-        f"{features.name} has {len(features):,} rows of {shape}"
-    )
-    enough = -(-needed // 10**8) * 10**8  # rounded up to a multiple of 100 MB
-    steps = [f"allow more (task.max_bytes={enough})"]
-    if features.captured > SUGGESTED and (less := projected(SUGGESTED)) <= allowed:
-        steps.append(
-            f"project at random to fewer features (task.project={SUGGESTED}, which takes {size(less)})"
-        )
-    steps.append("capture fewer samples (train.limit_batches, or the hook's keep) or less of each (reduce)")
-    return Problem("task.max_bytes", text, ", ".join(steps[:-1]) + f", or {steps[-1]}")

@@ -1,9 +1,10 @@
-"""The input of an analysis: a run, its captures with one row for each sample, and the rows as vectors."""
+"""The input of an analysis: a run and its captures with one row for each sample, or two runs; tables of results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,18 +12,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hookrun.errors import HookrunError, Lookup, SpecError, nearest, printable, spec_error
+from hookrun.errors import HookrunError, SpecError, nearest, printable, spec_error
 from hookrun.run_values import BY_TOKEN, RunReferences, is_by_token
 from hookrun.spec import Experiment
-from hookrun.store.captures.read import StoredCapture
-from hookrun.store.format import CAPTURES, INDEX
-from hookrun.store.reader import Run
+from hookrun.store.captures.read import StoredCapture, captured_tensors
+from hookrun.store.format import CAPTURES, INDEX, MULTIRUN, OVERRIDES, STATUS, SWEEP
+from hookrun.store.reader import Run, open_run
 from hookrun.store.records import UsedRunRecord
-from hookrun.store.run_dir import RunDir
-from hookrun.tasks.analysis.features import SHARE, Features, Projection
+from hookrun.store.stored_config import read_yaml
+from hookrun.tasks.analysis.features import Features
 from hookrun.tasks.base import Ready
-from hookrun.tasks.resume.states import Results
-from hookrun.tasks.run.progress import Screen
 
 _LEAST_NAME = 16
 """The characters of a name that a table keeps on any terminal."""
@@ -33,27 +32,26 @@ class Analysis(Ready):
     """An analysis with the run that it reads.
 
     captures: module path -> its capture, [samples, ...]
-    found:    how the run was found, for the record
+    runs:     how the run was found, for the record
     """
 
     run: Run
     captures: Mapping[str, StoredCapture]
-    found: UsedRunRecord
-
-    @property
-    def runs(self) -> tuple[UsedRunRecord, ...]:
-        """The run that the analysis reads."""
-        return (self.found,)
+    runs: tuple[UsedRunRecord, ...] = ()
 
 
 @dataclass(frozen=True)
-class Analysing:
-    """A running analysis: its input, its own run directory, the screen, and its results so far."""
+class TwoRuns(Ready):
+    """Two runs to be compared, or the jobs of two sweeps in pairs.
 
-    analysis: Analysis
-    run_dir: RunDir
-    screen: Screen
-    results: Results = field(default_factory=Results)
+    jobs:     name of a job -> its run in each sweep; for two runs one pair with the name ``""``
+    unpaired: the jobs of one of the sweeps only
+    runs:     how the runs were found, for the record
+    """
+
+    jobs: Mapping[str, tuple[Run, Run]]
+    unpaired: tuple[str, ...] = ()
+    runs: tuple[UsedRunRecord, ...] = ()
 
 
 def find(experiment: Experiment, path: str | None, hook: str | None, *, by_token: bool) -> Analysis:
@@ -67,7 +65,7 @@ def find(experiment: Experiment, path: str | None, hook: str | None, *, by_token
     """
     run, used = opened(experiment, "task.run", path)
     try:
-        return Analysis(experiment, run, _captures(run, hook, by_token), used)
+        return Analysis(experiment, run, _captures(run, hook, by_token), (used,))
     except SpecError:
         raise
     except HookrunError as error:
@@ -97,7 +95,7 @@ def opened(experiment: Experiment, where: str, path: str | None) -> tuple[Run, U
 
 def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCapture]:
     """Module path -> capture, for the captures that hold one tensor with one row for each sample, or each token."""
-    there = {hook: run.captures[hook] for hook in run.captures}
+    there = run.captures
     if name is None and len(there) != 1:
         listed = ", ".join(there) or "nothing"
         hint = "name one: task.capture=NAME"
@@ -111,20 +109,16 @@ def _captures(run: Run, name: str | None, by_token: bool) -> dict[str, StoredCap
         raise spec_error("task.capture", f"{run.path} captured {listed}", hint)
     if name is not None and name not in there:
         raise spec_error("task.capture", f"found {name!r}", nearest(name, there))
-    modules = there[name] if name is not None else next(iter(there.values()))
-    found = dict[str, StoredCapture]()
-    for module in modules:
-        kept = modules[module]
-        inside = (
-            {f"{module} {path}": kept[path] for path in kept} if isinstance(kept, Lookup) else {module: kept}
-        )
-        found |= {label: each for label, each in inside.items() if _is_by_sample(each, by_token)}
+    tensors = [each for each in captured_tensors(there) if name in (None, each.hook)]
+    found = {
+        f"{each.module} {each.path}" if each.path else each.module: each
+        for each in tensors
+        if _is_by_sample(each, by_token)
+    }
     if not found:
         text = f"in {run.path} no module of this hook has one row for each sample"
-        whole = [each for each in map(modules.__getitem__, modules) if not isinstance(each, Lookup)]
-        raise spec_error(
-            "task.capture", text, BY_TOKEN if any(map(is_by_token, whole)) else "capture with task=predict"
-        )
+        hint = BY_TOKEN if any(map(is_by_token, tensors)) else "capture with task=predict"
+        raise spec_error("task.capture", text, hint)
     return found
 
 
@@ -135,30 +129,9 @@ def _is_by_sample(capture: StoredCapture, by_token: bool) -> bool:
     return bool((ids >= 0).all()) and len(samples.unique(dim=0)) == len(ids)
 
 
-def features_of(analysis: Analysis, max_bytes: int, project: int | None) -> dict[str, Features]:
-    """Module path -> the rows of its capture as vectors.
-
-    max_bytes: the memory that the analysis may use
-    project:   the number of features to which wider rows are randomly projected; None: no projection
-    """
-    features = dict[str, Features]()
-    for name, capture in analysis.captures.items():
-        plain = Features(name, capture, max_bytes // SHARE)
-        if project is not None and plain.captured > project:
-            plain = replace(plain, projection=Projection(project, analysis.settings.seed))
-        features[name] = plain
-    return features
-
-
 def projection_entry(features: Features) -> dict[str, Any]:
     """The entry about the projection of a module's features in a line of metrics; empty without a projection."""
     return {} if features.projection is None else {"projection": str(features.projection)}
-
-
-def shown_width(features: Features) -> str:
-    """The number of features, ``802,816``, or ``802,816 → 4,096`` if they were projected."""
-    captured = f"{features.captured:,}"
-    return captured if features.projection is None else f"{captured} → {features.width:,}"
 
 
 def show_table(
@@ -181,3 +154,44 @@ def show_table(
     narrow, console.width = console.width, max(console.width, room + sum(widths) + 3 * len(widths) + 2)
     console.print(shown)
     console.width = narrow
+
+
+# ---- two runs ------------------------------------------------------------------------------------------------------
+
+
+def find_both(experiment: Experiment, path: str | None, other: str | None) -> TwoRuns:
+    """Open two runs or two sweeps. Raises SpecError if one does not exist or only one is a sweep."""
+    named = {"task.run": path, "task.other": other}
+    sweeps = [[] if name is None or name in experiment.runs else _jobs(Path(name)) for name in named.values()]
+    if not any(sweeps):
+        (run, used), (other_run, other_used) = (opened(experiment, *each) for each in named.items())
+        return TwoRuns(experiment, {"": (run, other_run)}, runs=(used, other_used))
+    if not all(sweeps):
+        sweep, single = (path, other) if sweeps[0] else (other, path)
+        hint = "name two sweeps, or two runs: a job is a run too"
+        raise spec_error("task.other", f"{sweep} is a sweep, and {single} is not", hint)
+    here, there = map(_by_overrides, sweeps)
+    if not here.keys() & there.keys():
+        here, there = ({job.name: job for job in jobs} for jobs in sweeps)
+    pairs = {name: (open_run(job), open_run(there[name])) for name, job in here.items() if name in there}
+    runs = (UsedRunRecord(where=where, run=str(name), path=str(name)) for where, name in named.items())
+    return TwoRuns(experiment, pairs, tuple(here.keys() ^ there.keys()), tuple(runs))
+
+
+def _jobs(folder: Path) -> list[Path]:
+    """The directories of a sweep's jobs, by number; none if the folder is not that of a sweep."""
+    folder = folder.expanduser()
+    if not any((folder / name).is_file() for name in (MULTIRUN, SWEEP)):
+        return []
+    jobs = (file.parent for file in folder.rglob(STATUS))
+    return sorted(jobs, key=lambda job: (len(str(job)), str(job)))
+
+
+def _by_overrides(jobs: list[Path]) -> dict[str, Path]:
+    """Each job by the overrides that not all jobs of the sweep have; by its directory if these are not unique."""
+    typed = [[str(text) for text in read_yaml(job / OVERRIDES, job) or ()] for job in jobs]
+    names = [
+        ", ".join(text for text in texts if not all(text in every for every in typed)) or job.name
+        for job, texts in zip(jobs, typed, strict=True)
+    ]
+    return dict(zip(names if len(set(names)) == len(jobs) else [job.name for job in jobs], jobs, strict=True))

@@ -65,10 +65,14 @@ def labels_of_file(name: str, column: str, capture: StoredCapture) -> Labels:
     Raises SpecError if the file cannot be read, or a row is not in it.
     """
     path, _ = checked_file(name, None, _FILE, (".csv",))
-    table = [cells for cells in csv.reader(text for _, text in lines(path, _FILE)) if cells]
-    header, records = (table[0], table[1:]) if table else ([], [])
+    table = csv.DictReader(text for _, text in lines(path, _FILE))
+    records, header = list(table), list(table.fieldnames or ())
     if column not in header:
         raise spec_error(_COLUMN, f"{path} has no column {column!r}", nearest(column, header))
+    for number, record in enumerate(records, 2):
+        if None in record or None in record.values():
+            what = f"{path}: record {number} does not have {len(header)} cells"
+            raise spec_error(_FILE, what, "correct it")
     keys = [key for key in _KEYS if key in header and key != column]
     if not {"sample", "file"} & set(keys):
         samples = set(_row_keys(capture, ["split", "sample"]))
@@ -76,21 +80,15 @@ def labels_of_file(name: str, column: str, capture: StoredCapture) -> Labels:
         if samples != in_order or len(samples) > len(records):
             what = f"{path} has {len(records)} lines and no column `sample` or `file`, and the capture has "
             what += f"{len(samples)} samples of {' and '.join(sorted({split for split, _ in samples}))}"
-            raise spec_error(
-                _FILE, what, "add a column `sample` (and `split`), as in samples.jsonl of the run"
-            )
-        header, keys = [*header, "sample"], [*keys, "sample"]
-        records = [[*cells, str(number)] for number, cells in enumerate(records)]
+            hint = "add a column `sample` (and `split`), as in samples.jsonl of the run"
+            raise spec_error(_FILE, what, hint)
+        keys.append("sample")
+        records = [{**record, "sample": str(number)} for number, record in enumerate(records)]
     rows = _row_keys(capture, keys)
-    wrong = next((number for number, cells in enumerate(records, 2) if len(cells) != len(header)), None)
-    if wrong is not None:
-        raise spec_error(_FILE, f"{path}: record {wrong} does not have {len(header)} cells", "correct it")
-    places, at = [header.index(key) for key in keys], header.index(column)
-    cells_of = {tuple(cells[place].strip() for place in places): cells[at].strip() for cells in records}
+    cells_of = {tuple(record[key].strip() for key in keys): record[column].strip() for record in records}
     if len(cells_of) < len(records):
-        raise spec_error(
-            _FILE, f"{path} has several lines for the same {', '.join(keys)}", "leave one of them"
-        )
+        what = f"{path} has several lines for the same {', '.join(keys)}"
+        raise spec_error(_FILE, what, "leave one of them")
     missing = list(dict.fromkeys(row for row in rows if row not in cells_of))
     if missing:
         first = ", ".join(f"{key} {value}" for key, value in zip(keys, missing[0], strict=True))

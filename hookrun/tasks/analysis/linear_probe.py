@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,35 +26,6 @@ _HISTORY = 24
 """The number of copies of the weights and gradients that the optimizer keeps."""
 
 
-@dataclass(frozen=True)
-class ProbeResult:
-    """The result of a probe.
-
-    score:    the metric: `accuracy` for classes, `r2` for numbers
-    samples:  how many samples have a label
-    rows:     how many rows have a label
-    features: the number of features in a row of the capture
-    train:    the score on the samples on which the probe was fitted
-    test:     the score on the other samples
-    majority: the score on the test samples of always predicting the most frequent class, or the mean
-    control:  the score on the test samples of a probe whose labels are shuffled, in both parts
-    interval: of an accuracy, Wilson's 95 % interval of `test` for the number of test samples; None of r2
-    weights:  `weight` [classes or targets, features] and `bias`, for features that are not standardized; of classes
-              `classes` [classes] int64, their labels
-    """
-
-    score: str
-    samples: int
-    rows: int
-    features: int
-    train: float
-    test: float
-    majority: float
-    control: float
-    interval: tuple[float, float] | None
-    weights: dict[str, Tensor]
-
-
 def memory_needed(features: Features, outputs: int) -> int:
     """The largest memory of `fit` in bytes, with `outputs` classes or targets.
 
@@ -71,7 +41,9 @@ def memory_needed(features: Features, outputs: int) -> int:
     return reading_bytes([features]) + BYTES * (matrices + solver + weights)
 
 
-def fit(features: Features, labels: Tensor, samples: Tensor, seed: int) -> ProbeResult:
+def fit(
+    features: Features, labels: Tensor, samples: Tensor, seed: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Fit a probe on the rows of three quarters of the samples and score it on the rows of the others.
 
     labels:  integers [rows] for logistic regression; floats [rows] or [rows, targets] for ridge regression. Rows with
@@ -81,6 +53,19 @@ def fit(features: Features, labels: Tensor, samples: Tensor, seed: int) -> Probe
 
     If there are more features than samples, the standardized rows are first written in an orthonormal basis of their
     span. This keeps lengths and angles, so the regression is the same, with fewer features.
+
+    Returns the numbers of its line of metrics:
+
+    score:    the metric: `accuracy` for classes, `r2` for numbers
+    samples, rows: how many have a label
+    features: the number of features in a row of the capture
+    accuracy, train_accuracy: the score on the samples that were held out, and on those on which the probe was fitted
+    majority: the score on the held-out samples of always predicting the most frequent class, or the mean
+    control:  the score on the held-out samples of a probe whose labels are shuffled, in both parts
+    accuracy_low, accuracy_high: of an accuracy, Wilson's 95 % interval for the number of held-out samples
+
+    and the probe: `weight` [classes or targets, features] and `bias`, for features that are not standardized; of
+    classes `classes` [classes] int64, their labels.
 
     Raises HookrunError if there are too few samples or classes to score the probe.
     """
@@ -116,22 +101,21 @@ def fit(features: Features, labels: Tensor, samples: Tensor, seed: int) -> Probe
     assert seen.scale is not None and seen.mean is not None
     weight = weight / seen.scale
     bias = torch.from_numpy(np.atleast_1d(model.intercept_)).double() - weight @ seen.mean
-    return ProbeResult(
-        score="accuracy" if classes else "r2",
-        samples=len(samples[rows].unique()),
-        rows=len(rows),
-        features=features.captured,
-        train=float(model.score(*parts[0])),
-        test=accuracy,
-        majority=float(dummy.score(*parts[1])),
-        control=float(control),
-        interval=wilson(accuracy, len(samples[test].unique())) if classes else None,
-        weights={
-            "weight": seen.unprojected(weight).float().contiguous(),
-            "bias": bias.float(),
-            **({"classes": torch.from_numpy(model.classes_).long()} if classes else {}),
-        },
-    )
+    line = {
+        "score": "accuracy" if classes else "r2",
+        "samples": len(samples[rows].unique()),
+        "rows": len(rows),
+        "features": features.captured,
+        "accuracy": accuracy,
+        "train_accuracy": float(model.score(*parts[0])),
+        "majority": float(dummy.score(*parts[1])),
+        "control": float(control),
+    }
+    weights = {"weight": seen.unprojected(weight).float().contiguous(), "bias": bias.float()}
+    if classes:
+        line["accuracy_low"], line["accuracy_high"] = wilson(accuracy, len(samples[test].unique()))
+        weights["classes"] = torch.from_numpy(model.classes_).long()
+    return line, weights
 
 
 def _parts(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
+from hookrun.actions.values import PassValue
 from hookrun.errors import Problem, Refusal, SpecError, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import Against, Entry, MetricKeys
@@ -87,7 +88,7 @@ class EffectsTask(TaskOfOneSplit):
 
         Raises SpecError or CompileError with all mistakes found.
         """
-        from hookrun.tasks.effects.prepared import with_grid
+        from hookrun.tasks.effects.moved import with_grid
 
         first = self._with_first_values(experiment)
         try:
@@ -99,8 +100,7 @@ class EffectsTask(TaskOfOneSplit):
             str(self.hook),
             self.over or {},
             self.splits[0],
-            exact=EXACT in self.method,
-            gradient=GRADIENT in self.method,
+            self.method,
             placebos=self.placebo,
             seeds=self.seeds,
         )
@@ -117,6 +117,16 @@ class EffectsTask(TaskOfOneSplit):
             what = f"found {self.hook!r}, which is not an enabled hook of the experiment"
             problems.append(Problem("task.hook", what, nearest(self.hook, enabled)))
         problems += self._settings_problems(experiment.settings)
+        problems += [
+            Problem(
+                f"{hook.where}.{field}",
+                f"{value}: the task leaves out parts of passes, also captures",
+                "take the value from a run",
+            )
+            for hook in enabled.values()
+            for field, value in hook.action.outside_values().items()
+            if isinstance(value, PassValue)
+        ]
         if self.hook in enabled and self.over is not None:
             problems += problems_of(self.over, enabled[self.hook])
             problems += self._hook_problems(enabled[self.hook])
@@ -134,47 +144,61 @@ class EffectsTask(TaskOfOneSplit):
         return replace(experiment, hooks=replace(experiment.hooks, hooks=tuple(hooks)))
 
     def _settings_problems(self, settings: Settings) -> list[Problem]:
-        problems = list[Problem]()
-        if settings.compute.compile:
-            why = "a compiled graph has one hook, and here it changes from pass to pass"
-            problems.append(Problem("compute.compile", why, "leave it out"))
-        if GRADIENT in self.method and self.metric is not None and self.metric.name in _STEPS:
-            what = f"the gradient of {self.metric.name} is 0 almost everywhere"
-            problems.append(Problem("task.method", what, "use loss, probability or logit_difference"))
-        if EXACT not in self.method and (self.placebo or self.against is not None):
-            what = "placebos, and what is restored, are computed exactly"
-            problems.append(Problem("task.method", what, "add exact, or leave out placebo and against"))
-        return problems
+        is_exact, steps = EXACT in self.method, [each.name for each in self.metrics if each.name in _STEPS]
+        return _problems(
+            (
+                settings.compute.compile,
+                "compute.compile",
+                "a compiled graph has one hook, and here it changes from pass to pass",
+                "leave it out",
+            ),
+            (
+                GRADIENT in self.method and steps,
+                "task.method",
+                f"the gradient of {''.join(steps)} is 0 almost everywhere",
+                "use loss, probability or logit_difference",
+            ),
+            (
+                not is_exact and (self.placebo or self.against is not None),
+                "task.method",
+                "placebos, and what is restored, are computed exactly",
+                "add exact, or leave out placebo and against",
+            ),
+        )
 
     def _hook_problems(self, hook: HookSpec) -> list[Problem]:
         """Why the hook cannot be moved, or cannot be repeated with other values."""
-        problems, kind = list[Problem](), hook.hook_type
-        if kind.phase != "forward" or kind.until_backward or hook.action.observes or hook.action.of_call:
-            what = f"{hook.action.action_name} on {kind} does not edit a value that a forward pass computes"
-            problems.append(Problem("task.hook", what, "move an edit on forward or forward_pre"))
-        values = [*hook.action.outside_values().values(), *(self.over or {}).get("value", ())]
-        varies = {
-            name: any(getattr(value, name, isinstance(value, dict)) for value in values)
+        kind, action = hook.hook_type, hook.action
+        values = [*action.outside_values().values(), *(self.over or {}).get("value", ())]
+        per_sample, draws = (
+            any(getattr(value, name, isinstance(value, dict)) for value in values)
             for name in ("per_sample", "draws")
-        }
-        if self.placebo and not varies["per_sample"]:
-            what = (
-                "a placebo takes the values of other samples, and the hook has the same value for all samples"
-            )
-            problems.append(Problem("task.placebo", what, "use a value with sample: same, or leave it out"))
-        if self.seeds > 1 and not (hook.action.draws or hook.keys.when.probability < 1 or varies["draws"]):
-            what = f"{hook.action.action_name} draws no random numbers, so all seeds are equal"
-            problems.append(Problem("task.seeds", what, "leave it out"))
-        return problems
+        )
+        return _problems(
+            (
+                kind.phase != "forward" or kind.until_backward or action.observes or action.of_call,
+                "task.hook",
+                f"{action.action_name} on {kind} does not edit a value that a forward pass computes",
+                "move an edit on forward or forward_pre",
+            ),
+            (
+                self.placebo and not per_sample,
+                "task.placebo",
+                "a placebo takes the values of other samples, and the hook has the same value for all samples",
+                "use a value with sample: same, or leave it out",
+            ),
+            (
+                self.seeds > 1 and not (action.draws or hook.keys.when.probability < 1 or draws),
+                "task.seeds",
+                f"{action.action_name} draws no random numbers, so all seeds are equal",
+                "leave it out",
+            ),
+        )
 
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
         """What is moved."""
-        return [f"{self.hook} is moved over {', '.join(self.over or ())}; {self.metric_name} of each sample"]
-
-    @property
-    def metric_name(self) -> str:
-        """The name of the metric."""
-        return "" if self.metric is None else self.metric.name
+        metrics = " ".join(metric.name for metric in self.metrics)
+        return [f"{self.hook} is moved over {', '.join(self.over or ())}; {metrics} of each sample"]
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
@@ -182,29 +206,26 @@ class EffectsTask(TaskOfOneSplit):
         """Compute every cell for every batch, and write the files."""
         from hookrun.store.effects import write_effects
         from hookrun.tasks.effects.cells import Cells
-        from hookrun.tasks.effects.prepared import PreparedEffects
-        from hookrun.tasks.effects.results import effects_of, strongest
+        from hookrun.tasks.effects.moved import Moved
         from hookrun.tasks.run.batches import Batches
 
-        prepared = context.prepared
-        assert isinstance(prepared, PreparedEffects)
-        batches = Batches(prepared, self.splits[0])
+        moved = context.prepared.around
+        assert isinstance(moved, Moved)
+        batches = Batches(context.prepared, self.splits[0])
         names = context.sample_names({self.splits[0]: batches})
         samples = samples_of_a_pass(context.settings, batches.samples)
         assert samples is not None
-        cells = Cells(context, prepared, None if self.against is None else self.against.run, samples)
+        cells = Cells(context, moved, None if self.against is None else self.against.run, samples)
         with context.evaluating(batches, self.name, {"cells": cells, "names": names}) as (passed, _):
             for batch in passed:
                 output = cells.compute(batch)
                 names.write(batch, output)
                 context.hooks.step()
         names.write_pictures()
-        effects = effects_of(prepared, cells, self.splits[0])
+        effects = cells.effects(self.splits[0])
         write_effects(context.run_dir.path, effects)
-        context.screen.say(strongest(effects))
-        context.conclude(
-            self.split, {"unedited": float(effects["unedited"]), "cells": len(prepared.grid.cells)}
-        )
+        context.screen.say(effects.strongest())
+        context.conclude(self.split, {"unedited": float(effects["unedited"]), "cells": len(moved.grid.cells)})
 
 
 _NEEDED = {
@@ -214,6 +235,11 @@ _NEEDED = {
 }
 _STEPS = ("accuracy", "top5_accuracy", "rank")
 """Metrics that do not change smoothly."""
+
+
+def _problems(*cases: tuple[object, str, str, str]) -> list[Problem]:
+    """Those of the cases (whether there is a problem, where, what, hint) in which there is one."""
+    return [Problem(where, what, hint) for is_wrong, where, what, hint in cases if is_wrong]
 
 
 def _of_one_metric(problem: Problem) -> Problem:

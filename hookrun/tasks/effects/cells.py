@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import groupby
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
+from hookrun.data import Split
 from hookrun.errors import spec_error
 from hookrun.run_values import RunReferences
+from hookrun.store.effects import (
+    CLEAN,
+    CLEAN_OF_SAMPLES,
+    EXACT,
+    GRADIENT,
+    OF_SAMPLES,
+    PLACEBO,
+    PLAIN,
+    PLAIN_OF_SAMPLES,
+    RESTORED,
+    SEEDS,
+    Effects,
+)
 from hookrun.store.states.files import SECONDS
-from hookrun.tasks.effects.moved import Activation, Job
-from hookrun.tasks.effects.prepared import PreparedEffects
+from hookrun.tasks.effects.grid import Job
+from hookrun.tasks.effects.moved import Activation, Moved
 from hookrun.tasks.effects.reading import Reading, same, usable_head
-from hookrun.tasks.effects.replay import Replay
+from hookrun.tasks.effects.replay import Replay, repeated
 from hookrun.tasks.metrics.measuring import predicted_rows
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
@@ -28,104 +42,122 @@ MOST_NUMBERS = {"cpu": 2**20}
 """Device type -> how many numbers the largest activation of a pass may have, over all copies; see `copies`."""
 ON_ACCELERATORS = 2**27
 MOST_COPIES = 64
-_SAVED = ("plain", "clean", "values", "estimates")
+_SAVED = ("plain", "clean", "values")
 
 
 class Cells:
     """The values of all jobs, with what has to be saved to go on from the middle of a batch.
 
-    values:    [jobs, samples] the metric
-    plain:     [samples] the metric without the hook
-    clean:     [samples] the metric of the other run
-    estimates: [jobs, samples] the first-order change of the metric
+    values: [jobs, samples] the metric
+    plain:  [samples] the metric without the hook
+    clean:  [samples] the metric of the other run
     """
 
     def __init__(
         self,
         context: RunContext,
-        prepared: PreparedEffects,
+        moved: Moved,
         against: str | None,
         samples: int,
     ) -> None:
-        self._context, self._moved, self.jobs = context, prepared.moved, prepared.jobs
-        self._estimated, jobs, scouted = prepared.estimated, prepared.jobs, prepared.scouted
-        paths = [path for job in jobs for path in job.paths]
-        self._replay = Replay(context.model, scouted, set(paths))
-        entries = [self._replay.entry(job.paths) for job in jobs]
-        order = sorted(range(len(jobs)), key=lambda number: self._replay.order(entries[number]))
-        self._groups = [(entry, list(numbers)) for entry, numbers in groupby(order, key=entries.__getitem__)]
+        self._context, self._moved, prepared = context, moved, context.prepared
+        scouted, jobs = moved.grid.scouted, dict(enumerate(moved.jobs))
+        self._estimated = [number for number, job in jobs.items() if job.kind == GRADIENT]
+        computed = {number: job.cell.paths for number, job in jobs.items() if job.kind != GRADIENT}
+        self._replay = Replay(context.model, scouted, computed)
         head = usable_head(prepared, scouted.head)
         unembed = None if head is None else context.model.get_submodule(head)
         self._reading = Reading(prepared, context.measuring, unembed)
         self._largest = scouted.largest if head is not None else max(scouted.largest, scouted.scores)
         self._against = None if against is None else RunReferences.of(prepared.experiment).open(against)
-        self._together = dict[str, bool]()
-        self._done, self._recorded = 0, False
+        self._together, self._done = dict[str, bool](), 0
         nothing = torch.full((samples,), torch.nan, dtype=torch.float64)
         self.plain, self.clean = nothing.clone(), nothing.clone()
         self.values = nothing.repeat(len(jobs), 1)
-        self.estimates = nothing.repeat(len(self._estimated), 1)
 
-    @property
-    def compares(self) -> bool:
-        """Whether there is another run to compare with."""
-        return self._against is not None
-
-    # ---- saved states ----------------------------------------------------------------------------------------------
+    # ---- saved states, results -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The values so far, and the position within the batch."""
-        position = {"together": dict(self._together), "done": self._done, "recorded": self._recorded}
+        """The values so far, and how many jobs of the batch are done."""
+        position = {"together": dict(self._together), "done": self._done}
         return {name: getattr(self, name) for name in _SAVED} | position
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
         for name in _SAVED:
             getattr(self, name).copy_(state[name])
-        self._together = dict(state["together"])
-        self._done, self._recorded = state["done"], state["recorded"]
+        self._together, self._done = dict(state["together"]), state["done"]
+
+    def effects(self, split: Split) -> Effects:
+        """The means over samples, in the order of the axes."""
+        plain, exact = self.plain.nanmean(), self._placed(EXACT)
+        tensors = {PLAIN: plain, PLAIN_OF_SAMPLES: self.plain}
+        if len(exact):
+            tensors |= {EXACT: exact.nanmean(-1).mean(0), OF_SAMPLES: exact.mean(0)}
+        if len(exact) > 1:
+            tensors[SEEDS] = exact.nanmean(-1)
+        if len(placebo := self._placed(PLACEBO)):
+            tensors[PLACEBO] = placebo.nanmean(-1)
+        if self._estimated:
+            tensors[GRADIENT] = self._placed(GRADIENT).nanmean(-1).mean(0)
+        if self._against is not None:
+            clean = self.clean.nanmean()
+            tensors |= {CLEAN: clean, CLEAN_OF_SAMPLES: self.clean}
+            tensors[RESTORED] = (tensors[EXACT] - plain) / (clean - plain)
+        about = {
+            "hook": self._moved.grid.hook.spec.name,
+            "metric": self._reading.metric.name,
+            "split": split,
+        }
+        axes = {axis.key: axis.labels for axis in self._moved.grid.axes}
+        return Effects(tensors, axes, range(len(self.plain)), about)
+
+    def _placed(self, kind: str) -> Tensor:
+        """[repeats, *cells, samples] of the jobs of a kind; NaN where there is none."""
+        jobs = [
+            (job, row) for job, row in zip(self._moved.jobs, self.values, strict=True) if job.kind == kind
+        ]
+        repeats = 1 + max((job.number for job, _ in jobs), default=-1)
+        sizes = repeats, *self._moved.grid.sizes, len(self.plain)
+        whole = torch.full(sizes, torch.nan, dtype=torch.float64)
+        for job, row in jobs:
+            whole[job.number, *job.cell.place] = row
+        return whole
 
     # ---- one batch -------------------------------------------------------------------------------------------------
 
     def compute(self, batch: Batch) -> Any:
-        """Compute every job for a batch. Returns the output of the pass without the hook, None if it was computed."""
-        context, moved, clock = self._context, self._moved, self._context.hooks.clock
-        measuring = context.measuring
-        others = context.without_hooks(batch) if measuring.without_hooks else None
+        """Compute every job for a batch. Returns the output of the pass without the hook."""
+        context, moved, reading, ids = self._context, self._moved, self._reading, batch.ids
+        is_new = not self._done  # else the run was cut off in this batch: observers have seen it
+        others = context.without_hooks(batch) if context.measuring.without_hooks else None
         context.set_batch(batch)
-        self._reading.begin(batch, others)
-        moved.new_batch()
-        generators, before = generator_states(python=False), self._places()
-        seen_before = self._recorded
-        moved.reached, moved.records, clock.stands_in = self._replay.reach, not seen_before, seen_before
-        with self._replay.storing(), context.hooks.uncounted() if seen_before else nullcontext():
-            output = self._forward(batch, 1)
+        reading.begin(batch, others)
+        moved.rows.clear()
+        again = partial(self._set_draws, self._draws())
+        clock = context.hooks.clock
+        moved.reached, moved.records, clock.stands_in = self._replay.reach, is_new, not is_new
+        with self._replay.storing(), nullcontext() if is_new else context.hooks.uncounted():
+            output = self._forward(batch)
         moved.reached, moved.records, clock.stands_in = None, False, True
-        self._reading.see(output)
-        (plain,) = self._reading.copies_of(output, 1)
-        ids = batch.ids
+        reading.see(output)
+        (plain,) = reading.copies_of(output, 1)
         self.plain[ids] = self._read(plain)
-        after, self._recorded = (generator_states(python=False), self._places()), True
-
-        def again() -> None:
-            set_generators(generators)
-            self._set_places(before)
-
-        if self._against is not None and not seen_before:
-            (clean,) = self._reading.copies_of(self._predictions(batch), 1, whole=True)
+        after = self._draws()
+        if self._against is not None and is_new:
+            scores = predicted_rows(self._against, batch.split).of(ids, Generator()).to(batch.target.device)
+            (clean,) = reading.copies_of(scores, 1, whole=True)
             self.clean[ids] = self._read(clean)
-        if self._estimated and not seen_before:
+        if self._estimated and is_new:
             again()
             self._estimate(batch)
         for numbers, entry in self._passes(len(ids)):
-            again()
             self._pass(batch, numbers, entry, plain, again)
             self._done += len(numbers)
             again()
             context.resuming.point(context.resuming.seconds >= SECONDS)
-        set_generators(after[0])
-        self._set_places(after[1])
-        self._done, self._recorded = 0, False
+        self._set_draws(after)
+        self._done = 0
         return output
 
     def _passes(self, samples: int) -> Iterator[tuple[list[int], str | None]]:
@@ -133,9 +165,8 @@ class Cells:
         most = MOST_NUMBERS.get(self._context.prepared.device.type, ON_ACCELERATORS)
         copies = min(max(most // max(self._largest * samples, 1), 1), MOST_COPIES)
         done = self._done
-        for entry, numbers in self._groups:
-            skipped, done = numbers[:done], max(done - len(numbers), 0)
-            left = numbers[len(skipped) :]
+        for entry, numbers in self._replay.groups:
+            left, done = numbers[done:], max(done - len(numbers), 0)
             yield from ((left[at : at + copies], entry) for at in range(0, len(left), copies))
 
     def _pass(
@@ -146,11 +177,12 @@ class Cells:
         Whether they do is seen in the first passes from each entry: one more copy has no hook, and its output must be
         that of the unedited pass.
         """
-        jobs = [self.jobs[number] for number in numbers]
+        jobs = [self._moved.jobs[number] for number in numbers]
         if entry is not None and self._together.get(entry, True) and not self._moved.uses_arguments:
             unknown = entry not in self._together
+            again()
             try:
-                copies = self._run(batch, [*jobs, None] if unknown else jobs, entry)
+                copies = self._copies(batch, [*jobs, None] if unknown else jobs, entry)
                 fits = not unknown or same(copies[-1], plain)
                 if unknown and (not fits or any(not same(copy, plain) for copy in copies[:-1])):
                     self._together[entry] = fits
@@ -162,34 +194,32 @@ class Cells:
                 return
         for number, job in zip(numbers, jobs, strict=True):
             again()
-            (copy,) = self._run(batch, [job], None)
+            (copy,) = self._copies(batch, [job])
             self.values[number, batch.ids] = self._read(copy)
 
-    def _run(self, batch: Batch, blocks: Sequence[Job | None], entry: str | None) -> list[Any]:
-        """One pass with a copy of the batch for each job; what the metric is computed from, for each."""
-        copies, self._moved.blocks = len(blocks), blocks
-        try:
-            with self._replay.from_entry(entry, copies):
-                return self._reading.copies_of(self._forward(batch, copies), copies)
-        finally:
-            self._moved.blocks = (None,)
+    def _copies(self, batch: Batch, blocks: Sequence[Job | None], entry: str | None = None) -> list[Any]:
+        """What the metric is computed from, for each job, from one pass with a copy of the batch for each."""
+        return self._reading.copies_of(self._forward(batch, blocks, entry), len(blocks))
 
-    def _forward(self, batch: Batch, copies: int) -> Any:
-        """The model's output for copies of the batch, one after the other."""
-        context, passes = self._context, self._context.hooks.clock.passes
+    def _forward(self, batch: Batch, blocks: Sequence[Job | None] = (None,), entry: str | None = None) -> Any:
+        """The model's output for a copy of the batch for each job, one after the other.
 
-        def repeated(leaf: Any) -> Any:
-            return leaf.repeat(copies, *[1] * (leaf.dim() - 1)) if isinstance(leaf, Tensor) else leaf
-
-        args, kwargs = as_call(
-            batch.inputs if copies == 1 else rebuild(batch.inputs, repeated), context.model
-        )
+        entry: the hooked module that runs first, before which nothing has to be computed; None: not known
+        """
+        context, passes, copies = self._context, self._context.hooks.clock.passes, len(blocks)
+        args, kwargs = as_call(rebuild(batch.inputs, partial(repeated, copies)), context.model)
+        self._moved.blocks = blocks
         if passes is not None:
             passes.copies = copies
         try:
-            with context.autocast(), self._reading.of_rows_only(copies):
+            with (
+                self._replay.from_entry(entry, copies),
+                context.autocast(),
+                self._reading.of_rows_only(copies),
+            ):
                 return context.model(*args, **kwargs)
         finally:
+            self._moved.blocks = (None,)
             if passes is not None:
                 passes.copies = 1
 
@@ -197,19 +227,15 @@ class Cells:
         """[B] float64 on the CPU: the metric of each sample."""
         return self._reading.values(copy).detach().to("cpu", torch.float64)
 
-    def _predictions(self, batch: Batch) -> Any:
-        """The scores of the other run for the samples of the batch."""
-        assert self._against is not None
-        rows = predicted_rows(self._against, batch.split)
-        return rows.of(batch.ids, Generator()).to(batch.target.device)
-
     # ---- random numbers --------------------------------------------------------------------------------------------
 
-    def _places(self) -> list[Any]:
-        """The positions of the random draws of all hooks."""
-        return [site.draws_place for site in self._context.hooks.sites]
+    def _draws(self) -> tuple[Mapping[str, Any], list[Any]]:
+        """The states of torch's generators, and the positions of the random draws of all hooks."""
+        return generator_states(python=False), [site.draws_place for site in self._context.hooks.sites]
 
-    def _set_places(self, places: Sequence[Any]) -> None:
+    def _set_draws(self, draws: tuple[Mapping[str, Any], Sequence[Any]]) -> None:
+        generators, places = draws
+        set_generators(generators)
         for site, place in zip(self._context.hooks.sites, places, strict=True):
             site.draws_place = place
 
@@ -221,7 +247,7 @@ class Cells:
         moved.kept = kept = list[Activation]()
         try:
             with torch.enable_grad(), self._context.hooks.uncounted():
-                (copy,) = reading.copies_of(self._forward(batch, 1), 1)
+                (copy,) = self._copies(batch, (None,))
                 total = reading.values(copy).nansum()
         finally:
             moved.kept = None
@@ -234,22 +260,24 @@ class Cells:
         tensors = [tensor for activation in kept for tensor in activation.tensors]
         gradients = iter(torch.autograd.grad(total, tensors, allow_unused=True))
         sites = [(activation, [next(gradients) for _ in activation.tensors]) for activation in kept]
-        for number, job in enumerate(self._estimated):
-            change = torch.zeros(len(batch.ids), dtype=torch.float64)
-            for activation, of_tensors in sites:
-                if activation.path in job.paths:
-                    change += self._change(job, activation, of_tensors, len(batch.ids))
-            self.estimates[number, batch.ids] = change
+        for number in self._estimated:
+            job = self._moved.jobs[number]
+            changes = [
+                self._change(job, activation, of_tensors, len(batch.ids))
+                for activation, of_tensors in sites
+                if activation.site.path in job.cell.paths
+            ]
+            self.values[number, batch.ids] = sum(changes, self.plain[batch.ids])
 
     def _change(
         self, job: Job, activation: Activation, gradients: Sequence[Tensor | None], samples: int
     ) -> Tensor:
         """[B]: the change of the metric to first order in what the job changes of the activation."""
-        site = self._moved.sites[activation.path]
-        site.fired, current = site.fired + 1, site.current
+        site, current = activation.site, activation.site.current
+        site.fired += 1
         current.of_pass, current.of_call = activation.of_pass, activation.call
         try:
-            new = self._moved.op(job.hook, activation.path, job.seed)(activation.value)
+            new = self._moved.op(job.hook, site.path, job.seed)(activation.value)
         finally:
             current.of_pass = current.of_call = None
         total = torch.zeros(samples, dtype=torch.float64)

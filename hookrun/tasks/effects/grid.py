@@ -1,25 +1,33 @@
-"""The grid of a hook that is moved: its axes with their labels, and a cell for each site that exists."""
+"""The grid of a hook that is moved: its axes with their labels, a cell for each site that exists, and its jobs."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import torch
-from torch import nn
 
-from hookrun.errors import Problem
+from hookrun import data
+from hookrun.actions.fields import Meaning
+from hookrun.actions.values import RunValue
+from hookrun.data import Split
+from hookrun.errors import CompileError, Problem
 from hookrun.plan.model_tree import ModelNames
 from hookrun.plan.plan import PlannedHook
 from hookrun.plan.resolve import resolve
 from hookrun.run_values import RunReferences
+from hookrun.runtime.apply_action import Op
 from hookrun.runtime.part import HeadsPart
+from hookrun.runtime.site import HookSite
+from hookrun.runtime.tokens.calls import IDS, MASK
+from hookrun.runtime.wiring import Variant
 from hookrun.spec import Spec
+from hookrun.store.effects import PLACEBO
 from hookrun.tasks.effects.over import (
-    AT,
     EACH,
     HEADS,
     INDEX,
@@ -29,31 +37,14 @@ from hookrun.tasks.effects.over import (
     Over,
     Window,
     index_of,
+    neighbours,
     varied,
 )
+from hookrun.tasks.effects.replay import Scouted, scouted
+from hookrun.tasks.run.prepare import EXAMPLE_BATCH, Prepared, as_call, structure
+from hookrun.tasks.under_hooks import samples_of_a_pass
 
 MOST_CELLS = 1_000_000
-
-
-@dataclass(frozen=True, eq=False)
-class Axis:
-    """One key of `over`.
-
-    labels: what each value is called
-    values: as the hook takes them; of `module` the paths of the modules that are hooked together
-    ends:   how many heads or channels a module must have for each value
-    counts: path of a module -> how many it has; the others have as many as needed
-    """
-
-    key: str
-    labels: tuple[Any, ...]
-    values: tuple[Any, ...]
-    ends: tuple[int, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-    def has(self, number: int, paths: Sequence[str]) -> bool:
-        """Whether the modules have the value with this number."""
-        return all(self.ends[number] <= self.counts[path] for path in paths if path in self.counts)
 
 
 @dataclass(frozen=True)
@@ -70,117 +61,162 @@ class Cell:
     hook: PlannedHook
 
 
+@dataclass(frozen=True)
+class Job:
+    """One value of a cell for each sample.
+
+    kind:   exact, gradient (an estimate, without a pass of its own) or placebo
+    number: of the seed, or of the placebo
+    hook:   the hook at the cell: its own, or a placebo
+    seed:   what the random numbers of the hook are derived from, unless it has a seed of its own
+    """
+
+    kind: str
+    number: int
+    cell: Cell
+    hook: PlannedHook
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """One key of `over`.
+
+    labels: what each value is called
+    values: as the hook takes them; of `module` the paths of the modules that are hooked together
+    lacks:  for each value the modules that have fewer heads or channels; empty: all modules have all values
+    """
+
+    key: str
+    labels: Sequence[Any]
+    values: Sequence[Any]
+    lacks: Sequence[Set[str]] = ()
+
+
 class Grid:
     """The axes and cells of a hook over a model.
 
-    hook:   the hook with the first value of each axis, on all modules
-    shapes: path of a module -> the shape of the value that the hook sees there; empty: not known
-    tokens: returns how many tokens the longest sample has
+    prepared: the experiment whose hook `name` has the first value of each axis, on all modules
+    split:    of the samples
+    hook:     that hook
+    scouted:  what a run of a copy of the model with the example showed
     """
 
-    def __init__(
-        self,
-        over: Over,
-        hook: PlannedHook,
-        model: nn.Module,
-        shapes: Mapping[str, Sequence[int]],
-        tokens: Callable[[], int],
-        runs: RunReferences,
-        seed: int,
-    ) -> None:
-        self.problems = list[Problem]()
-        self._hook, self._model, self._runs, self._seed = hook, model, runs, seed
-        self._shapes, self._tokens = shapes, tokens
-        self._paths = tuple(match.path for match in hook.matches)
+    def __init__(self, prepared: Prepared, name: str, over: Over, split: Split) -> None:
+        self._problems, self.prepared, self._split = list[Problem](), prepared, split
+        self.hook = next(hook for hook in prepared.plan.hooks if hook.spec.name == name)
+        self._runs = RunReferences.of(prepared.experiment, split, prepared.data)
+        self.example = as_call(prepared.data.example(EXAMPLE_BATCH), prepared.model)
+        seen = scouted(prepared.model, self.example, self.hook)
+        self.scouted = Scouted() if isinstance(seen, str) else seen
+        self._paths = tuple(match.path for match in self.hook.matches)
         self.axes = [self._axis(key, values) for key, values in over.items()]
         self.sizes = tuple(len(axis.labels) for axis in self.axes)
         self.cells = self._cells()
 
-    @property
-    def labels(self) -> dict[str, list[Any]]:
-        """Name of an axis -> the labels along it."""
-        return {axis.key: list(axis.labels) for axis in self.axes}
+    def refuse(self) -> None:
+        """Raise CompileError if there are mistakes."""
+        if self._problems:
+            raise CompileError(self._problems)
 
     def planned(self, values: Mapping[str, Any], base: PlannedHook | None = None) -> PlannedHook | None:
         """A hook, by default the whole grid's, with other values of its keys; mistakes are added to the problems."""
-        base = base or self._hook
+        base = base or self.hook
         spec, wrong = varied(base.spec, values)
-        self.problems += wrong
+        self._problems += wrong
         if wrong:
             return None
         filters = () if spec.keys.tokens is None else spec.keys.tokens.filters
         names_texts = any(True for each in filters for _ in each.texts)
         if not names_texts and spec.action.outside_values() == base.spec.action.outside_values():
             return replace(base, spec=spec)
-        plan, wrong = resolve(Spec((spec,), self._seed), self._model, self._runs)
-        self.problems += wrong
+        plan, wrong = resolve(Spec((spec,), self.prepared.plan.seed), self.prepared.model, self._runs)
+        self._problems += wrong
         return plan.hooks[0] if plan.hooks else None
+
+    def tried(self, site: HookSite, op: Op, variant: Variant) -> Op:
+        """What runs in place of the hook in a trial: every cell of this module, each on the value without the hook."""
+        if site.hook_name != self.hook.spec.name:
+            return op
+        hooks = (cell.hook for cell in self.cells if site.path in cell.paths)
+        forms = {json.dumps(structure(Spec((hook.spec,))), default=str): hook for hook in hooks}
+
+        def try_all(value: Any) -> Any:
+            for hook in forms.values():
+                variant(hook, 0)(value)
+            return value
+
+        return try_all
 
     # ---- axes ------------------------------------------------------------------------------------------------------
 
     def _axis(self, key: str, values: Any) -> Axis:
         if isinstance(values, tuple):
-            return Axis(key, tuple(map(_label, values)), self._modules(values) if key == MODULE else values)
+            return Axis(key, list(map(_label, values)), self._modules(values) if key == MODULE else values)
         if key == MODULE:
-            groups = tuple(self._paths[start:end] for start, end in _runs(values, len(self._paths)))
-            return Axis(key, tuple(":".join(dict.fromkeys((each[0], each[-1]))) for each in groups), groups)
+            groups = [self._paths[start:end] for start, end in _runs(values, len(self._paths))]
+            return Axis(key, [":".join(dict.fromkeys((each[0], each[-1]))) for each in groups], groups)
         if key == INDEX and values != EACH:
-            return self._windows(values)
-        counts = (
-            {"": self._tokens()} if key == TOKENS else self._heads() if key == HEADS else self._channels()
-        )
+            windows = self._windows(values)
+            return Axis(key, windows, windows)
+        counts = {"": self._longest()} if key == TOKENS else self._counts(key)
         runs = _runs(values, max(counts.values(), default=0))
         if not runs:
             text = "there is nothing to count: the model, or its data, does not show how many there are"
-            self.problems.append(Problem(f"{WHERE}.{key}", text, "list the values: [0, 1, 2]"))
-        labels = (start if values == EACH else f"{start}:{end}" for start, end in runs)
-        ends = tuple(end for _, end in runs)
+            self._problems.append(Problem(f"{WHERE}.{key}", text, "list the values: [0, 1, 2]"))
         return Axis(
             key,
-            tuple(labels),
-            tuple(AT[key](start, end - start) for start, end in runs),
-            ends,
-            {} if key == TOKENS else counts,
+            [start if values == EACH else f"{start}:{end}" for start, end in runs],
+            [neighbours(key, start, end - start) for start, end in runs],
+            [{path for path, count in counts.items() if count < end} for _, end in runs],
         )
 
-    def _modules(self, values: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
+    def _modules(self, values: Sequence[Any]) -> list[tuple[str, ...]]:
         """The modules of each member of the list: a path, or a selector of several that are hooked together."""
-        names, groups = ModelNames(self._model), list[tuple[str, ...]]()
+        names, groups = ModelNames(self.prepared.model), list[tuple[str, ...]]()
         for number, selector in enumerate(values):
-            spec, wrong = varied(self._hook.spec, {MODULE: selector}, f".{number}")
-            self.problems += wrong
+            spec, wrong = varied(self.hook.spec, {MODULE: selector}, f".{number}")
+            self._problems += wrong
             groups.append(() if wrong else tuple(names.select(spec)))
-        return tuple(groups)
+        return groups
 
-    def _channels(self) -> dict[str, int]:
-        return {path: shape[1] if len(shape) > 1 else 0 for path, shape in self._shapes.items()}
+    def _longest(self) -> int:
+        """How many tokens the longest sample of the pass has, without padding; 0 if samples are not of tokens."""
+        if self.prepared.data.tokenizer is None:
+            return 0
+        settings, longest = self.prepared.settings, 0
+        samples = data.load(settings.data, self._split, seed=settings.seed)
+        for number in range(samples_of_a_pass(settings, len(samples)) or 0):
+            inputs: Any = samples[number][0]
+            longest = max(longest, int((inputs.get(MASK, torch.ones_like(inputs[IDS])) != 0).sum()))
+        return longest
 
-    def _heads(self) -> dict[str, int]:
-        """Path -> how many heads its value has."""
-        keys, counts = self._hook.spec.keys, dict[str, int]()
-        assert keys.heads is not None  # the hook has the first value of each axis
-        if not self._shapes:
-            return {path: known.counts[0] for path, known in self._hook.heads.items()}
-        for path, shape in self._shapes.items():
-            part = HeadsPart(keys.heads, self._hook.heads[path], 1)
+    def _counts(self, key: str) -> dict[str, int]:
+        """Path -> how many heads its value has, or how many channels."""
+        if key == INDEX:
+            return {path: shape[1] if len(shape) > 1 else 0 for path, shape in self.scouted.shapes.items()}
+        counts = {path: known.counts[0] for path, known in self.hook.heads.items()}
+        heads = self.hook.spec.keys.heads
+        assert heads is not None  # the hook has the first value of each axis
+        for path, shape in self.scouted.shapes.items():
             try:
+                part = HeadsPart(heads, self.hook.heads[path], 1)
                 counts[path] = part.place(torch.empty(*shape, device="meta"))[1]
             except ValueError as error:
-                self.problems.append(Problem(f"{WHERE}.{HEADS}", f"on {path or '(root)'}: {error}"))
+                self._problems.append(Problem(f"{WHERE}.{HEADS}", f"on {path or '(root)'}: {error}"))
         return counts
 
-    def _windows(self, values: Window) -> Axis:
+    def _windows(self, values: Window) -> list[str]:
         """Windows over the last dimensions of the value."""
         dims = len(values.window)
-        sizes = {tuple(shape[-dims:]) for shape in self._shapes.values() if len(shape) >= dims}
+        sizes = {tuple(shape[-dims:]) for shape in self.scouted.shapes.values() if len(shape) >= dims}
         if len(sizes) != 1:
-            text = f"the values have the shapes {[list(shape) for shape in self._shapes.values()]}"
+            text = f"the values have the shapes {[list(shape) for shape in self.scouted.shapes.values()]}"
             hint = f"windows need the same last {dims} dimensions everywhere: list the values"
-            self.problems.append(Problem(f"{WHERE}.{INDEX}", text, hint))
-            return Axis(INDEX, (), ())
+            self._problems.append(Problem(f"{WHERE}.{INDEX}", text, hint))
+            return []
         runs = [_runs(values, size, dim) for dim, size in enumerate(sizes.pop())]
-        texts = tuple(map(index_of, product(*runs)))
-        return Axis(INDEX, texts, texts)
+        return list(map(index_of, product(*runs)))
 
     # ---- cells -----------------------------------------------------------------------------------------------------
 
@@ -188,21 +224,19 @@ class Grid:
         """A cell for each place that its modules have."""
         if (count := math.prod(self.sizes)) > MOST_CELLS:
             text = f"spans {count:,} cells, at most {MOST_CELLS:,} are possible"
-            self.problems.append(Problem(WHERE, text))
-        if self.problems:
+            self._problems.append(Problem(WHERE, text))
+        if self._problems:
             return []
-        hooks, cells = dict[tuple[Any, ...], PlannedHook | None](), list[Cell]()
+        hooks, cells = dict[tuple[int, ...], PlannedHook | None](), list[Cell]()
         for place in product(*map(range, self.sizes)):
-            at = dict(zip(self.axes, place, strict=True))
-            paths = next((axis.values[n] for axis, n in at.items() if axis.key == MODULE), self._paths)
-            if not all(axis.has(n, paths) for axis, n in at.items()):
+            at = list(zip(self.axes, place, strict=True))
+            paths = next((axis.values[n] for axis, n in at if axis.key == MODULE), self._paths)
+            if any(axis.lacks and not axis.lacks[n].isdisjoint(paths) for axis, n in at):
                 continue
-            others = {axis.key: n for axis, n in at.items() if axis.key != MODULE}
-            key = tuple(others.values())
+            others = [(axis, n) for axis, n in at if axis.key != MODULE]
+            key = tuple(n for _, n in others)
             if key not in hooks:
-                hooks[key] = self.planned(
-                    {axis.key: axis.values[n] for axis, n in at.items() if axis.key in others}
-                )
+                hooks[key] = self.planned({axis.key: axis.values[n] for axis, n in others})
             if (hook := hooks[key]) is not None:
                 cells.append(Cell(place, paths, hook))
         return cells
@@ -224,3 +258,40 @@ def _label(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return f"[{', '.join(str(_label(each)) for each in value)}]"
     return value if isinstance(value, int | float | str) and not isinstance(value, bool) else str(value)
+
+
+# ---- jobs ----------------------------------------------------------------------------------------------------------
+
+
+def jobs_of(grid: Grid, counts: Mapping[str, int], placebos: int) -> list[Job]:
+    """The jobs of each cell: so many of each method, and the placebos."""
+    jobs, of_others, seed = list[Job](), dict[int, PlannedHook | None](), grid.prepared.plan.seed
+    for cell in grid.cells:
+        for kind, count in counts.items():
+            jobs += [_job(kind, number, cell, cell.hook, seed) for number in range(count)]
+        if placebos and id(cell.hook) not in of_others:
+            values = cell.hook.spec.action.outside_values().items()
+            drawn = {field: _resampled(value) for field, value in values}
+            of_others[id(cell.hook)] = grid.planned(drawn, cell.hook)
+        if (hook := of_others.get(id(cell.hook))) is not None:
+            jobs += [_job(PLACEBO, number, cell, hook, seed) for number in range(placebos)]
+    return jobs
+
+
+def _job(kind: str, number: int, cell: Cell, hook: PlannedHook, seed: int) -> Job:
+    """A job; those with another number draw other random numbers."""
+    own = hook.spec.action.fields_of(Meaning.SEED)
+    if number and any(value is not None for value in own.values()):
+        spec, _ = varied(hook.spec, {name: value + number for name, value in own.items()})
+        hook = replace(hook, spec=spec)
+    return Job(kind, number, cell, hook, seed + number)
+
+
+def _resampled(value: Any) -> Any:
+    """The value, with that of each sample drawn from the other samples."""
+    if not isinstance(value, RunValue):
+        return value
+    changed = {"minus": None if value.minus is None else _resampled(value.minus)}
+    if value.sample == "same":
+        changed["sample"] = "resample"
+    return value.model_copy(update=changed)

@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hookrun.data import Split
+from hookrun.errors import counted
 from hookrun.plan.plan import PlannedHook
+from hookrun.prove.trial import prove
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.tokens.calls import Pass
 from hookrun.runtime.wiring import Variant
-from hookrun.spec import Spec
-from hookrun.tasks.effects.grid import Cell
-from hookrun.tasks.run.prepare import structure
+from hookrun.tasks.effects.grid import Grid, Job, jobs_of
+from hookrun.tasks.effects.over import Over
+from hookrun.tasks.run.prepare import Prepared
 from hookrun.values.containers import members, rebuild
-
-
-class CannotSplit(Exception):
-    """The tensors of a value do not consist of one part for each copy of the batch."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One pass over the data.
-
-    kind:   exact, or placebo
-    number: of the seed, or of the placebo
-    cell:   the number of the cell
-    paths:  the modules that are hooked
-    hook:   the hook there
-    seed:   what the random numbers of the hook are derived from, unless it has a seed of its own
-    """
-
-    kind: str
-    number: int
-    cell: int
-    paths: tuple[str, ...]
-    hook: PlannedHook
-    seed: int
 
 
 @dataclass
@@ -54,7 +33,7 @@ class Activation:
     tensors: its floating-point tensors, from which on the pass is differentiated
     """
 
-    path: str
+    site: HookSite
     value: Any
     tensors: list[Tensor]
     of_pass: Pass | None
@@ -67,44 +46,40 @@ class Moved:
     The moved hook does what its jobs say, each for its copy of the batch; other edits run on each copy by itself,
     with the same random numbers; observers see the pass without the hook only.
 
-    name:    of the hook that is moved
+    jobs:    what is computed, in the order of the cells of the grid
     blocks:  the job of each copy; None: the hook does nothing there
     records: observers fire
     kept:    the activations of the pass of the gradient; None: another pass
     reached: called with the path when the hook would fire in the unedited pass
-    trial:   every hook of this list is tried at each of its modules
+    uses_arguments: a hook reads the arguments of the call, which are not split
+    rows:    the sizes of first dimensions that the values of a site, by its id, have for one copy of the batch
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, grid: Grid, jobs: Sequence[Job]) -> None:
+        self.grid, self.jobs = grid, jobs
         self.blocks: Sequence[Job | None] = (None,)
         self.records = False
         self.kept: list[Activation] | None = None
         self.reached: Callable[[str], None] | None = None
-        self.trial: Sequence[Cell] = ()
-        self.sites = dict[str, HookSite]()
-        self._others = dict[tuple[str, str], HookSite]()
+        self.uses_arguments = False
         self._variants = dict[str, Variant]()
         self._ops = dict[tuple[str, int, int], Op]()
-        self._rows = dict[int, set[int]]()
+        self.rows = defaultdict[int, set[int]](set)
 
-    def around(self, site: HookSite, op: Op, variant: Variant) -> Op:
+    def __call__(self, site: HookSite, op: Op, variant: Variant) -> Op:
         """The op in place of the site's own, see `Installation`."""
-        if site.hook_name == self.name:
-            self.sites[site.path], self._variants[site.path] = site, variant
-            self._ops.clear()  # those of an earlier installation
-            return partial(self._try if self.trial else self._move, site)
-        if site.hook_type.phase != "forward" or site.hook_type.until_backward or site.spec.action.of_call:
+        is_moved = site.hook_name == self.grid.hook.spec.name
+        is_forward = site.hook_type.phase == "forward" and not site.hook_type.until_backward
+        if not is_moved and (not is_forward or site.spec.action.of_call):
             return op
-        if site.spec.action.observes:
+        if not is_moved and site.spec.action.observes:
             return lambda value: op(value) if self.records else value
-        self._others[site.hook_name, site.path] = site
-        return partial(self._edit, site, op)
-
-    @property
-    def uses_arguments(self) -> bool:
-        """Whether a hook reads the arguments of the call, which are not split."""
-        return any(site.reads_arguments for site in (*self.sites.values(), *self._others.values()))
+        self.uses_arguments |= site.reads_arguments
+        if not is_moved:
+            return partial(self._edit, site, op)
+        self._variants[site.path] = variant
+        self._ops.clear()  # those of an earlier installation
+        return partial(self._move, site)
 
     # ---- the moved hook --------------------------------------------------------------------------------------------
 
@@ -116,7 +91,9 @@ class Moved:
             self._note_rows(site, value)
             return value
         ops = [
-            self.op(job.hook, site.path, job.seed) if job is not None and site.path in job.paths else None
+            self.op(job.hook, site.path, job.seed)
+            if job is not None and site.path in job.cell.paths
+            else None
             for job in self.blocks
         ]
         if not any(ops):
@@ -130,17 +107,6 @@ class Moved:
         if key not in self._ops:
             self._ops[key] = self._variants[path](hook, seed)
         return self._ops[key]
-
-    def _try(self, site: HookSite, value: Any) -> Any:
-        """Every cell of this module, each on the value without the hook."""
-        tried = set[str]()
-        for cell in self.trial:
-            if site.path in cell.paths:
-                form = json.dumps(structure(Spec((cell.hook.spec,))), default=str)
-                if form not in tried:
-                    tried.add(form)
-                    self._variants[site.path](cell.hook, 0)(value)
-        return value
 
     def _keep(self, site: HookSite, value: Any) -> Any:
         """Pass on a copy of the value, with respect to which the metric is differentiated."""
@@ -157,7 +123,7 @@ class Moved:
         plain = rebuild(own, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
         passes = site.clock.passes
         of_pass = None if passes is None else passes.current
-        self.kept.append(Activation(site.path, plain, held, of_pass, site.call))
+        self.kept.append(Activation(site, plain, held, of_pass, site.call))
         # what follows may write into it
         return rebuild(own, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
 
@@ -171,19 +137,14 @@ class Moved:
     # ---- copies of the batch ---------------------------------------------------------------------------------------
 
     def _note_rows(self, site: HookSite, value: Any) -> None:
-        """Remember the sizes of first dimensions for one copy."""
-        sizes = self._rows.setdefault(id(site), set())
-        sizes.update(leaf.shape[0] for leaf in members(value) if isinstance(leaf, Tensor) and leaf.dim())
-
-    def new_batch(self) -> None:
-        """Forget the sizes of the last batch."""
-        self._rows.clear()
+        leaves = (leaf for leaf in members(value) if isinstance(leaf, Tensor) and leaf.dim())
+        self.rows[id(site)].update(leaf.shape[0] for leaf in leaves)
 
     def _by_block(self, site: HookSite, value: Any, ops: Sequence[Op | None]) -> Any:
         """The value after each op has run on its copy."""
         if len(ops) == 1:
             return ops[0](value) if ops[0] is not None else value
-        olds = parts_of(value, len(ops), self._rows.get(id(site), set()))
+        olds = parts_of(value, len(ops), self.rows[id(site)])
         run = site.calls.run if site.calls is not None else None
         drawn = None if run is None else run.drawn.copy()
         news = list[Any]()
@@ -195,8 +156,38 @@ class Moved:
         return _joined(value, olds, news)
 
 
+def with_grid(
+    prepared: Prepared,
+    name: str,
+    over: Over,
+    split: Split,
+    methods: Sequence[str],
+    *,
+    placebos: int,
+    seeds: int,
+) -> Prepared:
+    """The prepared experiment with every cell of its grid, tried in one run of a copy of the model.
+
+    name:            of the hook that is moved
+    placebos, seeds: how many jobs of either kind a cell has
+
+    Its `around` is a Moved. Raises CompileError with all mistakes found.
+    """
+    grid = Grid(prepared, name, over, split)
+    grid.refuse()
+    prove(prepared.plan, prepared.model, grid.example, training=False, backward=False, around=grid.tried)
+    jobs = jobs_of(grid, dict.fromkeys(methods, seeds), placebos)
+    grid.refuse()
+    sizes = " × ".join(f"{axis.key} {len(axis.labels)}" for axis in grid.axes)
+    line = f"{counted(len(grid.cells), 'cell')}: {sizes}; the plan shows the first value of each"
+    return replace(prepared, lines=(*prepared.lines, line), around=Moved(grid, jobs))
+
+
+# ---- copies of a batch in one value --------------------------------------------------------------------------------
+
+
 def parts_of(value: Any, parts: int, rows: set[int]) -> list[Any]:
-    """The value for each copy of the batch. CannotSplit if its tensors do not hold one part after the other.
+    """The value for each copy of the batch. ValueError if its tensors do not hold one part after the other.
 
     rows: the sizes of the first dimension that a tensor for one copy may have
     """
@@ -210,7 +201,7 @@ def _pieces(leaf: Any, parts: int, rows: set[int]) -> Sequence[Any]:
         return [leaf] * parts
     one, several = leaf.shape[0] in rows, leaf.shape[0] % parts == 0 and leaf.shape[0] // parts in rows
     if one == several:
-        raise CannotSplit(f"a tensor of shape {list(leaf.shape)} for {parts} copies of the batch")
+        raise ValueError(f"a tensor of shape {list(leaf.shape)} for {parts} copies of the batch")
     return leaf.chunk(parts) if several else [leaf] * parts
 
 
@@ -221,7 +212,7 @@ def _joined(value: Any, olds: Sequence[Any], news: Sequence[Any]) -> Any:
     for leaf, before, after in zip(members(value), *columns, strict=True):
         changed = any(new is not old for new, old in zip(after, before, strict=True))
         if changed and before[0] is leaf:
-            raise CannotSplit("a tensor that all copies of the batch share would change")
+            raise ValueError("a tensor that all copies of the batch share would change")
         leaves.append(torch.cat(after) if changed else leaf)
     return _with(value, leaves)
 

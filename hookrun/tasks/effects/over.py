@@ -5,7 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -50,8 +50,8 @@ def _channels(over: dict[str, Any]) -> dict[str, Any]:
     listed = over.get(INDEX)
     if not isinstance(listed, tuple):
         return over
-    numbers = (channel_of(value) if isinstance(value, int) else value for value in listed)
-    return {**over, INDEX: tuple(numbers)}
+    channels = (neighbours(INDEX, value) if isinstance(value, int) else value for value in listed)
+    return {**over, INDEX: tuple(channels)}
 
 
 def _values(raw: Any) -> Any:
@@ -71,7 +71,9 @@ def _values(raw: Any) -> Any:
     raise ValueError(f"found {shown(raw)}, expected each, a list of values, or {{window: 3}}")
 
 
-Over = Annotated[dict[str, Annotated[Any, BeforeValidator(_values)]], AfterValidator(_channels)]
+Over = Annotated[
+    dict[str, Annotated[Any, BeforeValidator(_values)]], Field(min_length=1), AfterValidator(_channels)
+]
 """Key of the hook -> its values; the order of the keys is the order of the axes."""
 
 
@@ -97,35 +99,26 @@ def first_value(key: str, values: Any) -> Any:
     """One value that the key surely takes, before the model is known."""
     if isinstance(values, tuple):
         return list(values) if key == MODULE else values[0]
+    if key == INDEX and isinstance(values, Window):
+        return index_of((0, size) for size in values.window)
+    return neighbours(key, 0, values.window[0] if isinstance(values, Window) and key == TOKENS else 1)
+
+
+def neighbours(key: str, start: int, count: int = 1) -> Any:
+    """The value of `heads`, `tokens` or `index` for so many neighbours; of `index` one channel.
+
+    A sample that is shorter than the positions is left as it is.
+    """
     if key == HEADS:
-        return heads_of(0, 1)
+        return list(range(start, start + count))
     if key == TOKENS:
-        return tokens_of(0, 1 if values == EACH else values.window[0])
-    return channel_of(0) if values == EACH else index_of((0, size) for size in values.window)
-
-
-def heads_of(start: int, count: int) -> list[int]:
-    """Neighbouring heads."""
-    return list(range(start, start + count))
-
-
-def tokens_of(start: int, count: int) -> dict[str, Any]:
-    """Neighbouring positions; a sample that is shorter is left as it is."""
-    return {"position": start if count == 1 else f"{start}:{start + count}", "missing": "skip"}
+        return {"position": start if count == 1 else f"{start}:{start + count}", "missing": "skip"}
+    return f":, {start}"
 
 
 def index_of(bounds: Iterable[tuple[int, int]]) -> str:
     """A window over the last dimensions: (start, end) along each."""
     return ", ".join(["...", *(f"{start}:{end}" for start, end in bounds)])
-
-
-def channel_of(number: int, count: int = 1) -> str:
-    """One position of the second dimension: a channel, a feature."""
-    return f":, {number}"
-
-
-AT: Mapping[str, Callable[[int, int], Any]] = {HEADS: heads_of, TOKENS: tokens_of, INDEX: channel_of}
-"""Key -> (start, count) -> the value of the hook's key for so many neighbours."""
 
 
 def varied(hook: HookSpec, values: Mapping[str, Any], place: str = "") -> tuple[HookSpec, list[Problem]]:
@@ -140,13 +133,12 @@ def varied(hook: HookSpec, values: Mapping[str, Any], place: str = "") -> tuple[
             given = {name: getattr(action, name) for name in action.model_fields_set} | {key: value}
             changed, wrong = parse(type(action), given, where)
             action = changed or action
-            problems += [replace(each, where=where) for each in wrong]
-            continue
-        name = "select" if key == MODULE else key
-        given = {"select": keys.select, "hook": keys.hook, name: _completed(keys, key, value)}
-        read, wrong = parse(HookKeys, given, where)
+        else:
+            name = "select" if key == MODULE else key
+            given = {"select": keys.select, "hook": keys.hook, name: _completed(keys, key, value)}
+            read, wrong = parse(HookKeys, given, where)
+            keys = keys if read is None else keys.model_copy(update={name: getattr(read, name)})
         problems += [replace(each, where=where) for each in wrong]
-        keys = keys if read is None else keys.model_copy(update={name: getattr(read, name)})
     return replace(hook, keys=keys, action=action), problems
 
 
@@ -156,11 +148,8 @@ _PLACES = {"position", "id", "text", "span", "exclude", "query", "key"}
 def _completed(keys: HookKeys, key: str, value: Any) -> Any:
     """The value with what the hook itself says about its heads (`count`, `dim`) or tokens (`phase`, `dim`, …)."""
     if key == HEADS and keys.heads is not None and not isinstance(value, Mapping):
-        about = {name: given for name, given in keys.heads.to_dict().items() if name != "pick"}
-        return {**about, "pick": value}
+        return keys.heads.to_dict() | {"pick": value}
     if key == TOKENS and keys.tokens is not None:
-        said = value if isinstance(value, Mapping) else {"position": value}
-        return {name: each for name, each in keys.tokens.to_dict().items() if name not in _PLACES} | dict(
-            said
-        )
+        own = {name: said for name, said in keys.tokens.to_dict().items() if name not in _PLACES}
+        return own | dict(value if isinstance(value, Mapping) else {"position": value})
     return value

@@ -118,13 +118,14 @@ class Average:
                 if not with_loss:
                     continue
                 source = rows if rows.samples is None else rows.with_targets
-                column = self._losses(source)
+                assert self._of_loss is not None
+                column = losses(source, self._of_loss)
             elif metric.name not in values:
                 continue
             else:
                 source, column = values[metric.name]
                 if metric.of_batch is not None:
-                    column = _sample_by_sample(source, metric.of_batch)
+                    column = sample_by_sample(source, metric.of_batch)
             if not len(source):
                 continue
             if metric.by == "position" and source.positions is not None:
@@ -132,15 +133,6 @@ class Average:
             else:
                 keys = ids if source.samples is None else ids[source.samples.cpu()]
                 self._add_group((metric.name, "sample", split), keys, column)
-
-    def _losses(self, rows: BatchRows) -> Tensor:
-        """[n]: the loss of each sample as a batch of one, or of each token as a sequence of length 1."""
-        assert self._of_loss is not None
-        if rows.samples is None:
-            return _sample_by_sample(rows, self._of_loss)
-        of_each = torch.func.vmap(self._of_loss)
-        values = [of_each(part.scores[:, None, None], part.targets[:, None, None]) for part in rows.parts()]
-        return torch.cat(values) if values else torch.zeros(0)
 
     def _add_group(self, column: tuple[str, str, str], keys: Tensor, values: Tensor) -> None:
         # On the CPU the order of the additions is always the same.
@@ -232,13 +224,21 @@ class Average:
                 yield split, line | ({"tokens": count} if by == "position" else {})
 
 
-def _sample_by_sample(rows: BatchRows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
+def losses(rows: BatchRows, of_loss: Callable[[Any, Tensor], Tensor]) -> Tensor:
+    """[n]: the loss of each sample as a batch of one, or of each token as a sequence of length 1."""
+    if rows.samples is None:
+        return sample_by_sample(rows, of_loss)
+    of_each = torch.func.vmap(of_loss)
+    values = [of_each(part.scores[:, None, None], part.targets[:, None, None]) for part in rows.parts()]
+    return torch.cat(values) if values else torch.zeros(0)
+
+
+def sample_by_sample(rows: BatchRows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
     """[n]: the value of a function of a batch for the sample of each row, computed as a batch of this sample alone."""
     if rows.samples is None:
-        values = [float(function(*rows.of_sample(number))) for number in range(len(rows))]
-        return torch.tensor(values, dtype=torch.float64)
+        return torch.stack([function(*rows.of_sample(number)).reshape(()) for number in range(len(rows))])
     output, targets = rows.whole()
     samples, places = rows.samples.unique(return_inverse=True)
     of_samples = [places == number for number in range(len(samples))]
-    values = [float(function(output[chosen], targets[chosen])) for chosen in of_samples]
-    return torch.tensor(values, dtype=torch.float64)[places.cpu()]
+    values = torch.stack([function(output[chosen], targets[chosen]).reshape(()) for chosen in of_samples])
+    return values[places.to(values.device)]

@@ -101,7 +101,7 @@ class BatchRows:
         if self.samples is None:
             return self.output, self.targets
         assert self.scores is not None
-        return self.scores[self.chosen], self.targets
+        return self.scores if self.chosen is None else self.scores[self.chosen], self.targets
 
     def of_sample(self, number: int) -> tuple[Any, Tensor]:
         """Output and target of one sample as a batch of one; half precision becomes float32."""
@@ -109,7 +109,7 @@ class BatchRows:
         def row(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != len(self):
                 return leaf
-            own = leaf[number : number + 1].detach()
+            own = leaf[number : number + 1]
             return computable(own) if own.is_floating_point() else own
 
         return rebuild(self.output, row), self.targets[number : number + 1]
@@ -118,8 +118,9 @@ class BatchRows:
         """The rows in parts of at most `MOST_NUMBERS` scores; none if there are no scores."""
         if self.scores is None:
             return
-        if self.chosen is None and self.others is None and 0 < self.scores.numel() <= MOST_NUMBERS:
-            yield RowPart(computable(self.scores), self.targets)  # samples, all at once
+        of_samples = self.samples is None and self.chosen is None and self.others is None
+        if of_samples and 0 < self.scores.numel() <= MOST_NUMBERS:
+            yield RowPart(computable(self.scores), self.targets)  # all at once
             return
         step = max(1, MOST_NUMBERS // max(1, math.prod(self.scores.shape[1:])))
         for start in range(0, len(self), step):

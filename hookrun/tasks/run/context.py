@@ -350,8 +350,9 @@ class RunContext:
             self.ranks.from_main(list(self.model.buffers()))
         clock, training = self.hooks.clock, self.model.training
         at = PartialPass(clock.step, holding or {})
-        if holding is None or not self.resuming.take(PASS, at.load_state_dict):
-            clock.step = 0
+        resumed = holding is not None and self.resuming.take(PASS, at.load_state_dict)
+        clock.training_at = at.step if self.prepared.task.trains else None
+        clock.step = clock.step if resumed else 0
         self.sink.loggers.reach(at.step)
         shown = dict[str, float]()
         self.model.eval()
@@ -368,6 +369,7 @@ class RunContext:
             if self.sharded:
                 reshard(self.model)
             self.model.train(training)
+            clock.training_at = None
             clock.step = at.step
 
     def _passed(

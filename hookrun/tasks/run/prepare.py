@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun import data, models
-from hookrun.actions.values import InlineFunction
+from hookrun.actions.values import InlineFunction, PassValue
 from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
 from hookrun.data.samples import IGNORED
@@ -412,7 +412,11 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> list[Probl
     ]
     problems = list[Problem]()
     for hook, field_name, rows in values:
-        if isinstance(rows, Tensor | PendingRun | InlineFunction) or rows.draws or samples is None:
+        if (
+            isinstance(rows, Tensor | PendingRun | InlineFunction | PassValue)
+            or rows.draws
+            or samples is None
+        ):
             continue
         where = f"{hook.spec.where}.{field_name}"
         if trains and hook.spec.keys.when.mode != "train":

@@ -123,7 +123,10 @@ def test_batches_dtypes_and_ids_pair_by_sample(digits: tuple[Run, Run], run: Any
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["task.split=train"], "no sample in common: 16 rows of val 0 to 15, other 16 rows of train 0 to 15"),
+        (
+            ["task.split=train"],
+            "no sample in common: 16 rows from val 0 to val 15, other 16 rows from train 0 to train 15",
+        ),
         (["hooks.seen.select=fc"], "has seen at flatten"),
         (["hooked=false"], "has seen at flatten"),
         (["model.args.hidden=[32, 64]"], "16 rows have shape [64], other [32]"),
@@ -153,13 +156,18 @@ def test_training_differs_first_at_its_first_step(run: Any) -> None:
     assert found.first is not None and found.first["module"] == "layers.2"
 
 
-def test_two_sweeps_are_compared_job_by_job(run: Any, refused: Any) -> None:
-    for name, seeds in (("a", "0,1"), ("b", "1,0,2")):
-        assert main(["-m", *PREDICT, SEEN, f"seed={seeds}", f"hydra.sweep.dir={name}"]) == 0
+def test_two_sweeps_are_compared_job_by_job(run: Any, refused: Any, capsys: Any) -> None:
+    for name, *more in (("a", SEEN, "seed=0,1"), ("b", SEEN, "seed=1,0,2"), ("c", "seed=0,1")):
+        assert main(["-m", *PREDICT, *more, f"hydra.sweep.dir={name}"]) == 0
     content, rows = written(run("task=compare", "task.run=a", "task.other=b"))
     assert list(content["jobs"]) == ["seed=0", "seed=1"] and content["unpaired"] == ["seed=2"]
     assert content["first"] is None and {row["job"] for row in rows} == {"seed=0", "seed=1"}
     assert "a is a sweep, and b/0 is not" in refused("task=compare", "task.run=a", "task.other=b/0")
+    capsys.readouterr()
+    run("task=compare", "task.run=a", "task.other=c")
+    printed = capsys.readouterr().out
+    assert printed.count("no module was captured by both runs") == 1
+    assert "other null" in printed and "None" not in printed
 
 
 def test_values_that_are_not_finite_differ_only_where_one_side_has_them() -> None:

@@ -121,14 +121,10 @@ def test_numbers_of_a_file_are_classes_if_they_are_whole(run: Any) -> None:
 def test_rows_of_a_sample_are_never_in_both_parts() -> None:
     samples = torch.arange(40).repeat_interleave(5)
     x, labels = normal(40, 60)[samples], (torch.arange(40) % 2)[samples]  # a probe could know each sample
-    found = fit(Features("x", x, block_bytes=2**20), labels, samples, seed=0)
-    assert (found.train, found.samples, found.rows) == (1, 40, 200)
-    assert found.test < 0.9 and found.interval == wilson(found.test, 10)
-
-
-def test_one_class_is_refused_in_words() -> None:
-    with pytest.raises(HookrunError, match="needs two classes, and the rows to fit it have only 3"):
-        fit(Features("x", normal(9, 2), block_bytes=2**20), torch.full((9,), 3), torch.arange(9), seed=0)
+    line, _ = fit(Features("x", x, block_bytes=2**20), labels, samples, seed=0)
+    assert (line["train_accuracy"], line["samples"], line["rows"]) == (1, 40, 200)
+    assert line["accuracy"] < 0.9
+    assert (line["accuracy_low"], line["accuracy_high"]) == wilson(line["accuracy"], 10)
 
 
 def test_a_frame_has_a_line_for_each_row_and_missing_values(run: Any) -> None:
@@ -164,5 +160,5 @@ def test_numbers_of_a_table_on_80_columns_are_never_cut_and_names_keep_their_rig
 
 def test_many_classes_with_few_rows_are_probed_without_a_warning() -> None:
     labels = torch.tensor([0, *range(39)])
-    found = fit(Features("x", normal(40, 3), block_bytes=2**20), labels, torch.arange(40), seed=0)
-    assert found.test <= 0.2 and found.interval is not None and found.interval[0] == 0
+    line, _ = fit(Features("x", normal(40, 3), block_bytes=2**20), labels, torch.arange(40), seed=0)
+    assert line["accuracy"] <= 0.2 and line["accuracy_low"] == 0

@@ -90,7 +90,9 @@ def of_tokens(output: Tensor, target: Tensor) -> Tensor:
     return losses.sum(1) / (target != -100).sum(1)
 
 
-def put(index: Any, factor: float = 0) -> Callable[[Tensor, Tensor], Tensor]:
+def put(*index: Any, factor: float = 0) -> Callable[[Tensor, Tensor], Tensor]:
+    """An edit that multiplies a part of the value."""
+
     def edit(value: Tensor, mask: Tensor) -> Tensor:
         value = value.clone()
         value[index] *= factor
@@ -103,36 +105,25 @@ def close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted.to(found.dtype), rtol=1e-5, atol=1e-5)
 
 
-def test_channels_of_layers_of_different_width_are_a_grid_with_its_file(effects) -> None:
-    run = effects(
-        "{select: [relu1, relu2], hook: forward, action: replace, value: 0}",
-        "{module: each, index: each}",
-        *DIGITS,
-    )
+def test_channels_of_layers_of_different_width_are_a_grid_with_its_file(effects, capsys) -> None:
+    hook = "{select: [relu1, relu2], hook: forward, action: replace, value: 0}"
+    run = effects(hook, "{module: each, index: each}", *DIGITS)
     found, (model, batches) = run.effects, plain(run)
     assert found.axes["module"] == ["relu1", "relu2"]
     assert found["exact"].shape == (2, 128) and found["exact_samples"].shape == (2, 128, 15)
     assert found["exact"][0, 32:].isnan().all(), "relu1 has 32 channels"
     for row, path in enumerate(["relu1", "relu2"]):
-        wanted = by_hand(model, batches, [path], put(np_index(7)), of_labels)
+        wanted = by_hand(model, batches, [path], put(slice(None), 7), of_labels)
         close(found["exact_samples"][row, 7], wanted)
         close(found["exact"][row, 7], wanted.mean())
     lines = list(csv.DictReader((run.path / "effects.csv").read_text().splitlines()))
-    assert list(lines[0]) == [
-        "module",
-        "index",
-        "exact",
-        "gradient",
-        "restored",
-        "placebo_mean",
-        "placebo_std",
-    ]
+    numbers = ["exact", "gradient", "restored", "placebo_mean", "placebo_std"]
+    assert list(lines[0]) == ["module", "index", *numbers]
     assert len(lines) == 32 + 128, "a row for each site that exists"
     assert float(lines[7]["exact"]) == found["exact"][0, 7] and lines[7]["gradient"] == ""
-
-
-def np_index(channel: int) -> tuple[slice, int]:
-    return slice(None), channel
+    some = effects(hook, "{module: [relu1], index: [3, 0]}", *DIGITS).effects  # whole numbers are channels
+    close(some["exact"][0], found["exact"][0, [3, 0]])
+    assert "largest effect: module=relu1, index=:, " in capsys.readouterr().out
 
 
 def test_a_window_over_the_input_is_occlusion(effects) -> None:
@@ -148,7 +139,7 @@ def test_a_window_over_the_input_is_occlusion(effects) -> None:
     for place, (row, column) in enumerate((row, column) for row in starts for column in starts):
         window = (..., slice(row, row + 3), slice(column, column + 3))
         chance = lambda out, target: out.softmax(1).gather(1, target[:, None]).squeeze(1)  # noqa: E731
-        close(found["exact_samples"][place], by_hand(model, batches, [""], put(window), chance, pre=True))
+        close(found["exact_samples"][place], by_hand(model, batches, [""], put(*window), chance, pre=True))
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
@@ -159,7 +150,7 @@ def test_heads_and_tokens_of_padded_sequences(padding: str, effects) -> None:
     found, (model, batches) = run.effects, plain(run)
     for row, path in enumerate(found.axes["module"]):
         for head in range(4):
-            wanted = by_hand(model, batches, [path], put((slice(None), slice(None), head)), of_tokens)
+            wanted = by_hand(model, batches, [path], put(..., head, slice(None)), of_tokens)
             close(found["exact_samples"][row, head], wanted)
     run = effects(zero + ", heads: 1}", "{tokens: [0, -2, '1:3'], module: each}", *padded)
     found = run.effects
@@ -185,7 +176,7 @@ def test_neighbouring_modules_are_edited_together(effects) -> None:
     found, (model, batches) = run.effects, plain(run)
     paths = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     for row in range(len(paths) - 1):
-        wanted = by_hand(model, batches, paths[row : row + 2], put(..., 0.5), of_labels)
+        wanted = by_hand(model, batches, paths[row : row + 2], put(..., factor=0.5), of_labels)
         close(found["exact_samples"][row, 1], wanted)
 
 
@@ -228,42 +219,62 @@ MODEL = """
     def build(kind):
         torch.manual_seed(0)
         return Net(kind)
+
+    def mine(output, target):
+        return output.logsumexp(-1).square().mean()
 """
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "depends on the batch",
-        "calls a module again",
-        "keeps a value in a module",
-        "has the batch second",
-        "branches on values",
-        "shares a tensor among samples",
-        "writes in place",
-    ],
-)
-@pytest.mark.parametrize("pre", [False, True])
-def test_cells_are_right_on_a_model_that(kind: str, pre: bool, effects, tmp_path: Path, monkeypatch) -> None:
+@pytest.fixture
+def nets(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets/own.py").write_text(textwrap.dedent(MODEL))
     (tmp_path / "nets/__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("HOOKRUN_TRUST", "nets")
+
+
+KINDS = (
+    "depends on the batch",
+    "calls a module again",
+    "keeps a value in a module",
+    "has the batch second",
+    "branches on values",
+    "shares a tensor among samples",
+    "writes in place",
+)
+
+
+@pytest.mark.usefixtures("nets")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pre", [False, True])
+def test_cells_are_right_on_a_model_that(kind: str, pre: bool, effects) -> None:
     hook = "forward_pre" if pre else "forward"
+    model_of = ("model=python", "model.factory='nets.own:build'", f"+model.args={{kind: {kind}}}")
     run = effects(
         f"{{select: [a, b, c], hook: {hook}, action: scale}}",
         "{factor: [0, -2.0, 0.5, 1.0], module: each}",
-        "model=python",
-        "model.factory='nets.own:build'",
-        f"+model.args={{kind: {kind}}}",
+        *model_of,
         *DIGITS,
     )
     found, (model, batches) = run.effects, plain(run)
     for row, factor in enumerate((0, -2.0, 0.5, 1.0)):
         for column, path in enumerate("abc"):
-            wanted = by_hand(model, batches, [path], put(..., factor), of_labels, pre=pre)
+            wanted = by_hand(model, batches, [path], put(..., factor=factor), of_labels, pre=pre)
             close(found["exact_samples"][row, column], wanted)
+
+
+@pytest.mark.usefixtures("nets")
+@pytest.mark.parametrize("metric", ["accuracy", "perplexity", "kl", "rank", "nets.own:mine"])
+def test_a_metric_is_that_of_evaluate_by_sample(metric: str, effects, run) -> None:
+    at_tokens = (*DECODER, "task.tokens='-3:'")
+    hook = "select: blocks.0.mlp, hook: forward, action: scale"
+    found = effects(f"{{{hook}}}", "{factor: [0.0, 2.0]}", *at_tokens, metric=f'"{metric}"').effects
+    by_sample = f'task.metrics=[{{name: "{metric}", by: sample}}]'
+    single = run("task=evaluate", by_sample, f"+hooks.h={{{hook}, factor: 2}}", *at_tokens)
+    lines = [line for line in single.metrics if line.get("of") == "sample"]
+    wanted = [line[metric.rpartition(":")[2]] for line in lines]
+    close(found["exact_samples"][1], torch.tensor(wanted, dtype=torch.float64))
 
 
 def test_other_hooks_stay_as_they_are_in_each_cell(effects, run) -> None:
@@ -349,9 +360,7 @@ def test_what_a_patch_restores_and_what_chance_gives(effects, run) -> None:
     assert (made["placebo"][:, 1, 1] - made["exact"][1, 1]).abs().min() > 1e-4, "values of other samples"
 
 
-def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(
-    effects, run, monkeypatch, capsys
-) -> None:
+def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(effects, monkeypatch) -> None:
     monkeypatch.setattr(cells, "SECONDS", 0.0)
     arguments = (
         "{select: [relu1, relu2], hook: forward, action: scale, factor: 0}",
@@ -373,7 +382,6 @@ def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(
         patch.setattr(cells.Cells, "_pass", killed)
         with pytest.raises(AssertionError):
             effects(*arguments)
-    capsys.readouterr()
     assert main(["resume=run2"]) == 0
     resumed = hookrun.open_run("run2")
     for name in ("effects.csv", "effects.safetensors"):
@@ -394,15 +402,20 @@ def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(
         ("{index: [':, 3', ':, 200']}", (), "200 is out of bounds"),
         ("{module: [relu1, relu9]}", (), "relu9"),
         ("{factor: [half]}", (), "task.over.factor"),
-        (
-            "{factor: [0.5]}",
-            ("task.seeds=3",),
-            "task.seeds: scale draws no random numbers, so all seeds are equal",
-        ),
+        ("{factor: [0.5]}", ("task.seeds=3",), "task.seeds: scale draws no random numbers"),
+        ("{}", (), "task.over"),
         ("{factor: [0.5]}", ("task.placebo=3",), "task.placebo"),
         ("{factor: [0.5]}", ("task.metric=accuracy", "task.method=gradient"), "task.method"),
         ("{factor: [0.5]}", ("hooks.h.hook=backward",), "task.hook"),
         ("{factor: [0.5]}", ("task.metric=accuarcy",), "task.metric"),
+        (
+            "{factor: [0.5]}",
+            (
+                "+hooks.c={select: conv1, hook: forward, action: capture}",
+                "+hooks.p={select: relu1, hook: forward, action: replace, value: {hook: c}}",
+            ),
+            "hooks.p.value: c at its module in this forward: the task leaves out parts",
+        ),
     ],
 )
 def test_what_cannot_be_moved_is_refused_before_the_run(over, words, said, refused) -> None:
@@ -423,14 +436,6 @@ def test_the_page_has_maps_the_top_sites_and_links_to_samples(effects) -> None:
     assert 'id="effects"' in page and "correlation with the exact values" in page
     assert 'href="#cell-0"' in page and 'id="cell-0"' in page
     assert len(page) < 400_000
-
-
-def test_whole_numbers_in_a_list_of_index_are_channels(effects, capsys) -> None:
-    hook = "{select: relu1, hook: forward, action: replace, value: 0}"
-    every = effects(hook, "{module: each, index: each}", *DIGITS).effects["exact"]
-    some = effects(hook, "{module: each, index: [3, 0]}", *DIGITS).effects
-    close(some["exact"], every[:, [3, 0]])
-    assert "largest effect: module relu1, index :, " in capsys.readouterr().out
 
 
 def test_effects_that_differ_are_a_difference_of_the_runs(effects) -> None:

@@ -32,6 +32,7 @@ HOOKS = [
     "+hooks.bound={select: '**', hook: forward, action: capture, max_bytes: 700000}",
     "+hooks.noisy={select: conv1, hook: forward, action: noise, std: 0.5}",
     "+hooks.seldom={select: fc, hook: forward, action: scale, factor: 2, when: {probability: 0.5}}",
+    "+hooks.grows={select: fc, hook: forward, action: scale, factor: {from: 1, to: 2, steps: [0, 3]}}",
     "+hooks.late={select: fc, hook: forward, action: stats, when: {step: {start: 1, every: 2}}}",
     "+hooks.warned={select: fc, hook: forward, action: check, max: 0.5, policy: warn}",
     "+hooks.shown={select: fc, hook: forward, action: print}",

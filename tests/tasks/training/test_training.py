@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,13 @@ def test_gradient_hooks_fire_per_micro_batch_and_optimizer_hooks_per_step(run, c
     torch.testing.assert_close(gradients[0] + gradients[1], accumulated[0])
     assert accumulated.steps.tolist() == [0, 1, 2]
     assert accumulated.sample_ids.tolist() == [-1, -1, -1]
+
+
+def test_a_validation_leaves_numbers_at_the_step_of_the_training(run, hook) -> None:
+    off = hook(select="fc", hook="forward", action="scale", factor="{from: 1, to: 0, steps: [3, 4]}")
+    found = run(*SGD, "train.limit_batches=4", off)
+    (line,) = val(found)
+    assert line["loss"] == pytest.approx(math.log(10)), "the training has ended with a factor of 0"
 
 
 def test_steps_end_a_run_before_its_epochs_do(run) -> None:

@@ -1,9 +1,11 @@
-"""Captured attention patterns as pictures of their heads, with the tokens of the sample as axes."""
+"""Pictures of tokens: captured attention patterns, and strips of tokens, coloured by what was captured or predicted."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,8 @@ from torch.nn import functional
 
 from hookrun.errors import counted, printable
 from hookrun.report.draw.charts import Figure, Table
-from hookrun.report.draw.pictures import Array, encoded, worded
-from hookrun.report.draw.text import number
+from hookrun.report.draw.pictures import Array, encoded, is_light, shaded, worded
+from hookrun.report.draw.text import number, token_name
 from hookrun.report.facts import Facts, TokenSequence
 from hookrun.report.sampling import CapturedRows, rows_of_samples
 from hookrun.store.captures.read import StoredCapture
@@ -23,7 +25,7 @@ from hookrun.store.captures.read import StoredCapture
 MOST_PICTURES = 480
 """The largest number of heads on a page."""
 
-MOST_SAMPLES = 3
+MOST_PATTERNS = 3
 MOST_HEADS = 16
 """The largest number of pictures of one pattern; the table has all."""
 
@@ -53,7 +55,7 @@ def attention_of(capture: StoredCapture, facts: Facts) -> list[dict[str, Any]]:
     pictures = list[dict[str, Any]]()
     share = max(1, MOST_PICTURES // max(len(facts.captured), 1) // MOST_HEADS)
     longest = max(widths) if len(shape) == 2 else 1
-    samples = rows_of_samples(capture, min(MOST_SAMPLES, share), facts.sequences, longest)
+    samples = rows_of_samples(capture, min(MOST_PATTERNS, share), facts.sequences, longest)
     has_epochs = any(rows.epochs.any() for rows in samples)
     for rows in samples:
         sequence = facts.sequences.get(rows.sample_of(0))
@@ -85,8 +87,8 @@ def is_attention(heads: Tensor) -> bool:
     """Whether the values [..., queries, keys] of each query sum to 1, or are all 0."""
     sums = heads.sum(-1)
     whole = (sums - 1).abs() <= _NEAR_ONE
-    is_shared = bool((whole | (sums == 0)).all()) and bool(whole.any())
-    return is_shared and bool(((heads >= 0) & (heads <= 1 + _NEAR_ONE)).all())
+    in_range = (heads >= 0) & (heads <= 1 + _NEAR_ONE)
+    return bool(whole.any()) and bool((whole | (sums == 0)).all()) and bool(in_range.all())
 
 
 def _drawn(
@@ -104,32 +106,28 @@ def _drawn(
         head = int(np.nan_to_num(values, nan=-1.0).max(1).argmax())
         says = f"most by head {numbers[head]} from {strongest(values[head][None], queries, keys)}"
         names = [f"head {number}" for number in numbers[:MOST_NUMBERED]]
-        drawn = [
-            head_picture(f"from “{keys[query]}” at {query}", values, rows=names, columns=keys, says=says)
-        ]
+        figures = [head_picture(f"from “{keys[query]}” at {query}", values, names, keys, says)]
         shows = "a row for each head, a column for each key"
     else:
         names = [keys[query] for query in queries]
-        drawn = [
+        figures = [
             head_picture(
-                f"head {number}",
-                values,
-                rows=names,
-                columns=keys,
-                says=f"most from {strongest(values, queries, keys)}",
+                f"head {number}", values, names, keys, f"most from {strongest(values, queries, keys)}"
             )
             for number, values in zip(numbers[:MOST_HEADS], heads, strict=False)
         ]
         shows = "a row for each query, a column for each key"
-        if count > len(drawn):
-            shows += f"; the first {len(drawn)} heads are drawn"
-    says = f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}"
-    table = _table(heads, queries, sequence, numbers)
-    figures, scale = [figure for figure, _ in drawn], drawn[0][1]
-    return {"title": title, "says": says, "figures": figures, "scale": scale, "table": table}
+        if count > len(figures):
+            shows += f"; the first {len(figures)} heads are drawn"
+    return {
+        "title": title,
+        "says": f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}",
+        "figures": figures,
+        "table": _attention_table(heads, queries, sequence, numbers),
+    }
 
 
-def _table(heads: Array, queries: list[int], sequence: TokenSequence, numbers: list[int]) -> Table:
+def _attention_table(heads: Array, queries: list[int], sequence: TokenSequence, numbers: list[int]) -> Table:
     """The mean attention of each head to some kinds of key, over the queries that have such a key.
 
     The key after an earlier copy of the query's token is the one to which an induction head attends (Elhage et al.
@@ -171,33 +169,38 @@ _LONGEST_NAME = 10
 
 
 def head_picture(
-    title: str, pattern: Array, *, rows: Sequence[str], columns: Sequence[str], says: str
-) -> tuple[Figure, Markup]:
-    """The picture of one head's pattern [queries, keys], or of all heads of one query [heads, keys], and its colours.
+    title: str, pattern: Array, rows: Sequence[str], columns: Sequence[str], says: str
+) -> Figure:
+    """The picture of one head's pattern [queries, keys], or of all heads of one query [heads, keys].
 
     rows, columns: the names of rows and columns
     says: text alternative of the picture
     """
     block = math.ceil(max(pattern.shape) / MOST_CELLS)
-    rows, columns = ([_short(name) for name in names[::block]] for names in (rows, columns))
+    rows, columns = (
+        [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names[::block]]
+        for names in (rows, columns)
+    )
     cells: Array = pattern
     if block > 1:
         cells = functional.max_pool2d(torch.from_numpy(pattern)[None], block, ceil_mode=True)[0].numpy()
     there = np.ones(cells.shape, dtype=bool)
     if is_causal(pattern):
         there = np.tril(there)
-    address, scale = encoded(cells, limits=(0.0, 1.0), there=there)
+    address, scale = encoded(cells, there, limits=(0.0, 1.0))
     size = min(PLOT / max(cells.shape), LARGEST_CELL)
     high, wide = size * cells.shape[0], size * cells.shape[1]
     left, below = (_LETTER * max(map(len, names), default=1) + 8 for names in (rows, columns))
     every = math.ceil(_LINE / size)
-    beside = Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>')
-    under = Markup('<text transform="translate({:.1f} {:.1f}) rotate(-90)" text-anchor="end">{}</text>')
     names = [
-        beside.format(left - 4, 2 + size * (place + 0.5) + 3.4, printable(rows[place]))
+        Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>').format(
+            left - 4, 2 + size * (place + 0.5) + 3.4, printable(rows[place])
+        )
         for place in range(0, len(rows), every)
     ] + [
-        under.format(left + size * (place + 0.5) + 3.4, high + 6, printable(columns[place]))
+        Markup('<text transform="translate({:.1f} {:.1f}) rotate(-90)" text-anchor="end">{}</text>').format(
+            left + size * (place + 0.5) + 3.4, high + 6, printable(columns[place])
+        )
         for place in range(0, len(columns), every)
     ]
     svg = Markup(
@@ -216,7 +219,7 @@ def head_picture(
         names=Markup("").join(names),
     )
     note = f"each pixel is the largest of {block} × {block} tokens" if block > 1 else ""
-    return Figure(title, svg, note=note, facts=(says,)), worded(scale, "none", "all")
+    return Figure(title, svg, note=note, facts=(says,), scale=worded(scale, "none", "all"))
 
 
 def is_causal(pattern: Array) -> bool:
@@ -239,5 +242,137 @@ def strongest(pattern: Array, queries: Sequence[int], keys: Sequence[str]) -> st
     )
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+MOST_SAMPLES = 4
+MOST_TOKENS = 192
+"""The largest number of tokens of one sample."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a strip.
+
+    position: in its sample
+    value:    None: no value and no colour
+    more:     further texts, for the table
+    """
+
+    text: str
+    position: int
+    value: float | None
+    more: tuple[str, ...] = ()
+
+
+Strips = dict[str, list[Token]]
+"""The name of each sample -> its tokens."""
+
+
+def strips_of_capture(capture: StoredCapture, facts: Facts) -> list[Figure]:
+    """Strips of a capture with `tokens`: its value at each token, or the norm of its values; none for other captures.
+
+    Raises HookrunError for a shard that can't be read.
+    """
+    samples = Strips()
+    for rows in rows_of_samples(capture, MOST_SAMPLES, facts.sequences, MOST_TOKENS):
+        if not rows.by_token or not rows.values[0].numel():
+            return []
+        flat = rows.values.reshape(len(rows.values), -1)
+        values = flat[:, 0] if flat.shape[1] == 1 else torch.linalg.vector_norm(flat, dim=1)
+        names = [facts.texts.get(token) or token_name("", token) for token in rows.token_ids.tolist()]
+        samples[rows.name] = list(map(Token, names, rows.positions.tolist(), values.tolist()))
+    if max(map(len, samples.values()), default=0) < 2:
+        return []
+    is_value = torch.Size(capture.shape[1:]).numel() == 1
+    what, of = ("value", "the value") if is_value else ("norm", "the norm of the values")
+    return [
+        strips(
+            f"{what} at each token",
+            samples,
+            what=what,
+            note=f"each token has the colour of {of} there",
+            ends=("low", "high") if is_value else ("small", "large"),
+        )
+    ]
+
+
+def strips_of_predictions(capture: StoredCapture, facts: Facts) -> list[Figure]:
+    """Strips of logits [tokens, vocabulary]: loss and probability of the target at each token; none for others.
+
+    Raises HookrunError for a shard that can't be read.
+    """
+    shape = capture.shape[1:]
+    if len(shape) != 2 or facts.has_encoder or not facts.sequences:
+        return []
+    logs = Strips()
+    for rows in rows_of_samples(capture, MOST_SAMPLES, facts.sequences, 1):
+        sequence = facts.sequences.get(rows.sample_of(0))
+        if sequence is None or shape[0] != sequence.width:
+            continue
+        targets = {at: target for at, target in enumerate(sequence.targets) if target is not None}
+        if min(targets, default=MOST_TOKENS) >= MOST_TOKENS or max(targets.values()) >= shape[1]:
+            continue
+        scores = rows.values[0][sequence.before :][:MOST_TOKENS].double().log_softmax(-1)
+        logs[rows.name] = [
+            Token(text, at, float(scores[at, targets[at]]), (sequence.name(targets[at]),))
+            if at in targets
+            else Token(text, at, None, (number(None),))
+            for at, text in enumerate(sequence.names[:MOST_TOKENS])
+        ]
+    if not logs:
+        return []
+
+    def drawn(what: str, ends: tuple[str, str], of_log: Callable[[float], float]) -> Figure:
+        samples = {
+            name: [
+                token if token.value is None else replace(token, value=of_log(token.value))
+                for token in tokens
+            ]
+            for name, tokens in logs.items()
+        }
+        note = (
+            f"the {what} of the target at each token, for language models the next token; "
+            "tokens without a target have no colour"
+        )
+        return strips(f"{what} at each token", samples, what=what, note=note, ends=ends, heads=("target",))
+
+    return [
+        drawn("loss", ("expected", "surprising"), operator.neg),
+        drawn("probability", ("unlikely", "likely"), math.exp),
+    ]
+
+
+def strips(
+    title: str, samples: Strips, *, what: str, note: str, ends: tuple[str, str], heads: tuple[str, ...] = ()
+) -> Figure:
+    """The samples below each other, on one scale of colours, with all numbers as a table.
+
+    what:  the name of the value, for the table
+    ends:  labels for the smallest and the largest value
+    heads: the titles of the columns for `more`
+    """
+    tokens = [token for sample in samples.values() for token in sample]
+    values = [token.value for token in tokens if token.value is not None]
+    colours, scale = shaded(np.array(values, dtype=np.float64))
+    rest = iter(colours)
+    body = Markup("").join(
+        Markup('<div class="strip"><b>{}</b><p>{}</p></div>').format(
+            printable(name),
+            Markup("").join(_token(token, None if token.value is None else next(rest)) for token in sample),
+        )
+        for name, sample in samples.items()
+    )
+    rows = tuple(
+        (name, str(token.position), token.text, *token.more, number(token.value))
+        for name, sample in samples.items()
+        for token in sample
+    )
+    table = Table("the numbers", ("sample", "position", "token", *heads, what), rows)
+    return Figure(title, body, note=note, wide=True, scale=worded(scale, *ends), table=table)
+
+
+def _token(token: Token, colour: Sequence[int] | None) -> Markup:
+    title = " · ".join(map(printable, (f"{token.position}", *token.more, number(token.value))))
+    if colour is None:
+        return Markup('<span title="{}">{}</span>').format(title, printable(token.text))
+    return Markup('<span class="on-{}" style="background:rgb({} {} {})" title="{}">{}</span>').format(
+        "light" if is_light(*colour) else "dark", *colour, title, printable(token.text)
+    )
