@@ -309,6 +309,12 @@ class HookSite(Protocol):
         seed: None: derived from the experiment's seed, for the hook
         """
 
+    def keep_zero(self, parameter: str, choose: Callable[[Tensor], Tensor]) -> None:
+        """On `apply`: set elements of a parameter of the module to 0, and keep them there until the hooks are removed.
+
+        choose: a function of the mask that earlier hooks have left, bool, False where an element stays 0 -> the new one
+        """
+
     def register_state(self, own: Any) -> None:
         """Register an object that the action keeps between firings: its `state_dict` goes into resumable states."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
+from hookrun.actions.own_parameters import OnOwnParameters
 from hookrun.actions.user_code import added_names, example_of, untrainable, wrong_function
 from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, RunFaults
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, nearest
@@ -66,7 +66,7 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
     for hook in sorted(enabled, key=_resolved_first):
         _, own, _ = _own_code(hook, names)
         if own or hook.action.freezes or hook.action.adds(hook.name) is not None:
-            names.plan_effects(hook, tuple(names.match(path, False) for path in names.select(hook)), own)
+            names.plan_effects(hook, names.matches(hook, names.select(hook)), own)
     return names
 
 
@@ -110,11 +110,11 @@ def _resolve_hook(
     problems = [*_carrying(spec), *_meaningless(spec)]
     paths, unselected = select(spec, names)
     problems += unselected
-    reading = spec.hook_type.on == "reading"
-    matches = tuple(names.match(path, spec.on_parameters, reading=reading) for path in paths)
+    matches = names.matches(spec, paths)
     functions, own, unusable = _own_code(spec, names)
     problems += [*_fitting(spec, matches, names, own), *unusable]
-    values, places = dict[str, Mapping[str, Source]](), {match.path: match.names for match in matches}
+    values = dict[str, Mapping[str, Source]]()
+    places = {match.path: _captured_as(spec, match) for match in matches}
     for field, value in spec.action.outside_values().items():
         try:
             if isinstance(value, RunFaults):
@@ -141,6 +141,13 @@ def _resolve_hook(
     if not problems:
         names.plan_effects(spec, matches, own)
     return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer, own), problems
+
+
+def _captured_as(spec: HookSpec, match: Match) -> tuple[str, ...]:
+    """The names under which a run may have captured the match: for an action on own parameters theirs, too."""
+    action = spec.action_on(match.own)
+    own = action.parameters if isinstance(action, OnOwnParameters) else None
+    return (*match.names, *(f"{name}.{each}".lstrip(".") for name in match.names for each in own or ()))
 
 
 def _passed_on(value: PassValue, spec: HookSpec, planned: Mapping[str, PlannedHook]) -> PassValue:
@@ -213,23 +220,29 @@ def _seen_sides(spec: HookSpec) -> tuple[bool, ...]:
 
 def select(hook: HookSpec, names: ModelNames) -> tuple[list[str], list[Problem]]:
     """The paths that the hook's selector matches, and problems with them or their number."""
-    selector, kind = hook.keys.select, "parameter" if hook.on_parameters else "module"
+    selector, tree, either = hook.keys.select, names.tree_of(hook), hook.takes_parameters
+    kind = "module or parameter" if either else "parameter" if hook.on_parameters else "module"
+    names_parameters = either or hook.on_parameters
     paths, problems = names.select(hook), list[Problem]()
     if 0 not in hook.keys.expect:
         readings = hook.hook_type.on == "reading"
-        parameters = names.parameter_tree(readings=readings) if hook.on_parameters else None
-        for member in islice(selector.unmatched(names.tree_of(hook), parameters), _MOST_MEMBERS):
+        parameters = names.parameter_tree(readings=readings) if names_parameters else None
+        unmatched = list(selector.unmatched(tree, parameters))
+        if either:  # a module without parameters is matched, too
+            unmatched = [member for member in selector.unmatched(tree) if member in unmatched]
+        for member in unmatched[:_MOST_MEMBERS]:
             text = f"{str(member.selector)!r} ({member.place}) matches no {kind}"
-            hint = names.nearest(member.selector, hook.on_parameters)
+            hint = names.nearest(member.selector, names_parameters)
             hint += '; `expect: ">=0"` lets members match nothing'
             problems.append(Problem(f"{hook.where}.select", text, hint))
     if len(paths) not in hook.keys.expect and paths:
         shown = listed([path or "(root)" for path in paths], 8)
-        text = f"expected {hook.keys.expect} {kind}s, {str(selector)!r} matches {len(paths)}: {shown}"
+        kinds = "parameters" if hook.on_parameters else "modules"
+        text = f"expected {hook.keys.expect} {kinds}, {str(selector)!r} matches {len(paths)}: {shown}"
         problems.append(Problem(f"{hook.where}.expect", text, "narrow `select`, or change `expect`"))
     elif len(paths) not in hook.keys.expect and not problems:
         text = f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}"
-        hint = names.nearest(selector, hook.on_parameters)
+        hint = names.nearest(selector, names_parameters)
         problems.append(Problem(f"{hook.where}.select", text, f"{hint}; `task=modules` lists every path"))
     return paths, problems
 
@@ -338,7 +351,9 @@ def _fitting(
             of_hook = " for the hook" if spec.action.trains or own else ""
             reason: str | None = f"{taken}: choose another name{of_hook}"
         else:
-            reason = spec.action.incompatibility(spec.hook_type, module, present + added)
+            reason = spec.action_on(match.own).incompatibility(spec.hook_type, module, present + added)
+            if match.own and "parameters" in spec.action.model_fields_set:
+                reason = "`select` names parameters, and so does `parameters`: leave one of them out"
         if reason is not None:
             reasons[reason].append(match.path or "(root)")
     for reason, paths in reasons.items():

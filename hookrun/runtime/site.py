@@ -140,7 +140,10 @@ class HookSite:
     part:      the part of a tensor that the action acts on; None: all of it
     passes_on: other hooks take what it sees, as it sees it
     tokenizer: for the text of tokens; None: not known
+    zeros_of:  name of a parameter of the module -> its KeptZero, while an `apply` hook runs
     """
+
+    zeros_of: Callable[[str], Any]
 
     def __init__(
         self,
@@ -651,6 +654,14 @@ class HookSite:
         names = (name for name, of_model in self.clock.model.named_parameters() if of_model is tensor)
         name = next(names, f"{self.path}.{parameter}" if self.path else parameter)
         return (self._hook_seed if seed is None else seed) + crc32(name.encode())
+
+    def keep_zero(self, parameter: str, choose: Callable[[Tensor], Tensor]) -> None:
+        zeros = self.zeros_of(parameter)
+        if self.hook_name not in zeros.chosen_by:  # another module may have the same parameter
+            zeros.chosen_by.add(self.hook_name)
+            zeros.free = choose(zeros.free)
+            zeros.fill()
+            self.register_state(zeros)
 
     def chance(self) -> float:
         """A number from 0 to 1 that decides whether this firing takes place; the same when the call is recomputed."""

@@ -16,7 +16,7 @@ from hookrun.actions.python import Python
 from hookrun.actions.values import OutsideValue, RunFaults, RunValue
 from hookrun.config.validation import Section, join, parse, unknown_key
 from hookrun.errors import Problem, nearest
-from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
+from hookrun.hook_types import APPLY, HOOK_TYPES, OWN_KEYS, HookType
 from hookrun.spec.heads import HeadsClause
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.selector.base import shown
@@ -70,6 +70,15 @@ class HookSpec:
     def where(self) -> str:
         """The key path."""
         return f"hooks.{self.name}"
+
+    @property
+    def takes_parameters(self) -> bool:
+        """Whether the selector may also match parameters, which stand for their modules and the key `parameters`."""
+        return self.hook_type is APPLY and "parameters" in type(self.action).model_fields
+
+    def action_on(self, own: tuple[str, ...]) -> Action:
+        """The action on a module of which the selector matches only these parameters; without any on the module."""
+        return self.action.model_copy(update={"parameters": own}) if own else self.action
 
     @property
     def takes_part(self) -> bool:

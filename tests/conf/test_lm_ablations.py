@@ -54,6 +54,18 @@ def test_heads_and_positions_of_one_trained_model(tmp_path: Path, monkeypatch: p
     assert len(runs) == 2, "the model is trained once for all runs, and so is the clean run"
 
 
+def test_the_direction_of_a_repeated_name_is_what_the_answer_needs(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def accuracy(*more: str) -> float:
+        assert main(["experiment=lm/refusal_direction", *SMALL, *more]) == 0
+        return float(hookrun.open_run("outputs/latest").metrics[-1]["accuracy"])
+
+    assert accuracy("hooked=false") > 0.95
+    assert accuracy() < 0.7
+    assert accuracy("+hooks.remove.remove=false") < 0.1
+
+
 def test_what_the_model_would_predict_after_each_layer(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 

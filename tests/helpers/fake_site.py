@@ -102,6 +102,10 @@ class FakeSite:
     def seed_of(self, parameter: str, seed: int | None) -> int:
         return (self.seed if seed is None else seed) + crc32(f"{self.path}.{parameter}".encode())
 
+    def keep_zero(self, parameter: str, choose: Callable[[Tensor], Tensor]) -> None:
+        tensor = self.module.get_parameter(parameter)
+        tensor.masked_fill_(~choose(torch.ones(tensor.shape, dtype=torch.bool)), 0)
+
     def register_state(self, own: Any) -> None:
         """Does nothing: no state is saved."""
 
