@@ -19,7 +19,7 @@ from pydantic import (
 
 from hookrun.config.validation import Section
 from hookrun.errors import shown
-from hookrun.values.index import bounded, whole
+from hookrun.values.index import bounded, slice_numbers
 
 ALL = "all"
 EXPECTED = "expected a position like -1, a range like '4:8', a list of them, or all"
@@ -81,17 +81,13 @@ def _place(raw: Any) -> Place:
         raise ValueError(f"found {shown(raw)}, {EXPECTED}")
     if raw.strip() == ALL:
         return TokenRange()
-    parts = [part.strip() for part in raw.split(":")]
-    try:
-        numbers = [whole(part) if part else None for part in parts]
-    except ValueError:
-        raise ValueError(f"found {shown(raw)}, {EXPECTED}") from None
-    if len(numbers) == 1 and numbers[0] is not None:
-        return numbers[0]
-    if len(numbers) > 3:
+    numbers = slice_numbers(raw)
+    if not numbers:
         raise ValueError(f"found {shown(raw)}, {EXPECTED}")
-    every = numbers[2] if len(numbers) == 3 else None
-    return _checked_range(TokenRange(numbers[0], numbers[1], 1 if every is None else every), raw)
+    if not numbers[1:]:
+        return numbers[0] or 0
+    start, end, every = (*numbers, None)[:3]
+    return _checked_range(TokenRange(start, end, 1 if every is None else every), raw)
 
 
 def _range(raw: dict[Any, Any]) -> TokenRange:

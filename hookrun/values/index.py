@@ -108,19 +108,23 @@ def _item(part: str, text: str) -> Item:
             twice = next(number for number in positions if positions.count(number) > 1)
             raise ValueError(f"{where}: it holds {twice} twice, name each position once")
         return positions
-    try:
-        numbers = [whole(number.strip()) if number.strip() else None for number in part.split(":")]
-    except ValueError:
-        numbers = []
-    if len(numbers) == 1 and numbers[0] is not None:
-        return numbers[0]
-    if not 2 <= len(numbers) <= 3:
+    numbers = slice_numbers(part)
+    if not numbers:
         raise ValueError(
             f"{where}, expected a whole number, a slice like 0:8, or ..., or a list like [1, 5, 6]"
         )
     if len(numbers) == 3 and (numbers[2] or 1) < 1:
         raise ValueError(f"{where}: torch slices by positive steps only")
-    return slice(*numbers)
+    return slice(*numbers) if numbers[1:] else numbers[0] or 0
+
+
+def slice_numbers(text: str) -> list[int | None]:
+    """``3`` -> one number, ``0:`` -> the two of a slice, ``::2`` -> its three; empty if it is neither."""
+    try:
+        numbers = [whole(part.strip()) if part.strip() else None for part in text.split(":")]
+    except ValueError:
+        return []
+    return numbers if len(numbers) <= 3 and numbers != [None] else []
 
 
 def whole(digits: str) -> int:

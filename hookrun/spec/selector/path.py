@@ -16,6 +16,7 @@ from hookrun.errors import nearest
 from hookrun.spec.selector.base import GLOB_PARTS, Parser, Selector, alternatives, shown
 from hookrun.spec.selector.regex import compiled, matching
 from hookrun.spec.selector.tree import Names, Tree
+from hookrun.values.index import slice_numbers
 
 
 class NumberedIndex(NamedTuple):
@@ -151,11 +152,8 @@ def parse_glob(glob: str) -> Glob:
 
 
 def _parse_index(index: str, text: str) -> NumberedIndex:
-    try:
-        numbers = [int(part) if part.strip() else None for part in index.split(":")]
-    except ValueError:
-        numbers = []
-    if not 1 <= len(numbers) <= 3 or numbers == [None]:
+    numbers = slice_numbers(index)
+    if not numbers:
         raise ValueError(f"found {shown(text)}: an index is a whole number or a slice, h[0], h[-1] or h[0:4]")
     if len(numbers) == 3 and numbers[2] == 0:
         raise ValueError(f"found {shown(text)}: the step of a slice is not 0")
