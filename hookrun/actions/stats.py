@@ -100,10 +100,21 @@ class Measured(Mapping[str, Any]):
         return len(self.of)
 
 
-Known = dict[str, Any]
+class Known(dict[str, Any]):
+    """The statistics of a tensor that are known; another one is computed when it is asked for."""
+
+    def __init__(self, x: Tensor, sizes: Mapping[str, int]) -> None:
+        super().__init__(sizes)
+        self.x = x
+
+    def __missing__(self, name: str) -> Any:
+        value = self[name] = _STEPS[name](self.x, self["numel"], self)
+        return value
+
+
 Step = Callable[["Tensor", int, Known], Any]
 
-# Every statistic from the tensor, its number of elements, and those computed before.
+# Every statistic from the tensor, its number of elements, and others.
 _STEPS: Mapping[str, Step] = {
     "flat": lambda x, n, known: x.reshape(-1),
     "sum": lambda x, n, known: x.sum(),
@@ -121,12 +132,6 @@ _STEPS: Mapping[str, Step] = {
     "nans": lambda x, n, known: x.isnan().count_nonzero(),
     "infs": lambda x, n, known: x.isinf().count_nonzero(),
 }
-_NEEDS: Mapping[str, Sequence[str]] = {
-    "var": ("flat", "mean"),
-    "std": ("var",),
-    "norm": ("flat",),
-    **dict.fromkeys(("min", "max", "abs_max"), ("extremes",)),
-}
 _EMPTY = {"sum": 0.0, "norm": 0.0, "nans": 0, "infs": 0, "bytes": 0, "numel": 0}
 
 
@@ -139,8 +144,7 @@ def measuring(of: Sequence[str]) -> Measure:
     import torch
 
     names = tuple(of)
-    steps = _steps(names)
-    wanted = {name for name, _ in steps}
+    has_values = not SIZES.issuperset(names)
     empty = {name: _EMPTY.get(name, math.nan) for name in names}
     exact = {torch.float32, torch.float64}
 
@@ -149,32 +153,19 @@ def measuring(of: Sequence[str]) -> Measure:
         n = x.numel()
         if not n:
             return dict(empty)
-        known: Known = {"numel": n, "bytes": n * x.element_size()}
-        if steps:
-            require_whole(x)
-            x = x.detach()
-            if x.dtype not in exact:
-                x = x.dequantize() if x.is_quantized else x.abs() if x.is_complex() else x.float()
-            if readable and x.device.type == "cpu":
-                known |= on_cpu(x.reshape(-1), wanted)
-            for name, step in steps:
-                if name not in known:
-                    known[name] = step(x, n, known)
+        sizes = {"numel": n, "bytes": n * x.element_size()}
+        if not has_values:
+            return {name: sizes[name] for name in names}
+        require_whole(x)
+        x = x.detach()
+        if x.dtype not in exact:
+            x = x.dequantize() if x.is_quantized else x.abs() if x.is_complex() else x.float()
+        known = Known(x, sizes)
+        if readable and x.device.type == "cpu":
+            known |= on_cpu(x.reshape(-1), names)
         return {name: known[name] for name in names}
 
     return measure
-
-
-def _steps(names: Sequence[str]) -> tuple[tuple[str, Step], ...]:
-    """The steps that compute these statistics: each once, after those that it needs."""
-    order = dict.fromkeys(step for name in names for step in _with_needs(name))
-    return tuple((name, _STEPS[name]) for name in order if name in _STEPS)
-
-
-def _with_needs(name: str) -> Iterator[str]:
-    for needed in _NEEDS.get(name, ()):
-        yield from _with_needs(needed)
-    yield name
 
 
 def _sum_of_squares(flat: Tensor, n: int) -> Tensor:
@@ -195,15 +186,18 @@ def _squares_around(flat: Tensor, n: int, centre: Tensor) -> Tensor:
 # ---- tensors on the CPU, part by part: memory is read once, further passes hit the cache -----------------------
 
 
-def on_cpu(flat: Tensor, wanted: Collection[str]) -> Known:
-    """Of `sum`, `mean`, `extremes` (as by `aminmax`), `norm`, `var` and `std` the wanted ones, in few passes.
+def on_cpu(flat: Tensor, names: Collection[str]) -> dict[str, Any]:
+    """What `names` need of `sum`, `mean`, `extremes` (as by `aminmax`), `norm`, `var` and `std`, in few passes.
 
     flat: [n] float32 or float64, n > 0, that requires no gradient
     """
     import torch
 
     n, parts = flat.numel(), flat.split(CPU_BLOCK)
-    squares_wanted, extremes_wanted = "norm" in wanted or "var" in wanted, "extremes" in wanted
+    wanted = set(names)
+    variance_wanted = not wanted.isdisjoint({"var", "std"})
+    squares_wanted = variance_wanted or "norm" in wanted
+    extremes_wanted = not wanted.isdisjoint({"min", "max", "abs_max"})
     total, squares, lows, highs = 0.0, 0.0, list["Tensor"](), list["Tensor"]()
     for part in parts:
         total += part.sum().item()
@@ -212,10 +206,10 @@ def on_cpu(flat: Tensor, wanted: Collection[str]) -> Known:
         if extremes_wanted:
             lows.append(part.amin())  # amin and amax together are faster than aminmax
             highs.append(part.amax())
-    known: Known = {"flat": flat, "sum": total, "mean": total / n}
+    known: dict[str, Any] = {"flat": flat, "sum": total, "mean": total / n}
     if squares_wanted:
         known["norm"] = math.sqrt(squares)
-    if "var" in wanted:
+    if variance_wanted:
         spread = squares - total * total / n
         if not squares < MOST_LOST * spread:
             spread = _spread_around(parts, total / n)
