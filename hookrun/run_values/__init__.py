@@ -11,15 +11,23 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Generator, Tensor
 
-from hookrun.actions.values import FileValue, InlineFunction, InlineTensor, PassValue, Ramp, RunValue
+from hookrun.actions.values import (
+    FileValue,
+    InlineFunction,
+    InlineTensor,
+    PassValue,
+    Ramp,
+    RunFaults,
+    RunValue,
+)
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, counted, listed, nearest
-from hookrun.run_values.faults import FaultList, read_faults
 from hookrun.run_values.runs import (
     PendingRun,
     RunReferences,
@@ -29,7 +37,9 @@ from hookrun.run_values.runs import (
     require_same_split,
     with_found_weights,
 )
+from hookrun.spec import HookSpec
 from hookrun.store.captures.read import StoredCapture
+from hookrun.store.format import encode
 from hookrun.store.reader import Run
 from hookrun.trust.callables import tensor_digest
 from hookrun.values.index import Item
@@ -143,6 +153,31 @@ class MappedRows:
     def lacks(self, samples: Tensor) -> str:
         """The error message for samples without a row."""
         return "; ".join(rows.lacks(samples) for rows in self._rows if len(rows.missing(samples)))
+
+
+class FaultList:
+    """The faults of a hook at one module.
+
+    lines: of faults.jsonl, in order
+    fired: how often the hook fired there
+    name:  of the hook and its run, for messages
+    """
+
+    def __init__(self, lines: Sequence[Mapping[str, Any]], fired: int, name: str) -> None:
+        self.count, self.fired, self._name = len(lines), fired, name
+        self._by_draw = defaultdict[tuple[int, ...], list[Mapping[str, Any]]](list)
+        for line in lines:
+            self._by_draw[tuple(line["draw"])].append(line)
+        self.digest = hashlib.sha256(encode([fired, *lines]).encode()).hexdigest()
+
+    def at(self, draw: tuple[int, ...], firing: int) -> Sequence[Mapping[str, Any]]:
+        """The faults of a draw in a firing, counted from 1. ValueError if there were not so many firings."""
+        if firing > self.fired:
+            raise ValueError(
+                f"faults: {self._name} fired {self.fired:,} times there, and this is once more: repeat a run of the "
+                "same length, with the same `when`"
+            )
+        return self._by_draw.get(draw, ())
 
 
 Rows = CaptureRows | MappedRows
@@ -366,3 +401,46 @@ def _require_one_row_each(capture: StoredCapture, part: Tensor, value: RunValue,
         return
     hint = BY_TOKEN if is_by_token(capture) else "capture it with task=predict"
     raise HookrunError(f"{value.capture}/{module} in {value.run} {what}: {hint}")
+
+
+def read_faults(
+    value: RunFaults, spec: HookSpec, places: Places, runs: RunReferences
+) -> Mapping[str, FaultList | PendingRun]:
+    """Path -> the faults there.
+
+    spec:   the hook that repeats them
+    places: path of a module or parameter -> all its names
+
+    HookrunError if the run is of another model or has no such hook, or if the hook was on other modules.
+    """
+    run, name = runs.open(value.run), spec.name
+    if run is None:
+        return dict.fromkeys(places, PendingRun(value.run))
+    named = f"{name} of the run {run.path}"
+    if runs.settings is not None:
+        require_same_model(run, named, runs.settings)
+    hooks = {
+        hook["name"]: f"{hook.get('action')} on {hook.get('hook')}" for hook in run.plan.get("hooks", [])
+    }
+    if hooks.get(name) != (wanted := f"{spec.action.action_name} on {spec.hook_type}"):
+        raise HookrunError(f"{named} is {hooks.get(name, 'not there')}, expected {wanted}: it has {hooks}")
+    fired = {site["module"]: site["fired"] for site in run.hooks.get("sites", []) if site["hook"] == name}
+    lines = defaultdict[str, list[Mapping[str, Any]]](list)
+    for line in run.faults:
+        if line["hook"] == name:
+            lines[line["module"]].append(line)
+    there = {path: next((each for each in names if each in fired), None) for path, names in places.items()}
+    strange = [path for path, module in there.items() if module is None]
+    missing = [module for module in lines if module not in there.values()]
+    for modules, what in (
+        (strange, "was not there, or the run was cut off"),
+        (missing, "has faults there, and `select` leaves it out"),
+    ):
+        if modules:
+            shown = listed([module or "(root)" for module in modules], _SHOWN)
+            raise HookrunError(f"{shown}: {named} {what}")
+    return {
+        path: FaultList(lines[module], fired[module], named)
+        for path, module in there.items()
+        if module is not None
+    }

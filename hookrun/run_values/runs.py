@@ -13,7 +13,7 @@ from typing import Any
 from hookrun.actions.values import OutsideValue, RunValue
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.tokens import PaddingArgs
-from hookrun.errors import HookrunError, Problem, listed, nearest, spec_error
+from hookrun.errors import HookrunError, Problem, listed, nearest, shortened, spec_error
 from hookrun.spec import Experiment, HookSpec, Settings, Spec
 from hookrun.spec.experiment import PREVIOUS, RunWeights, runs_of
 from hookrun.store.captures.read import StoredCapture
@@ -243,8 +243,7 @@ def _differences(run: Run, settings: Settings) -> list[str]:
 
 def _shown(value: Any) -> str:
     """A value of another run's configuration, shortened."""
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+    return shortened(repr(value), _MOST_SHOWN)
 
 
 def _section(run: Run, name: str) -> dict[str, Any]:
