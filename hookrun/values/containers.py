@@ -79,24 +79,10 @@ def members(value: Any) -> list[Any]:
 
 def replaced(value: Any, changed: dict[Any, Any]) -> Any:
     """A copy of a container with the members in `changed` (key -> new member) replaced."""
-    if isinstance(value, dict):
-        new = dict(value) if type(value) is dict else copy.copy(value)
-        for key, member in changed.items():
-            new[key] = member
-        return new
-    if isinstance(value, tuple | list):
-        items = [changed.get(key, member) for key, member in children(value)]
-        if isinstance(value, list):
-            new_list = list(value) if type(value) is list else copy.copy(value)
-            new_list[:] = items
-            return new_list
-        if hasattr(value, "_make"):
-            return value._make(items)
-        return type(value)(items)
-    new = copy.copy(value)
-    for key, member in changed.items():
-        object.__setattr__(new, key, member)  # works for a frozen dataclass too
-    return new
+    if not isinstance(value, tuple):
+        return _written(copy.copy(value), changed)
+    items = [changed.get(key, member) for key, member in children(value)]
+    return value._make(items) if hasattr(value, "_make") else type(value)(items)
 
 
 _functorch = torch._C._functorch
@@ -303,12 +289,13 @@ def put_back(placed: Sequence[Placed]) -> None:
         _changed(container, {key: old for key, member in children(container) if member is new})
 
 
-def _changed(value: Any, changed: Mapping[Any, Any]) -> Any:
+def _changed(value: Any, changed: dict[Any, Any]) -> Any:
     """The value itself, written in place; for a tuple a new one."""
-    if not changed:
-        return value
-    if isinstance(value, tuple):
-        return replaced(value, dict(changed))
+    return replaced(value, changed) if changed and isinstance(value, tuple) else _written(value, changed)
+
+
+def _written(value: Any, changed: Mapping[Any, Any]) -> Any:
+    """A dict, list or dataclass with the members in `changed`, which are written into it."""
     for key, new in changed.items():
         if isinstance(value, dict | list):
             value[key] = new
