@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the total norm before it divides
-
-
-def _infinity(raw: Any) -> Any:
-    return float(raw) if raw == "inf" else raw
 
 
 class ClipNorm(Action):
@@ -37,7 +34,9 @@ class ClipNorm(Action):
     hook_types = ON_VALUES - {SAVED_TENSORS}
     scope = "together"
     max_norm: Annotated[Finite, Field(gt=0)]
-    norm_type: Annotated[Number, Field(gt=0), BeforeValidator(_infinity)] = 2.0
+    norm_type: Annotated[
+        Number, Field(gt=0), BeforeValidator(lambda raw: math.inf if raw == "inf" else raw)
+    ] = 2.0
     per: Literal["all", "module", "tensor"] | None = None
 
     def carried_by(self, hook_type: HookType) -> str | None:

@@ -6,9 +6,10 @@ import math
 from enum import Enum, auto
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from hookrun.actions.values import Ramp, Scheduled, Value, at_step, numbers
+from hookrun.config.validation import Section
 
 T = TypeVar("T")
 
@@ -35,13 +36,11 @@ def _own_name(name: str) -> str:
 def _listed(raw: Any) -> Any:
     if not isinstance(raw, str | list | tuple):
         raise ValueError(f"found {raw!r}, expected a name or a list of names")
-    return [raw] if isinstance(raw, str) else raw
-
-
-def _not_empty(names: tuple[T, ...]) -> tuple[T, ...]:
-    if not names:
+    if isinstance(raw, str):
+        return [raw]
+    if not raw:
         raise ValueError("the list is empty")
-    return names
+    return raw
 
 
 Number = Annotated[float, Field(strict=True), AfterValidator(not_nan)]
@@ -88,10 +87,8 @@ Trainable = Annotated[bool, Meaning.TRAINABLE]
 """Whether the operand is a parameter `<hook name>_bias` that the hook adds to its modules."""
 
 
-class OneOf(BaseModel):
+class OneOf(Section):
     """Exactly one of the fields is given."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -115,7 +112,7 @@ class Keep(OneOf):
 KeptSamples = Annotated[Keep | None, Meaning.SAMPLES]
 """Which samples the hook keeps; None: all."""
 
-OneOrMore = Annotated[tuple[T, ...], BeforeValidator(_listed), AfterValidator(_not_empty)]
+OneOrMore = Annotated[tuple[T, ...], BeforeValidator(_listed)]
 """One name, or a list of at least one."""
 
 

@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import BeforeValidator, PlainSerializer
 
 from hookrun.actions.base import HookSite
 from hookrun.actions.fields import Seed
 from hookrun.actions.own_parameters import OnOwnParameters
 from hookrun.actions.values import as_data, copy_of
+from hookrun.config.validation import Section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,10 +44,9 @@ _DIMENSIONS = {
 """How many dimensions a tensor must have for the initialiser; the others take any tensor."""
 
 
-class Initialiser(BaseModel):
+class Initialiser(Section):
     """A function of torch.nn.init: its name, its arguments, and the seed of its random numbers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     name: Name
     args: Annotated[dict[str, Any], BeforeValidator(copy_of), PlainSerializer(as_data)] = {}
     seed: Seed = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookrun.actions.base import Action, Edit, HookSite
@@ -32,14 +31,8 @@ class Print(Action):
 
     def build(self, site: HookSite) -> Edit:
         """A function that prints and records every tensor in the value."""
-        describe: Callable[[Tensor], dict[str, Any]]
-        match self.what:
-            case "shape":
-                describe = _shape
-            case "stats":
-                describe = measuring(("mean", "std", "min", "max"))
-            case "value":
-                describe = _value
+        statistics = measuring(("mean", "std", "min", "max"))
+        describe = {"shape": _shape, "stats": statistics, "value": _value}[self.what]
         leaves, emit = site.leaves, site.emit
 
         def show(value: Any) -> None:

@@ -28,16 +28,12 @@ _NAME = re.compile(r"[^\W\d][\w.-]*(:\w+)?")
 
 def _function(raw: Any) -> Any:
     """The function's name, which is imported only when the plan is made, or, in Python, the function itself."""
-    if isinstance(raw, str):
-        if not _NAME.fullmatch(raw):
-            raise ValueError(
-                f"found {raw[:200]!r}, expected a function of a package, such as mypkg.hooks:soften, "
-                "or the short name that an installed package gives it"
-            )
-        return raw
-    function = as_python_value(raw)
-    if not isinstance(function, InlineFunction):
-        raise ValueError(f"found {raw!r}, expected a function of a package, such as mypkg.hooks:soften")
+    function = raw if isinstance(raw, str) and _NAME.fullmatch(raw) else as_python_value(raw)
+    if not isinstance(function, str | InlineFunction):
+        raise ValueError(
+            f"found {raw!r:.200}, expected a function of a package, such as mypkg.hooks:soften, or the short name "
+            "that an installed package gives it"
+        )
     return function
 
 

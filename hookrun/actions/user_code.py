@@ -149,8 +149,8 @@ def parameters_of(target: Any) -> list[tuple[str, Parameter]]:
     """The parameters of a user's own module by all of their names; of other objects none."""
     from torch.nn import Module
 
-    every = Module.named_parameters(target, remove_duplicate=False) if isinstance(target, Module) else ()
-    return list(every)
+    is_module = isinstance(target, Module)  # which may redefine `named_parameters`
+    return list(Module.named_parameters(target, remove_duplicate=False)) if is_module else []
 
 
 def added_names(target: Any, hook_name: str) -> dict[Parameter, str]:
@@ -197,16 +197,18 @@ def on_tensor(hook: str, code: Code, call: Callable[[Tensor], Any]) -> Callable[
     """Wrap `call`: ValueError if it changes its tensor in place or draws from torch's global generator."""
     import torch
 
-    def drawn() -> Tensor:
-        return torch.default_generator.get_state().view(torch.int64)  # eight bytes at a time compare faster
+    def states(x: Tensor) -> list[Tensor]:
+        """Those of the global generators that may be drawn from; eight bytes at a time compare faster."""
+        state = torch.default_generator.get_state().view(torch.int64)
+        return [state, torch.cuda.get_rng_state(x.device)] if x.is_cuda else [state]
 
     def on_tensor(x: Tensor) -> Any:
         is_real = holds_data(x)
         seen = _versioned(x) if is_real and x.is_inference() else x
         version = 0 if seen.is_inference() else seen._version
-        states = [drawn(), *_on_device(x)] if is_real else []
+        before = states(x) if is_real else []
         new = called(hook, code, seen, call)
-        if is_real and not all(map(torch.equal, states, [drawn(), *_on_device(x)])):
+        if is_real and not all(map(torch.equal, before, states(x))):
             raise ValueError(
                 f"'{code.name}' draws from torch's global generator, which changes the rest of the run: take a "
                 "parameter `context`, and draw with generator=context.generator(value)"
@@ -228,12 +230,6 @@ def _versioned(x: Tensor) -> Tensor:
     with torch.inference_mode(mode=False):
         alias = torch.empty(0, dtype=x.dtype, device=x.device)
         return alias.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
-
-
-def _on_device(x: Tensor) -> list[Tensor]:
-    import torch
-
-    return [torch.cuda.get_rng_state(x.device)] if x.is_cuda else []
 
 
 def only_without_data(failed: UserCodeError) -> str | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -19,6 +18,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
+from hookrun.config.validation import Section
 from hookrun.trust.callables import Code, code_of_given, is_tensor, tensor_digest
 from hookrun.values.index import Index
 from hookrun.values.tensors import ordinary_tensors
@@ -86,11 +86,7 @@ class InlineFunction(PythonValue):
     def __init__(self, target: Callable[..., Any]) -> None:
         self.target = target
         self.code: Code = code_of_given(target)
-
-    @property
-    def digest(self) -> str:
-        """The function's hash, which goes into the plan's hash."""
-        return self.code.sha256
+        self.digest = self.code.sha256
 
     def __str__(self) -> str:
         return self.code.name
@@ -135,14 +131,14 @@ def as_data(value: Any) -> Any:
     return f"{type(value).__module__}:{type(value).__qualname__}"
 
 
-class Ramp(BaseModel):
+class Ramp(Section):
     """A number that follows the clock: linear between two steps, and constant before and after them.
 
     from, to: the number at the first and at the last of the two steps
     steps:    optimizer steps in training, also in a validation within it; batches otherwise
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, serialize_by_alias=True)
+    model_config = ConfigDict(serialize_by_alias=True)
     start: Annotated[float, Field(strict=True, allow_inf_nan=False, alias="from")]
     to: Annotated[float, Field(strict=True, allow_inf_nan=False)]
     steps: tuple[
@@ -184,7 +180,7 @@ _MINUS = {
 }
 
 
-class OutsideValue(BaseModel, ABC):
+class OutsideValue(Section, ABC):
     """Base class of values from files and from other runs: ``factor * (value[index] - minus)``.
 
     index:  which part of the value, in NumPy's notation; for values by sample the part of each sample's row
@@ -193,7 +189,6 @@ class OutsideValue(BaseModel, ABC):
     at:     ``same``: broadcast the value to the whole tensor and take the part that the hook acts on
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     factor: Scheduled = 1.0
     index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
     at: Literal["same"] | None = None
@@ -329,14 +324,13 @@ class RunValue(OutsideValue):
         return f"{what} of {self.capture}/{module}{self.path or ''} in {self.run}"
 
 
-class PassValue(BaseModel):
+class PassValue(Section):
     """What a capture hook has seen earlier in the same forward of the model, with its graph: gradients flow into it.
 
     hook:   the capture hook
     module: where it has seen it; by default its only module
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     per_sample: ClassVar[bool] = False
     draws: ClassVar[bool] = False
     digest: ClassVar[str] = "of the same forward"
@@ -347,13 +341,12 @@ class PassValue(BaseModel):
         return f"{self.hook} at {'its module' if self.module is None else self.module or '(root)'} in this forward"
 
 
-class RunFaults(BaseModel):
+class RunFaults(Section):
     """The faults that another run has listed.
 
     run: directory of the run, the name of one of the experiment's `needs`, or `previous`
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     per_sample: ClassVar[bool] = False
     draws: ClassVar[bool] = False
     run: str
@@ -362,7 +355,7 @@ class RunFaults(BaseModel):
         return f"those of {self.run}"
 
 
-_MAPPINGS: Mapping[str, type[BaseModel]] = {
+_MAPPINGS: Mapping[str, type[Section]] = {
     "from": Ramp,
     "run": RunValue,
     "file": FileValue,
@@ -370,18 +363,9 @@ _MAPPINGS: Mapping[str, type[BaseModel]] = {
 }
 """The key by which each kind of value is recognized -> its class."""
 
-Ramp.model_rebuild()
-OutsideValue.model_rebuild()
-FileValue.model_rebuild()
-RunValue.model_rebuild()
-
 
 def _value(raw: Any) -> Any:
-    if isinstance(raw, bool) or raw is None:
-        raise ValueError(
-            f"found {raw!r}, expected a number, a list of numbers, or a mapping with `file` or `run`"
-        )
-    if isinstance(raw, int | float):
+    if isinstance(raw, int | float) and not isinstance(raw, bool):
         return float(raw)
     if isinstance(raw, list | tuple):
         shape_of(raw)

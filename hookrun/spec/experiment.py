@@ -106,12 +106,9 @@ class RunWeights(Section):
     checkpoint: Literal["last", "best", "ema"] = "last"
 
 
-def _kind_of_weights(raw: Any) -> str:
-    return "a run" if isinstance(raw, Mapping | RunWeights) else "a name"
-
-
 Weights = Annotated[
-    Annotated[str, Kind("a name")] | Annotated[RunWeights, Kind("a run")], Discriminator(_kind_of_weights)
+    Annotated[str, Kind("a name")] | Annotated[RunWeights, Kind("a run")],
+    Discriminator(lambda raw: "a run" if isinstance(raw, Mapping | RunWeights) else "a name"),
 ]
 """A path or a name, or a mapping; an error message is about the form that was given."""
 
@@ -229,11 +226,6 @@ class Every(Section):
     minutes: float | None = Field(default=None, gt=0, le=10**6, allow_inf_nan=False)
 
 
-def _never(raw: Any) -> Any:
-    """Turn `every: null` into never."""
-    return {} if raw is None else raw
-
-
 class Checkpoint(Section):
     """Which weights a run keeps, and how often it saves a state that it can be resumed from.
 
@@ -244,7 +236,9 @@ class Checkpoint(Section):
     """
 
     save: Literal["both", "best", "last", "none"] | None = None
-    every: Annotated[Every, BeforeValidator(_never)] = Every.model_construct(epochs=1)
+    every: Annotated[Every, BeforeValidator(lambda raw: {} if raw is None else raw)] = Every.model_construct(
+        epochs=1
+    )
     keep: int = Field(default=2, ge=2, le=10**6)
     keep_done: bool = False
 
@@ -268,7 +262,7 @@ class Train(Section):
     steps: int | None = Count
     limit_batches: int | None = Count
     loss: Loss = Named.model_construct(name="cross_entropy")
-    optimizer: Optimizer = Optimizer.model_validate({"name": "AdamW", "lr": 0.001})
+    optimizer: Optimizer = Optimizer.model_construct(name="AdamW", lr=0.001)
     scheduler: Scheduler | None = None
     parameters: AnyChoice | None = None
     clip_grad_norm: float | None = Bound

@@ -14,10 +14,6 @@ Direction = Literal["maximize", "minimize"]
 OfRun = Literal["best", "last"]
 
 
-def _single(raw: Any) -> Any:
-    return (raw,) if isinstance(raw, str) else raw
-
-
 _NATURAL: dict[str, Direction] = {
     "accuracy": "maximize",
     "train_accuracy": "maximize",
@@ -56,7 +52,11 @@ class Objective(Section):
     metric: str | None = Field(default=None, max_length=1_000)
     direction: Direction | None = None
     of: OfRun = "best"
-    over: Annotated[tuple[str, ...], BeforeValidator(_single), Field(max_length=100)] = AVERAGED
+    over: Annotated[
+        tuple[str, ...],
+        BeforeValidator(lambda raw: (raw,) if isinstance(raw, str) else raw),
+        Field(max_length=100),
+    ] = AVERAGED
 
     @model_validator(mode="before")
     @classmethod
