@@ -140,7 +140,7 @@ def rows() -> Iterator[Row]:
     An action that stops the forward is left out: without an output nothing is trained.
     """
     for action, kind in actions().items():
-        for parameters in () if kind.stops else PARAMETERS[action]:
+        for parameters in () if kind.does == "stop" else PARAMETERS[action]:
             params = kind.model_validate(parameters)
             for name, hook_type in HOOK_TYPES.items():
                 if hook_type in kind.hook_types and params.carried_by(hook_type) is None:

@@ -11,8 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
-
 from hookrun.actions.fields import Meaning
 from hookrun.actions.values import (
     FileValue,
@@ -24,6 +22,7 @@ from hookrun.actions.values import (
     RunFaults,
     RunValue,
 )
+from hookrun.config.validation import Section
 from hookrun.errors import HookError
 from hookrun.hook_types import FORWARD, FORWARD_PRE, ON_VALUES, HookType
 
@@ -99,6 +98,7 @@ def remove_parameter(module: Module, name: str) -> None:
         del module.__dict__[_ADDED]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Packed:
     """The replacement of a saved tensor, and how to get the original back.
 
@@ -106,14 +106,11 @@ class Packed:
     undo:   held value -> the original tensor
     """
 
-    __slots__ = ("tensor", "undo")
-
-    def __init__(self, tensor: Tensor | None, undo: Callable[[Tensor | None], Tensor]) -> None:
-        self.tensor = tensor
-        self.undo = undo
+    tensor: Tensor | None
+    undo: Callable[[Tensor | None], Tensor]
 
 
-class Action(BaseModel):
+class Action(Section):
     """Base class of the actions. The fields of a subclass are the action's parameters: keys that a hook may have.
 
     The first line of a subclass's docstring goes into the reference table. What concerns a kind of parameter (a value
@@ -128,21 +125,16 @@ class Action(BaseModel):
                  all selected parameters), for which it returns a list; `module`, the module
     uses:        the members `args`, `generator`, `drawn`, `flipped` and `keep` of the site that it uses; for random
                  numbers by `drawn` or `flipped` a row gets the same ones with several ranks as with one
-    freezes:     its modules' parameters require no gradient afterwards
-    skips:       its module's forward is not called
-    stops:       nothing after its module is computed
+    does:        what else it does. `freeze`: its modules' parameters require no gradient afterwards; `skip`: its
+                 module's forward is not called; `stop`: nothing after its module is computed
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
     action_name: ClassVar[str]
     hook_types: ClassVar[frozenset[HookType]] = ON_VALUES
     observes: ClassVar[bool] = False
     scope: ClassVar[Literal["tensor", "value", "together", "module"]] = "tensor"
     uses: ClassVar[Collection[str]] = ()
-    freezes: ClassVar[bool] = False
-    skips: ClassVar[bool] = False
-    stops: ClassVar[bool] = False
+    does: ClassVar[Literal["freeze", "skip", "stop"] | None] = None
 
     @abstractmethod
     def build(self, site: HookSite) -> Edit:
@@ -178,7 +170,7 @@ class Action(BaseModel):
     @property
     def of_call(self) -> bool:
         """Whether it acts on the call of its module, not on a value."""
-        return self.skips or self.stops
+        return self.does in ("skip", "stop")
 
     @property
     def draws(self) -> bool:

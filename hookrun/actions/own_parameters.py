@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.actions.base import Action, Edit, HookSite
 from hookrun.actions.fields import OneOrMore, OwnName
@@ -14,17 +14,23 @@ from hookrun.hook_types import APPLY, HookType
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter
 
+LAZY = "it has no shape yet: a lazy module gets it at its first call; run one batch through the model first"
+
 
 class OnOwnParameters(Action):
-    """An action on the module's own parameters, or on those that `parameters` names."""
+    """An action on the module's own parameters, or on those that `parameters` names.
 
+    below: without names also on those of its descendants
+    """
+
+    below: ClassVar[bool] = False
     hook_types = frozenset({APPLY})
     scope = "module"
     parameters: OneOrMore[OwnName] | None = None
 
-    @abstractmethod
     def misfit(self, shape: Sequence[int]) -> str | None:
         """Why the action cannot change a parameter of that shape, or None."""
+        return None
 
     @abstractmethod
     def editor(self, site: HookSite) -> Callable[[str, Parameter], object]:
@@ -38,16 +44,16 @@ class OnOwnParameters(Action):
         """The module must have the parameters, and they must fit."""
         from torch.nn.parameter import is_lazy
 
-        if not parameters:
+        if self.below and not parameters and next(module.parameters(), None) is None:
+            return "neither the module nor a descendant of it has parameters: select modules that have some"
+        if not self.below and not parameters:
             return "the module has no parameters of its own: select the ones of its children that have"
         for name in self.parameters or ():
             if name not in parameters:
                 return f"the module has no parameter {name!r}: {nearest(name, parameters)}"
-        for name, parameter in module.named_parameters(recurse=False):
-            if self.parameters is not None and name not in self.parameters:
-                continue
-            if is_lazy(parameter):
-                return f"parameter {name!r}: it has no shape yet: a lazy module gets it at its first call"
+        for name, parameter in module.named_parameters(recurse=self.below):
+            if (self.parameters is None or name in self.parameters) and is_lazy(parameter):
+                return f"parameter {name!r}: {LAZY}"
         chosen = list(self._chosen(module))
         added_later = any(not hasattr(module, name) for name in parameters)
         if not chosen and not added_later:
@@ -71,6 +77,6 @@ class OnOwnParameters(Action):
         return change
 
     def _chosen(self, module: Module) -> Iterator[tuple[str, Parameter]]:
-        for name, parameter in module.named_parameters(recurse=False):
+        for name, parameter in module.named_parameters(recurse=self.below):
             if self.takes(parameter) if self.parameters is None else name in self.parameters:
                 yield name, parameter

@@ -17,7 +17,7 @@ class Skip(Action):
     action_name = "skip"
     hook_types = frozenset({FORWARD})
     uses = ("args",)
-    skips = True
+    does = "skip"
 
     def build(self, site: HookSite) -> Edit:
         """The identity: what it gets is the first argument."""

@@ -15,7 +15,7 @@ class StopForward(Action):
 
     action_name = "stop_forward"
     hook_types = frozenset({FORWARD})
-    stops = True
+    does = "stop"
 
     def build(self, site: HookSite) -> Edit:
         """The identity: no value is changed."""

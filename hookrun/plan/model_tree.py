@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
 from hookrun.actions.base import was_added
+from hookrun.actions.own_parameters import LAZY
 from hookrun.errors import listed, shortened
 from hookrun.models.attention_points import POINTS, lacks_points
 from hookrun.plan.plan import Match
@@ -250,6 +251,12 @@ class ModelNames:
         parameter = self.parameters.get(name)
         return name not in self.frozen and (parameter is None or parameter.requires_grad)
 
+    def without_gradient(self, name: str) -> str | None:
+        """Why no gradient of the parameter can be hooked, or None."""
+        if not self.trains(name):
+            return "carries no gradient: it does not require one"
+        return LAZY if name in self.parameters and is_lazy(self.parameters[name]) else None
+
     def plan_effects(self, spec: HookSpec, matches: tuple[Match, ...], own: Iterable[str] = ()) -> None:
         """Record what a planned hook will add to its modules and freeze in them.
 
@@ -261,7 +268,7 @@ class ModelNames:
             if new := [name for name in names if name not in self.added[match.path]]:
                 self.added[match.path] += new
                 self._trees.clear()
-            if spec.action.freezes:
+            if spec.action.does == "freeze":
                 named = getattr(spec.action_on(match.own), "parameters", None)
                 of_module = self.modules[match.path].named_parameters()
                 frozen = {id(parameter) for each, parameter in of_module if named is None or each in named}

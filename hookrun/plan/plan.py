@@ -197,7 +197,7 @@ class ResolvedPlan:
         stops = [
             f"{hook.spec.name} stops the forward after {match.path or '(root)'}"
             for hook in self.hooks
-            if hook.spec.action.stops
+            if hook.spec.action.does == "stop"
             for match in hook.matches
         ]
         return (
@@ -256,29 +256,36 @@ def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
         yield problem("", *kind.refused_by_graph)
     elif not kind.in_graph:
         return
-    elif action.own_functions():
-        yield problem("", "runs your own Python, which may not work inside a graph")
-    elif action.observes:
-        yield problem("", "passes values to Python at each firing, which breaks the graph")
-    elif action.stops:
-        yield problem("", "ends the forward by an exception, which a graph cannot contain")
-    elif action.skips and not when.always:
-        yield problem(".when", "decides at each call whether the forward runs, but in a graph only once")
-    elif action.draws:
-        yield problem("", "draws from a generator of its own, which a graph cannot contain")
-    elif kind.on == "reading" and (unknown := [match.path for match in hook.matches if match.shape is None]):
-        yield problem(
-            "", f"edits {unknown[0]}, which is parametrized or has no shape yet: a graph cannot contain that"
-        )
-    for key, value in action.outside_values().items():
-        if value.per_sample:
-            yield problem(f".{key}", "takes rows of another run at each call, which a graph cannot do")
-        elif isinstance(value, InlineFunction):
-            yield problem(f".{key}", "calls a function of yours at each call, which a graph cannot do")
-    if spec.keys.tokens is not None:
-        yield problem(".tokens", "are determined for each call, which a graph cannot do")
-    if when.rank is not None:
-        yield problem(".when.rank", "is not read inside a graph")
-    for key, is_set in (("call", when.call is not None), ("probability", when.probability < 1)):
-        if is_set:
-            yield problem(f".when.{key}", "is evaluated at each call, but in a graph only once")
+    of_action = {
+        "runs your own Python, which may not work inside a graph": action.own_functions(),
+        "passes values to Python at each firing, which breaks the graph": action.observes,
+        "ends the forward by an exception, which a graph cannot contain": action.does == "stop",
+        "decides at each call whether the forward runs, but in a graph only once": (
+            action.does == "skip" and not when.always
+        ),
+        "draws from a generator of its own, which a graph cannot contain": action.draws,
+    } | {
+        f"edits {match.path}, which is parametrized or has no shape yet: a graph cannot contain that": True
+        for match in hook.matches
+        if kind.on == "reading" and match.shape is None
+    }
+    if kind.in_graph and (why := next((why for why, holds in of_action.items() if holds), None)) is not None:
+        yield problem(".when" if action.does == "skip" else "", why)
+    cannot, once = "which a graph cannot do", "is evaluated at each call, but in a graph only once"
+    of_keys = [
+        *(
+            (key, f"takes rows of another run at each call, {cannot}", value.per_sample)
+            for key, value in action.outside_values().items()
+        ),
+        *(
+            (key, f"calls a function of yours at each call, {cannot}", isinstance(value, InlineFunction))
+            for key, value in action.outside_values().items()
+        ),
+        ("tokens", f"are determined for each call, {cannot}", spec.keys.tokens is not None),
+        ("when.rank", "is not read inside a graph", when.rank is not None),
+        ("when.call", once, when.call is not None),
+        ("when.probability", once, when.probability < 1),
+    ]
+    for key, why, holds in of_keys:
+        if holds:
+            yield problem(f".{key}", why)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
 from hookrun.actions.own_parameters import OnOwnParameters
 from hookrun.actions.user_code import added_names, example_of, untrainable, wrong_function
 from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, RunFaults
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, nearest
+from hookrun.errors import CompileError, HookrunError, Mistakes, Problem, listed, nearest
 from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
 from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
@@ -23,10 +22,10 @@ from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
 from hookrun.run_values import Source, read_faults, read_value
 from hookrun.run_values.runs import RunReferences, padded_otherwise, used_runs
 from hookrun.spec.hook import HookSpec, Spec
+from hookrun.spec.selector import Selector
 from hookrun.trust.load import ACTIONS, Trusted, load
 
 _SHOWN = 4
-_LAZY = "it has no shape yet: a lazy module gets it at its first call; run one batch through the model first"
 _COMPUTED = (
     "a pre-hook of torch.nn.utils computes {0!r} from it, which is what the forward reads: make that permanent "
     "(prune.remove), or use torch.nn.utils.parametrizations"
@@ -51,12 +50,12 @@ def resolve(
     names, runs = ModelNames(model), runs or RunReferences()
     # the sort is stable: equal priorities keep declaration order
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
-    planned, problems = dict[str, PlannedHook](), dict[str, list[Problem]]()
+    planned, mistakes = dict[str, PlannedHook](), {hook.name: Mistakes() for hook in hooks}
     for hook in sorted(hooks, key=_resolved_first):
-        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, runs, planned)
-    fitting = tuple(planned[hook.name] for hook in hooks if not problems[hook.name])
+        planned[hook.name] = _resolve_hook(hook, names, runs, planned, mistakes[hook.name])
+    fitting = tuple(planned[hook.name] for hook in hooks if not mistakes[hook.name].problems)
     plan = ResolvedPlan(class_name(model), fitting, spec.seed, runs=used_runs(spec, runs))
-    return plan, [problem for hook in hooks for problem in problems[hook.name]]
+    return plan, [problem for hook in hooks for problem in mistakes[hook.name].problems]
 
 
 def names_under(spec: Spec, model: nn.Module) -> ModelNames:
@@ -64,8 +63,8 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
     names = ModelNames(model)
     enabled = [hook for hook in spec.hooks if hook.keys.enabled and not hook.on_parameters]
     for hook in sorted(enabled, key=_resolved_first):
-        _, own, _ = _own_code(hook, names)
-        if own or hook.action.freezes or hook.action.adds(hook.name) is not None:
+        _, own = _own_code(hook, names, Mistakes())
+        if own or hook.action.does == "freeze" or hook.action.adds(hook.name) is not None:
             names.plan_effects(hook, names.matches(hook, names.select(hook)), own)
     return names
 
@@ -77,42 +76,43 @@ def _resolved_first(hook: HookSpec) -> tuple[bool, ...]:
 
 
 def _own_code(
-    spec: HookSpec, names: ModelNames
-) -> tuple[dict[str, Trusted | InlineFunction], dict[str, tuple[int, ...]], list[Problem]]:
-    """The user's own functions that the action names, by field; the parameters of own modules; problems.
+    spec: HookSpec, names: ModelNames, mistakes: Mistakes
+) -> tuple[dict[str, Trusted | InlineFunction], dict[str, tuple[int, ...]]]:
+    """The user's own functions that the action names, by field; the parameters of own modules.
 
     Of a parameter that the model does not have yet: the name under which a hooked module will have it -> shape.
     """
     functions, parameters = dict[str, Trusted | InlineFunction](), dict[str, tuple[int, ...]]()
-    arguments, problems = spec.action.value_of(Meaning.ARGUMENTS) or {}, list[Problem]()
+    arguments = spec.action.value_of(Meaning.ARGUMENTS) or {}
     for field, named in spec.action.own_functions().items():
-        try:
-            function = load(named, ACTIONS, f"{spec.where}.{field}") if isinstance(named, str) else named
-        except SpecError as error:
-            problems += error.errors
+        where = f"{spec.where}.{field}"
+        function = mistakes.tried(load, named, ACTIONS, where) if isinstance(named, str) else named
+        if function is None:
             continue
         functions[field] = function
         if wrong := wrong_function(function, arguments, spec.where):
-            problems += wrong
+            mistakes.add(wrong)
             continue
         own = example_of(function, arguments)
         new = {name: each for each, name in added_names(own, spec.name).items() if id(each) not in names.own}
         if new and (why := untrainable(own, reached=spec.hook_type in {FORWARD, FORWARD_PRE})) is not None:
-            problems.append(Problem(f"{spec.where}.{field}", f"'{function.code.name}' {why[0]}", why[1]))
+            mistakes.add([Problem(where, f"'{function.code.name}' {why[0]}", why[1])])
         else:
             parameters |= {name: tuple(parameter.shape) for name, parameter in new.items()}
-    return functions, parameters, problems
+    return functions, parameters
 
 
 def _resolve_hook(
-    spec: HookSpec, names: ModelNames, runs: RunReferences, planned: Mapping[str, PlannedHook]
-) -> tuple[PlannedHook, list[Problem]]:
-    problems = [*_carrying(spec), *_meaningless(spec)]
-    paths, unselected = select(spec, names)
-    problems += unselected
-    matches = names.matches(spec, paths)
-    functions, own, unusable = _own_code(spec, names)
-    problems += [*_fitting(spec, matches, names, own), *unusable]
+    spec: HookSpec,
+    names: ModelNames,
+    runs: RunReferences,
+    planned: Mapping[str, PlannedHook],
+    mistakes: Mistakes,
+) -> PlannedHook:
+    mistakes.add([*_carrying(spec), *_meaningless(spec)])
+    matches = names.matches(spec, _select(spec, names, mistakes))
+    functions, own = _own_code(spec, names, mistakes)
+    mistakes.add(_fitting(spec, matches, names, own))
     values = dict[str, Mapping[str, Source]]()
     places = {match.path: _captured_as(spec, match) for match in matches}
     for field, value in spec.action.outside_values().items():
@@ -125,11 +125,11 @@ def _resolve_hook(
             at_tokens = spec.keys.tokens is not None and getattr(value, "at", None) is not None
             if at_tokens and (why := padded_otherwise(value, runs)) is not None:
                 hint = "pad the samples of both runs on the same side"
-                problems.append(Problem(f"{spec.where}.{field}.at", why, hint))
+                mistakes.add([Problem(f"{spec.where}.{field}.at", why, hint)])
         except HookrunError as error:
-            problems.append(Problem(f"{spec.where}.{field}", str(error)))
-    heads, unknown = _heads(spec, matches, names)
-    problems += [*unknown, *unknown_spans(spec.keys.tokens, spec.where, runs.data)]
+            mistakes.add([Problem(f"{spec.where}.{field}", str(error))])
+    heads = _heads(spec, matches, names, mistakes)
+    mistakes.add(unknown_spans(spec.keys.tokens, spec.where, runs.data))
     tokenizer, texts = None, dict[str, tuple[int, ...]]()
     if spec.keys.tokens is not None:
         lookup = tokenizer_of(names.model, runs.tokenizer)
@@ -137,10 +137,10 @@ def _resolve_hook(
         if lookup.tokenizer is not None or runs.settings is None or runs.data is not None:
             tokenizer = lookup.tokenizer
             texts, unreadable = texts_of(spec.keys.tokens, spec.where, lookup)
-            problems += unreadable
-    if not problems:
+            mistakes.add(unreadable)
+    if not mistakes.problems:
         names.plan_effects(spec, matches, own)
-    return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer, own), problems
+    return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer, own)
 
 
 def _captured_as(spec: HookSpec, match: Match) -> tuple[str, ...]:
@@ -177,12 +177,12 @@ def _passed_on(value: PassValue, spec: HookSpec, planned: Mapping[str, PlannedHo
 
 
 def _heads(
-    spec: HookSpec, matches: Iterable[Match], names: ModelNames
-) -> tuple[dict[str, HeadCount], list[Problem]]:
-    """How many heads each match has, and problems of matches where that is unknown or a head does not exist."""
-    heads, counts, problems = spec.keys.heads, dict[str, HeadCount](), list[Problem]()
+    spec: HookSpec, matches: Iterable[Match], names: ModelNames, mistakes: Mistakes
+) -> dict[str, HeadCount]:
+    """How many heads each match has; it is a mistake if that is unknown or a head does not exist."""
+    heads, counts = spec.keys.heads, dict[str, HeadCount]()
     if heads is None or spec.on_parameters:
-        return counts, problems
+        return counts
     unknown = list[str]()
     for match in matches:
         counted = head_count(names.model, match.path, heads)
@@ -198,14 +198,14 @@ def _heads(
         counts[match.path] = counted
         wrong = [heads.misfit(count) for count in counted.counts]
         if all(reason is not None for reason in wrong):
-            problems.append(Problem(f"{spec.where}.heads", f"on {match.path or '(root)'}: {wrong[0]}"))
+            mistakes.add([Problem(f"{spec.where}.heads", f"on {match.path or '(root)'}: {wrong[0]}")])
     if unknown:
         text = (
             f"the number of heads of {listed(unknown, _SHOWN)} is unknown: the model's configuration has none"
         )
         hint = f"add the count: heads: {{count: 12, pick: {list(heads.pick)}}}"
-        problems.append(Problem(f"{spec.where}.heads", text, hint))
-    return counts, problems
+        mistakes.add([Problem(f"{spec.where}.heads", text, hint)])
+    return counts
 
 
 def _seen_sides(spec: HookSpec) -> tuple[bool, ...]:
@@ -218,33 +218,32 @@ def _seen_sides(spec: HookSpec) -> tuple[bool, ...]:
     return (True, False) if target is None else (target.keys[0] == "grad_input",)
 
 
-def select(hook: HookSpec, names: ModelNames) -> tuple[list[str], list[Problem]]:
-    """The paths that the hook's selector matches, and problems with them or their number."""
+def _select(hook: HookSpec, names: ModelNames, mistakes: Mistakes) -> list[str]:
+    """The paths that the hook's selector matches; it is a mistake if they or their number are not the expected ones."""
     selector, tree, either = hook.keys.select, names.tree_of(hook), hook.takes_parameters
     kind = "module or parameter" if either else "parameter" if hook.on_parameters else "module"
     names_parameters = either or hook.on_parameters
-    paths, problems = names.select(hook), list[Problem]()
+    paths, unmatched = names.select(hook), list[tuple[Selector, str]]()
     if 0 not in hook.keys.expect:
         readings = hook.hook_type.on == "reading"
         parameters = names.parameter_tree(readings=readings) if names_parameters else None
         unmatched = list(selector.unmatched(tree, parameters))
         if either:  # a module without parameters is matched, too
             unmatched = [member for member in selector.unmatched(tree) if member in unmatched]
-        for member in unmatched[:_MOST_MEMBERS]:
-            text = f"{str(member.selector)!r} ({member.place}) matches no {kind}"
-            hint = names.nearest(member.selector, names_parameters)
-            hint += '; `expect: ">=0"` lets members match nothing'
-            problems.append(Problem(f"{hook.where}.select", text, hint))
+        for member, place in unmatched[:_MOST_MEMBERS]:
+            text = f"{str(member)!r} ({place}) matches no {kind}"
+            hint = f'{names.nearest(member, names_parameters)}; `expect: ">=0"` lets members match nothing'
+            mistakes.add([Problem(f"{hook.where}.select", text, hint)])
     if len(paths) not in hook.keys.expect and paths:
         shown = listed([path or "(root)" for path in paths], 8)
         kinds = "parameters" if hook.on_parameters else "modules"
         text = f"expected {hook.keys.expect} {kinds}, {str(selector)!r} matches {len(paths)}: {shown}"
-        problems.append(Problem(f"{hook.where}.expect", text, "narrow `select`, or change `expect`"))
-    elif len(paths) not in hook.keys.expect and not problems:
+        mistakes.add([Problem(f"{hook.where}.expect", text, "narrow `select`, or change `expect`")])
+    elif len(paths) not in hook.keys.expect and not unmatched:
         text = f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}"
         hint = names.nearest(selector, names_parameters)
-        problems.append(Problem(f"{hook.where}.select", text, f"{hint}; `task=modules` lists every path"))
-    return paths, problems
+        mistakes.add([Problem(f"{hook.where}.select", text, f"{hint}; `task=modules` lists every path")])
+    return paths
 
 
 def _carrying(spec: HookSpec) -> Iterator[Problem]:
@@ -318,7 +317,7 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
 
 
 def _fitting(
-    spec: HookSpec, matches: Iterable[Match], names: ModelNames, own: Iterable[str]
+    spec: HookSpec, matches: Iterable[Match], names: ModelNames, own: Collection[str]
 ) -> Iterator[Problem]:
     """Problems of matches that the hook does not fit.
 
@@ -327,36 +326,34 @@ def _fitting(
     reasons = defaultdict[str, list[str]](list)
     never_fired = defaultdict[Unhookable, list[str]](list)
     for match in matches:
-        if spec.on_parameters:
-            if spec.hook_type.phase == "backward":
-                if not names.trains(match.path):
-                    reasons["carries no gradient: it does not require one"].append(match.path)
-                elif match.path in names.parameters and is_lazy(names.parameters[match.path]):
-                    reasons[_LAZY].append(match.path)
-            if spec.hook_type.on != "reading":
-                continue
-        owner, _, own_name = match.path.rpartition(".") if spec.on_parameters else (match.path, "", "")
+        owner, _, parameter = match.path.rpartition(".") if spec.on_parameters else (match.path, "", "")
         module = names.modules[owner]
-        if id(module) in names.unhookable and spec.hook_type.phase != "installation":
+        of_calls = not spec.on_parameters or spec.hook_type.on == "reading"
+        if of_calls and id(module) in names.unhookable and spec.hook_type.phase != "installation":
             never_fired[names.unhookable[id(module)]].append(match.path)
-        if spec.on_parameters:
-            if (tensor := computed_before(module, own_name)) is not None:
-                reasons[_COMPUTED.format(tensor)].append(match.path)
-            continue
-        present = [name for name, parameter in module._parameters.items() if parameter is not None]
-        added, name = names.added.get(match.path, []), spec.action.adds(spec.name)
-        new = own if name is None else [name]
-        taken = next(filter(None, (name_taken(module, name, added) for name in new)), None)
-        if taken is not None:
-            of_hook = " for the hook" if spec.action.trains or own else ""
-            reason: str | None = f"{taken}: choose another name{of_hook}"
+        if not spec.on_parameters:
+            reason = _incompatibility(spec, match, names, own)
+        elif of_calls:
+            computed = computed_before(module, parameter)
+            reason = None if computed is None else _COMPUTED.format(computed)
         else:
-            reason = spec.action_on(match.own).incompatibility(spec.hook_type, module, present + added)
-            if match.own and "parameters" in spec.action.model_fields_set:
-                reason = "`select` names parameters, and so does `parameters`: leave one of them out"
+            reason = names.without_gradient(match.path) if spec.hook_type.phase == "backward" else None
         if reason is not None:
             reasons[reason].append(match.path or "(root)")
     for reason, paths in reasons.items():
         yield Problem(spec.where, f"{spec.action.action_name} on {listed(paths, _SHOWN)}: {reason}")
     for why, paths in never_fired.items():
         yield Problem(f"{spec.where}.select", f"matches {listed(paths, _SHOWN)}; {why.what}", why.hint)
+
+
+def _incompatibility(spec: HookSpec, match: Match, names: ModelNames, own: Collection[str]) -> str | None:
+    """Why the action, or a parameter that it adds, does not fit the module, or None."""
+    module, action = names.modules[match.path], spec.action_on(match.own)
+    planned, name = names.added.get(match.path, []), action.adds(spec.name)
+    for new in own if name is None else [name]:
+        if (taken := name_taken(module, new, planned)) is not None:
+            return f"{taken}: choose another name" + (" for the hook" if action.trains or own else "")
+    if match.own and "parameters" in spec.action.model_fields_set:
+        return "`select` names parameters, and so does `parameters`: leave one of them out"
+    present = [name for name, parameter in module._parameters.items() if parameter is not None]
+    return action.incompatibility(spec.hook_type, module, present + planned)

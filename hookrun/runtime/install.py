@@ -188,8 +188,8 @@ class Installation:
     def _causes(self) -> dict[tuple[str, str], str]:
         """(hook, module path) of a hook that could not fire -> the rest of the sentence that says so."""
         acted = [site for site in self.sites if site.firings and not site.let_through]
-        stops = [f"{site.hook_name} stops the forward" for site in acted if site.spec.action.stops]
-        skips = {(site.hook_name, site.path) for site in acted if site.spec.action.skips}
+        stops = [f"{site.hook_name} stops the forward" for site in acted if site.spec.action.does == "stop"]
+        skips = {(site.hook_name, site.path) for site in acted if site.spec.action.does == "skip"}
         names = {
             (hook.spec.name, match.path): match.names for hook in self.plan.hooks for match in hook.matches
         }

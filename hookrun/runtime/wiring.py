@@ -247,7 +247,7 @@ class Wiring:
         for hook, match in planned:
             action = hook.spec.action
             kind = cast(type[ModuleHook], registered_hooks()[hook.spec.hook_type])
-            kind = Skip if action.skips else Stop if action.stops else kind
+            kind = Skip if action.does == "skip" else Stop if action.does == "stop" else kind
             by_kind[kind].append(self._site(hook, match.path, module, calls))
         outermost_first = [
             self._register(kind, by_kind[kind]) for kind in sorted(by_kind, key=attrgetter("depth"))

@@ -132,7 +132,9 @@ def task_of(experiment: Experiment) -> Task:
 
 def stopping(experiment: Experiment) -> HookSpec | None:
     """The first enabled hook that stops the forward before the model's output, or None."""
-    return next((hook for hook in experiment.hooks.hooks if hook.action.stops and hook.keys.enabled), None)
+    return next(
+        (hook for hook in experiment.hooks.hooks if hook.action.does == "stop" and hook.keys.enabled), None
+    )
 
 
 class JobCache:

@@ -48,7 +48,7 @@ def sees_any_tensor(action: Action) -> bool:
     fits_all = not action.outside_values() and not any(
         isinstance(value, tuple) and isinstance(value[0], float | tuple) for _, value in action
     )
-    elsewhere = action.hook_types <= {APPLY, SAVED_TENSORS} or "args" in action.uses or action.stops
+    elsewhere = action.hook_types <= {APPLY, SAVED_TENSORS} or "args" in action.uses or action.does == "stop"
     return fits_all and not elsewhere
 
 
@@ -92,7 +92,7 @@ def test_these_are_all_actions_that_see_tensors() -> None:
     elsewhere = {
         name
         for name, cls in A.items()
-        if cls.hook_types <= {APPLY, SAVED_TENSORS} or "args" in cls.uses or cls.stops
+        if cls.hook_types <= {APPLY, SAVED_TENSORS} or "args" in cls.uses or cls.does == "stop"
     }
     assert covered | elsewhere == set(A), (
         "give the action an example that works on any tensor, or a form above"

@@ -10,6 +10,7 @@ from fake_site import build
 from torch import nn
 
 from hookrun.actions.fill import Fill
+from hookrun.actions.own_parameters import LAZY
 from hookrun.hook_types import APPLY
 
 
@@ -82,4 +83,4 @@ def test_a_list_that_does_not_broadcast_does_not_fit(module: nn.Module) -> None:
 def test_a_lazy_module_has_nothing_to_fill_yet() -> None:
     module = nn.LazyLinear(2)
     reason = Fill(value=0).incompatibility(APPLY, module, names(module))
-    assert reason == "parameter 'weight': it has no shape yet: a lazy module gets it at its first call"
+    assert reason == f"parameter 'weight': {LAZY}"

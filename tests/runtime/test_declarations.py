@@ -144,7 +144,7 @@ class Adds(Doubles):
 @pytest.mark.parametrize(
     ("action", "says"),
     [
-        (Freezes(), "does not declare `freezes = True`"),
+        (Freezes(), 'does not declare `does = "freeze"`'),
         (Adds(), "adds 'extra', which none of its fields names"),
     ],
     ids=lambda value: type(value).__name__,
@@ -160,7 +160,7 @@ def test_effects_of_apply_on_parameters_must_be_declared(action: Action, says: s
 
 def test_declared_freezing_and_adding_are_accepted() -> None:
     class Declared(Freezes):
-        freezes = True
+        does = "freeze"
 
     class Named(Adds):
         parameter: Annotated[str, Meaning.ADDED_NAME] = "extra"

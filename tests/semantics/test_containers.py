@@ -312,7 +312,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "action", sorted(name for name, a in actions().items() if FORWARD in a.hook_types and not a.stops)
+    "action", sorted(name for name, a in actions().items() if FORWARD in a.hook_types and a.does != "stop")
 )
 def test_every_action_keeps_shape_dtype_and_device(action: str, dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(2, 2)).to(dtype)

@@ -38,9 +38,9 @@ class AtInstallation(RegisteredHook):
         if added:
             raise HookError(f"{site.where}: the action adds {added[0]!r}, which none of its fields names")
         frozen = sorted(name for name, trains in before.items() if trains and not after.get(name, False))
-        if frozen and not action.freezes:
+        if frozen and action.does != "freeze":
             raise HookError(
-                f"{site.where}: the action freezes {frozen[0]!r} and does not declare `freezes = True`; "
+                f'{site.where}: the action freezes {frozen[0]!r} and does not declare `does = "freeze"`; '
                 "declare it, or use the action `freeze`"
             )
         now = module.state_dict(keep_vars=True) if restored else {}

@@ -16,7 +16,7 @@ from pydantic import GetJsonSchemaHandler, PlainValidator
 from pydantic_core import CoreSchema
 
 from hookrun.discovery import own_subclasses
-from hookrun.spec.selector.base import Parser, Selector, Unmatched
+from hookrun.spec.selector.base import Parser, Selector
 from hookrun.spec.selector.tree import Names, Node, Tree
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "SchemaOnDemand",
     "Selector",
     "Tree",
-    "Unmatched",
     "forms",
     "parse_selector",
     "reference_rows",

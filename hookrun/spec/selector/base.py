@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hookrun.errors import nearest
@@ -23,14 +22,6 @@ GLOB_PARTS = 4
 REGEX_PARTS = 20
 """How many parts a regular expression counts."""
 _MAX_INTEGER = 10**18
-
-
-@dataclass(frozen=True)
-class Unmatched:
-    """A member of a list that matches nothing, and its position: ``member 2 of the list``."""
-
-    selector: Selector
-    place: str
 
 
 class Selector(ABC):
@@ -83,8 +74,8 @@ class Selector(ABC):
 
     def unmatched(
         self, modules: Tree, parameters: Tree | None = None, where: str = ""
-    ) -> Iterator[Unmatched]:
-        """The members of its lists that match no module, or no parameter if `parameters` is given.
+    ) -> Iterator[tuple[Selector, str]]:
+        """The members of its lists that match no module, or no parameter if `parameters` is given, with their places.
 
         where: the position within a larger selector, ``member 2 of the list``; empty for a whole selector
         """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookrun.errors import nearest
-from hookrun.spec.selector.base import Parser, Selector, Unmatched, check_text, shown
+from hookrun.spec.selector.base import Parser, Selector, check_text, shown
 from hookrun.spec.selector.class_name import ClassSelector
 from hookrun.spec.selector.tree import Names, Tree
 from hookrun.spec.selector.union import UnionSelector
@@ -81,7 +81,7 @@ class MappingSelector(Selector):
 
     def unmatched(
         self, modules: Tree, parameters: Tree | None = None, where: str = ""
-    ) -> Iterator[Unmatched]:
+    ) -> Iterator[tuple[Selector, str]]:
         """Lists under `path` and `type` only; a name under `exclude` need not exist."""
         for key, part in (("path", self.path), ("type", self.type)):
             if part is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hookrun.spec.selector.base import Parser, Selector, Unmatched
+from hookrun.spec.selector.base import Parser, Selector
 from hookrun.spec.selector.tree import Names, Tree
 
 
@@ -49,7 +49,7 @@ class UnionSelector(Selector):
 
     def unmatched(
         self, modules: Tree, parameters: Tree | None = None, where: str = ""
-    ) -> Iterator[Unmatched]:
+    ) -> Iterator[tuple[Selector, str]]:
         for number, member in enumerate(self.members, start=1):
             place = f"member {number} of {where or 'the list'}"
             inner = list(member.unmatched(modules, parameters, place))
@@ -60,7 +60,7 @@ class UnionSelector(Selector):
                 member.find(modules) if parameters is None else member.select_parameters(modules, parameters)
             )
             if not paths:
-                yield Unmatched(member, place)
+                yield member, place
 
     def nearest(self, names: Names) -> str:
         return self.members[0].nearest(names)

@@ -122,7 +122,7 @@ class GenerateTask(TaskOfSplits):
         for hook in (
             planned.spec for planned in plan.hooks if self.without_hooks and planned.spec.keys.enabled
         ):
-            can_pause = hook.action.freezes or hook.action.adds(hook.name) is not None
+            can_pause = hook.action.does == "freeze" or hook.action.adds(hook.name) is not None
             if hook.hook_type.phase == "installation" and not can_pause:
                 what = "changes the model itself, so the pass without hooks would still have the change"
                 hint = f"leave task.without_hooks out, and compare with a run without {hook.name}"

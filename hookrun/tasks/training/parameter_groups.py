@@ -159,10 +159,10 @@ def _selected(selector: Selector, where: str, names: ModelNames) -> tuple[list[s
     mistakes = [
         Problem(
             where,
-            f"'{each.selector}' ({each.place}) matches no parameter",
-            names.nearest(each.selector, on_parameters=True),
+            f"'{member}' ({place}) matches no parameter",
+            names.nearest(member, on_parameters=True),
         )
-        for each in missing
+        for member, place in missing
     ]
     if not selected and not missing:
         text = f"'{selector}' matches no parameter of {type(names.model).__name__}"

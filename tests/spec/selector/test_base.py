@@ -132,7 +132,7 @@ def use(selector: Selector) -> None:
     found = selector.select(TREE)
     assert found == [name for name in TREE.nodes if name in set(found)]
     assert selector.select_parameters(TREE, TREE) >= set()
-    assert all(each.place.startswith("member ") for each in selector.unmatched(TREE, TREE))
+    assert all(place.startswith("member ") for _, place in selector.unmatched(TREE, TREE))
     assert pickle.loads(pickle.dumps(selector)) == selector == copy.deepcopy(selector)
     assert parse_selector(selector) is selector
     assert isinstance(str(selector), str)

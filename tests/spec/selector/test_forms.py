@@ -103,7 +103,7 @@ def test_the_text_of_a_mapping_reads_as_yaml() -> None:
 
 
 def unmatched(raw: Any, parameters: Tree | None = None) -> list[tuple[str, str]]:
-    return [(str(each.selector), each.place) for each in parse_selector(raw).unmatched(TREE, parameters)]
+    return [(str(member), place) for member, place in parse_selector(raw).unmatched(TREE, parameters)]
 
 
 def test_members_that_match_nothing_are_named_by_their_place() -> None:
