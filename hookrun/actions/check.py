@@ -68,10 +68,8 @@ class Check(Action):
         import torch
 
         wanted = none if bound is None else bound
-        if not self.finite and math.isinf(wanted):
-            numbers: Mapping[dtype, float] = dict.fromkeys(nearest_finite(0), wanted)
-        else:
-            numbers = nearest_finite(wanted)
+        endless = not self.finite and math.isinf(wanted)
+        numbers = dict.fromkeys(nearest_finite(0), wanted) if endless else nearest_finite(wanted)
         return {dtype: torch.tensor(number, dtype=dtype, device="cpu") for dtype, number in numbers.items()}
 
     def requirement(self) -> str:

@@ -241,10 +241,9 @@ class ModelNames:
             names = [f"{each}.{own}".lstrip(".") for each in self._names[id(module)]]
         elif parameter is not None:
             names = self._names[id(parameter)]
-        if parameter is None:
-            return Match(path, tuple(names), class_name(module), 0)
-        shape = None if is_lazy(parameter) else str(list(parameter.shape))
-        return Match(path, tuple(names), class_name(module), _numel(parameter), shape)
+        shape = None if parameter is None or is_lazy(parameter) else str(list(parameter.shape))
+        size = 0 if parameter is None else _numel(parameter)
+        return Match(path, tuple(names), class_name(module), size, shape)
 
     def trains(self, name: str) -> bool:
         """Whether the parameter will require a gradient when the hooks planned so far are installed."""

@@ -12,10 +12,6 @@ from hookrun.errors import shown
 MOST_HEADS = 1_000_000
 
 
-def _as_pick(raw: Any) -> Any:
-    return raw if isinstance(raw, dict | BaseModel) else {"pick": raw}
-
-
 def _listed(raw: Any) -> Any:
     if isinstance(raw, bool) or not isinstance(raw, int | list | tuple):
         raise ValueError(f"found {shown(raw)}, expected the numbers of heads, like [3, 5]")
@@ -65,9 +61,11 @@ class Heads(Section):
         picked = str(list(self.pick))
         return "{" + ", ".join([*extra, f"pick: {picked}"]) + "}" if extra else picked
 
-    def to_dict(self) -> dict[str, Any]:
-        """The given keys, as plain data for JSON."""
-        return self.model_dump(mode="json", exclude_unset=True)
 
-
-HeadsClause = Annotated[Heads, BeforeValidator(_as_pick, json_schema_input_type=Head | list[Head] | Heads)]
+HeadsClause = Annotated[
+    Heads,
+    BeforeValidator(
+        lambda raw: raw if isinstance(raw, dict | BaseModel) else {"pick": raw},
+        json_schema_input_type=Head | list[Head] | Heads,
+    ),
+]

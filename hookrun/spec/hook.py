@@ -125,7 +125,9 @@ class HookSpec:
         }
         plain |= {key: str(value) for key in ("target", "index") if (value := getattr(keys, key)) is not None}
         plain |= {
-            key: clause.to_dict() for key in ("tokens", "heads") if (clause := getattr(keys, key)) is not None
+            key: clause.model_dump(mode="json", exclude_unset=True)
+            for key in ("tokens", "heads")
+            if (clause := getattr(keys, key)) is not None
         }
         plain |= {key: getattr(keys, key) for key in sorted(OWN_KEYS & self.hook_type.takes)}
         return plain

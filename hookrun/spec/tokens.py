@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -19,24 +19,13 @@ from pydantic import (
 
 from hookrun.config.validation import Section
 from hookrun.errors import shown
+from hookrun.values.index import IndexRange as TokenRange
 from hookrun.values.index import bounded, slice_numbers
 
 ALL = "all"
 EXPECTED = "expected a position like -1, a range like '4:8', a list of them, or all"
 MOST_DIM = 63
 """torch allows at most 64 dimensions."""
-
-
-class TokenRange(NamedTuple):
-    """Positions from `start` up to `end` (excluded) in steps of `every`; negative bounds count from the prompt end."""
-
-    start: int | None = None
-    end: int | None = None
-    every: int = 1
-
-    def __str__(self) -> str:
-        bounds = (self.start, self.end) + ((self.every,) if self.every != 1 else ())
-        return ":".join("" if bound is None else str(bound) for bound in bounds)
 
 
 Place = int | TokenRange
@@ -285,10 +274,6 @@ class Tokens(TokenFilter):
     def filters(self) -> tuple[TokenFilter, ...]:
         """Itself, or the filters of queries and keys."""
         return tuple(each for each in (self.query, self.key) if each is not None) or (self,)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The given keys, as plain data for JSON."""
-        return self.model_dump(mode="json", exclude_unset=True)
 
 
 TokensClause = Annotated[Tokens, BeforeValidator(_as_mapping, json_schema_input_type=Short | Tokens)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -22,6 +22,18 @@ _PAIRED = re.compile(r"[^\[\]]*(\[[^\[\]]*\][^\[\]]*)*")
 
 Item = int | slice | EllipsisType | tuple[int, ...]
 """The subscript of one dimension, or `...` for several; a tuple is a list of positions."""
+
+
+class IndexRange(NamedTuple):
+    """From `start` up to `end` (excluded) in steps of `every`; negative bounds count from the end."""
+
+    start: int | None = None
+    end: int | None = None
+    every: int = 1
+
+    def __str__(self) -> str:
+        bounds = (self.start, self.end) + ((self.every,) if self.every != 1 else ())
+        return ":".join("" if bound is None else str(bound) for bound in bounds)
 
 
 @dataclass(frozen=True)

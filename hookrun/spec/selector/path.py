@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import re2
 
@@ -16,19 +16,10 @@ from hookrun.errors import nearest
 from hookrun.spec.selector.base import GLOB_PARTS, Parser, Selector, alternatives, shown
 from hookrun.spec.selector.regex import compiled, matching
 from hookrun.spec.selector.tree import Names, Tree
-from hookrun.values.index import slice_numbers
-
-
-class NumberedIndex(NamedTuple):
-    """The arguments of a slice over the numbered children of a container."""
-
-    start: int | None
-    stop: int | None
-    step: int | None = None
-
+from hookrun.values.index import IndexRange, slice_numbers
 
 ANY_DEPTH = "**"
-Segment = str | NumberedIndex
+Segment = str | IndexRange
 """The pattern of one name of a path, or ``**`` for any number of names."""
 Glob = tuple[Segment, ...]
 
@@ -91,7 +82,7 @@ class PathSelector(Selector):
         while pending:
             glob = max(pending, key=len)  # globs with the same end go on together
             starts = pending.pop(glob)
-            at = next((at for at, each in enumerate(glob) if isinstance(each, NumberedIndex)), None)
+            at = next((at for at, each in enumerate(glob) if isinstance(each, IndexRange)), None)
             if at is None:
                 ends[starts].append(glob)
                 continue
@@ -122,7 +113,7 @@ def _pattern(globs: Iterable[Glob]) -> str:
 
 
 def _segment_pattern(segment: Segment) -> str:
-    if isinstance(segment, NumberedIndex):
+    if isinstance(segment, IndexRange):
         return r"\.[^.]*"
     if segment == ANY_DEPTH:
         return r"(?:\.[^.]*)*"
@@ -151,13 +142,14 @@ def parse_glob(glob: str) -> Glob:
     return tuple(segments)
 
 
-def _parse_index(index: str, text: str) -> NumberedIndex:
+def _parse_index(index: str, text: str) -> IndexRange:
     numbers = slice_numbers(index)
     if not numbers:
         raise ValueError(f"found {shown(text)}: an index is a whole number or a slice, h[0], h[-1] or h[0:4]")
     if len(numbers) == 3 and numbers[2] == 0:
         raise ValueError(f"found {shown(text)}: the step of a slice is not 0")
     if len(numbers) > 1:
-        return NumberedIndex(*numbers)
+        start, end, every = (*numbers, None)[:3]
+        return IndexRange(start, end, 1 if every is None else every)
     at = numbers[0] or 0
-    return NumberedIndex(at, at + 1 or None)
+    return IndexRange(at, at + 1 or None)

@@ -148,8 +148,12 @@ _PLACES = {"position", "id", "text", "span", "exclude", "query", "key"}
 def _completed(keys: HookKeys, key: str, value: Any) -> Any:
     """The value with what the hook itself says about its heads (`count`, `dim`) or tokens (`phase`, `dim`, …)."""
     if key == HEADS and keys.heads is not None and not isinstance(value, Mapping):
-        return keys.heads.to_dict() | {"pick": value}
+        return keys.heads.model_dump(mode="json", exclude_unset=True) | {"pick": value}
     if key == TOKENS and keys.tokens is not None:
-        own = {name: said for name, said in keys.tokens.to_dict().items() if name not in _PLACES}
+        own = {
+            name: said
+            for name, said in keys.tokens.model_dump(mode="json", exclude_unset=True).items()
+            if name not in _PLACES
+        }
         return own | dict(value if isinstance(value, Mapping) else {"position": value})
     return value
