@@ -23,11 +23,6 @@ Dimensions = Annotated[
 ]
 
 
-def _named(raw: Any) -> Any:
-    """The short form `mean` is the mean over all dimensions except the first."""
-    return {raw: None} if raw in ("mean", "norm") else raw
-
-
 class Reduction(OneOf):
     """One of: `mean` or `norm` over dimensions (by default all except the first), `topk`, `project`."""
 
@@ -64,7 +59,10 @@ class Capture(Action):
     uses = ("keep",)
     dtype: Literal["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"] | None = None
     device: Literal["cpu"] | None = None
-    reduce: Annotated[Reduction, BeforeValidator(_named)] | None = None
+    reduce: (
+        Annotated[Reduction, BeforeValidator(lambda raw: {raw: None} if raw in ("mean", "norm") else raw)]
+        | None
+    ) = None
     keep: KeptSamples = None
     max_bytes: ByteLimit = None
 

@@ -101,14 +101,10 @@ class Measured(Mapping[str, Any]):
 
 
 class Known(dict[str, Any]):
-    """The statistics of a tensor that are known; another one is computed when it is asked for."""
-
-    def __init__(self, x: Tensor, sizes: Mapping[str, int]) -> None:
-        super().__init__(sizes)
-        self.x = x
+    """A tensor `x`, its `numel`, and its statistics so far; another one is computed when it is asked for."""
 
     def __missing__(self, name: str) -> Any:
-        value = self[name] = _STEPS[name](self.x, self["numel"], self)
+        value = self[name] = _STEPS[name](self["x"], self["numel"], self)
         return value
 
 
@@ -160,7 +156,7 @@ def measuring(of: Sequence[str]) -> Measure:
         x = x.detach()
         if x.dtype not in exact:
             x = x.dequantize() if x.is_quantized else x.abs() if x.is_complex() else x.float()
-        known = Known(x, sizes)
+        known = Known(sizes, x=x)
         if readable and x.device.type == "cpu":
             known |= on_cpu(x.reshape(-1), names)
         return {name: known[name] for name in names}

@@ -232,15 +232,23 @@ class OutsideValue(Section, ABC):
             raise ValueError("the factor in `minus` is a number: the one beside `minus` may follow the clock")
         return self
 
+    def parts(self) -> Iterator[FileValue | RunValue]:
+        """The value itself, what is subtracted from it, what is subtracted from that, …"""
+        yield self  # type: ignore[misc]  # it has no other subclasses
+        if self.minus is not None:
+            yield from self.minus.parts()
+
     @property
     def per_sample(self) -> bool:
         """Whether each sample of a batch has its own value."""
-        return self.minus is not None and self.minus.per_sample
+        return any(
+            isinstance(part, RunValue) and part.sample in ("same", "resample") for part in self.parts()
+        )
 
     @property
     def draws(self) -> bool:
         """Whether the value is drawn at random at each firing."""
-        return self.minus is not None and self.minus.draws
+        return any(isinstance(part, RunValue) and part.sample == "resample" for part in self.parts())
 
     @property
     @abstractmethod
@@ -305,16 +313,6 @@ class RunValue(OutsideValue):
         if self.reduce is not None and self.sample != "mean":
             raise ValueError(f"`reduce: mean` is over all rows, `sample: {self.sample}` takes some of them")
         return self
-
-    @property
-    def per_sample(self) -> bool:
-        """Whether each sample of a batch has its own value."""
-        return self.sample in ("same", "resample") or super().per_sample
-
-    @property
-    def draws(self) -> bool:
-        """Whether the value is drawn at random at each firing."""
-        return self.sample == "resample" or super().draws
 
     @property
     def source(self) -> str:

@@ -266,13 +266,11 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
         in_place = isinstance(value, OutsideValue) and value.at is not None
         if in_place and (not spec.takes_part or action.adds(spec.name)):
             text = (
-                "`at: same` takes the part of the value that `index`, `tokens` and `heads` name, and the hook has no "
-                "`index`, `tokens` or `heads`"
+                "`at: same` does not go with a parameter that is added: it is of the part's shape itself"
+                if spec.takes_part
+                else "`at: same` takes the part of the value that `index`, `tokens` and `heads` name, and the hook has "
+                "no `index`, `tokens` or `heads`"
             )
-            if spec.takes_part:
-                text = (
-                    "`at: same` does not go with a parameter that is added: it is of the part's shape itself"
-                )
             yield Problem(f"{spec.where}.{field}.at", text, "use the value's own `index`, or leave `at` out")
         if isinstance(value, InlineFunction) and action.adds(spec.name):
             text = f"{value}: a parameter starts from numbers, not from a function of another tensor"

@@ -84,13 +84,10 @@ def texts_of(
     if tokenizer is None:
         what = f"`text` needs a tokenizer, and {found_tokenizer.why}"
         return found, [Problem(where, what, "name the tokens by number: {id: […]}, or set model.tokenizer")]
-    takes_special = "special" in (parameters(tokenizer.encode) or {})
-    plain = (
-        {"special": False} if takes_special else {"add_special_tokens": False}
-    )  # no tokens around every sequence
+    special = "special" if "special" in (parameters(tokenizer.encode) or {}) else "add_special_tokens"
     for text in texts:
         try:
-            encoded = tokenizer.encode(text, **plain)
+            encoded = tokenizer.encode(text, **{special: False})  # no tokens around every sequence
             found[text] = tuple(getattr(encoded, "ids", encoded))
         except Exception as error:  # a tokenizer that is not ours may raise anything
             what = f"the tokenizer does not take {shown(text)}: {reason(error)}"

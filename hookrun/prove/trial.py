@@ -27,6 +27,7 @@ from hookrun.errors import (
     CompileError,
     HookError,
     HookrunError,
+    Mistakes,
     Problem,
     SpecError,
     at_module,
@@ -108,17 +109,16 @@ def compile_plan(
 
     backward: run a backward pass after the forward; with a score, from that score and without an optimizer step
 
-    Raises CompileError that lists the problems of both steps: hooks that do not match do not prevent checks of others.
+    Raises CompileError that lists the problems of both steps: hooks that do not match do not prevent checks of others;
+    SpecError if the output has no such score.
     """
     runs = runs or RunReferences()
     plan, problems = resolve(spec, model, runs)
+    mistakes = Mistakes(problems=problems)
     if example is not None:
-        try:
-            plan = prove(plan, model, example, training=training, backward=backward)
-        except CompileError as error:
-            problems += error.errors
-    if problems:
-        raise CompileError(with_origins(problems, spec, runs))
+        plan = mistakes.tried(prove, plan, model, example, training=training, backward=backward) or plan
+    mistakes.problems = with_origins(mistakes.problems, spec, runs)
+    mistakes.refuse()
     return Plan(**{each.name: getattr(plan, each.name) for each in fields(ResolvedPlan)})
 
 

@@ -185,22 +185,17 @@ def require_same_model(run: Run, named: str, settings: Settings) -> None:
 
 def padded_otherwise(value: object, runs: RunReferences) -> str | None:
     """Why tokens of this run are at other positions in the captures of other runs (different padding), or None."""
-    minus = value.minus if isinstance(value, OutsideValue) else None
-    if minus is not None and (why := padded_otherwise(minus, runs)) is not None:
-        return why
-    if not isinstance(value, RunValue) or runs.settings is None:
-        return None
-    run = runs.open(value.run)
-    theirs = None if run is None else _section(run, "data").get("args")
-    if not isinstance(theirs, dict):
-        return None
-    there, here = theirs.get("padding", _PADDED), runs.settings.data.args.get("padding", _PADDED)
-    if there == here:
-        return None
-    return (
-        f"{value}: data.args.padding is {_shown(there)} there and {here!r} here, so that a token is at "
-        "another position in the captured rows"
-    )
+    here = None if runs.settings is None else runs.settings.data.args.get("padding", _PADDED)
+    for part in value.parts() if here is not None and isinstance(value, OutsideValue) else ():
+        run = runs.open(part.run) if isinstance(part, RunValue) else None
+        theirs = None if run is None else _section(run, "data").get("args")
+        there = theirs.get("padding", _PADDED) if isinstance(theirs, dict) else here
+        if there != here:
+            return (
+                f"{part}: data.args.padding is {_shown(there)} there and {here!r} here, so that a token is at "
+                "another position in the captured rows"
+            )
+    return None
 
 
 _PADDED = PaddingArgs.model_fields["padding"].default

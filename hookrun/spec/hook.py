@@ -95,14 +95,9 @@ class HookSpec:
     def run_values(self) -> Iterator[tuple[str, RunValue | RunFaults]]:
         """(key path, value) of each value that it takes from another run."""
         for field, given in self.action.outside_values().items():
-            where: str = f"{self.where}.{field}"
-            if isinstance(given, RunFaults):
-                yield where, given
-            value = given if isinstance(given, OutsideValue) else None
-            while value is not None:
-                if isinstance(value, RunValue):
-                    yield where, value
-                where, value = f"{where}.minus", value.minus
+            for depth, value in enumerate(given.parts() if isinstance(given, OutsideValue) else [given]):
+                if isinstance(value, RunValue | RunFaults):
+                    yield f"{self.where}.{field}" + ".minus" * depth, value
 
     @property
     def identity(self) -> str:

@@ -146,10 +146,6 @@ class MetricKeys(Section):
         return self.name if self.by is None and self.against is None else whole(self)
 
 
-def _named(raw: Any) -> Any:
-    return {"name": raw} if isinstance(raw, str) else raw
-
-
 def _listed(raw: Any) -> Any:
     """Turn a single metric into a list of one."""
     if isinstance(raw, str | Mapping | MetricKeys) and raw:
@@ -159,7 +155,12 @@ def _listed(raw: Any) -> Any:
     return raw
 
 
-Entry = Annotated[MetricKeys, BeforeValidator(_named, json_schema_input_type=str | MetricKeys)]
+Entry = Annotated[
+    MetricKeys,
+    BeforeValidator(
+        lambda raw: {"name": raw} if isinstance(raw, str) else raw, json_schema_input_type=str | MetricKeys
+    ),
+]
 Metrics = Annotated[
     Annotated[tuple[Entry, ...], Field(max_length=MOST_METRICS)] | None,
     BeforeValidator(_listed, json_schema_input_type=str | list[str | MetricKeys] | MetricKeys | None),

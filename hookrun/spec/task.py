@@ -133,9 +133,10 @@ class BackwardPass(Section):
         return self.score not in SCORES
 
 
-def _named(raw: Any) -> Any:
-    return {"score": raw} if isinstance(raw, str) else raw
-
-
-ScoreKeys = Annotated[BackwardPass, BeforeValidator(_named, json_schema_input_type=str | BackwardPass)]
+ScoreKeys = Annotated[
+    BackwardPass,
+    BeforeValidator(
+        lambda raw: {"score": raw} if isinstance(raw, str) else raw, json_schema_input_type=str | BackwardPass
+    ),
+]
 """A score; the short form is its name alone."""

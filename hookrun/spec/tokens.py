@@ -56,11 +56,10 @@ def parse_positions(raw: Any) -> Positions:
         return raw
     if isinstance(raw, dict):
         return Positions((_range(raw),))
-    if isinstance(raw, list | tuple):
-        if not raw:
-            raise ValueError(f"found an empty list, {EXPECTED}")
-        return Positions(tuple(_place(each) for each in raw))
-    return Positions((_place(raw),))
+    places = _listed(raw)
+    if not places:
+        raise ValueError(f"found an empty list, {EXPECTED}")
+    return Positions(tuple(map(_place, places)))
 
 
 def _place(raw: Any) -> Place:

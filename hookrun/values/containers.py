@@ -103,8 +103,7 @@ def get(value: Any, keys: Sequence[Key]) -> Any:
 
 def attributes(value: Any) -> list[tuple[str, Any]]:
     """(name, value) of the instance attributes, in ``__dict__`` and in slots, including dataclass fields."""
-    names = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-    names += getattr(value, "__dict__", {})
+    names = list(getattr(value, "__dict__", {}))
     for base in type(value).__mro__:
         slots = base.__dict__.get("__slots__", ())
         names += [slots] if isinstance(slots, str) else slots
@@ -193,14 +192,11 @@ def form_changed(old: Any, new: Any) -> str | None:
 
 def describe(value: Any) -> str:
     """The shapes of a value, as the plan shows them: ``[8, 64]`` or ``([8, 64], {'h': [8, 4]})``."""
-    match value:
-        case Tensor():
-            return str(shape_of(value))
-        case None:
-            return "None"
+    if isinstance(value, Tensor):
+        return str(shape_of(value))
     members = children(value)
     if not members:
-        return type(value).__name__
+        return "None" if value is None else type(value).__name__
     if isinstance(value, list) or (isinstance(value, tuple) and field_names(value) is None):
         return "(" + ", ".join(describe(member) for _, member in members) + ")"
     return "{" + ", ".join(f"{key}: {describe(member)}" for key, member in members) + "}"
