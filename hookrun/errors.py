@@ -117,6 +117,10 @@ class Mistakes:
             self.problems.append(problem)
             self.of_hooks_only &= of_hooks
 
+    def note(self, where: str, what: str, hint: str = "") -> None:
+        """Add one mistake, see `Problem`."""
+        self.add([Problem(where, what, hint)])
+
     def tried(self, make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
         """The result of `make`. If it raises SpecError or CompileError, None, and its mistakes are added."""
         try:

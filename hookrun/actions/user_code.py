@@ -114,8 +114,13 @@ def wrong_function(
         except Exception as error:  # the user's own code may raise anything
             return [Problem(args, f"'{owner}' cannot be made: {reason(error)}", "correct the arguments")]
         if not callable(target):
-            text = f"'{owner}' is a class whose objects cannot be called"
-            return [Problem(join(where, "function"), text, "give it a method __call__(self, value)")]
+            return [
+                Problem(
+                    join(where, "function"),
+                    f"'{owner}' is a class whose objects cannot be called",
+                    "give it a method __call__(self, value)",
+                )
+            ]
         arguments = {}
     return wrong_call(callee(target), arguments, args, owner, first=1, also=[CONTEXT])
 

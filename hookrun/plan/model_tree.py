@@ -54,8 +54,9 @@ def unhookable(module: nn.Module) -> Unhookable | None:
         if isinstance(module, dynamo.OptimizedModule):
             return Unhookable(compiled, first, itself=False)
     if isinstance(module, nn.DataParallel):
-        hint = "use DistributedDataParallel, or hook the inner module"
-        return Unhookable("DataParallel's threads race on hooks", hint)
+        return Unhookable(
+            "DataParallel's threads race on hooks", "use DistributedDataParallel, or hook the inner module"
+        )
     return None
 
 

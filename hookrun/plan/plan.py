@@ -230,12 +230,20 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
     for hook in plan.hooks:
         spec, kind, when = hook.spec, hook.spec.hook_type, hook.spec.keys.when
         if kind.phase in ("backward", "step") and kind.refused_by_graph is None:
-            why = f"hook type {kind.name!r} belongs to training: an exported program computes outputs only"
-            problems.append(Problem(spec.where, why, f"leave it out: ~{spec.where}"))
+            problems.append(
+                Problem(
+                    spec.where,
+                    f"hook type {kind.name!r} belongs to training: an exported program computes outputs only",
+                    f"leave it out: ~{spec.where}",
+                )
+            )
         for key in ("step", "epoch"):
             if getattr(when, key) is not None and (kind.of_rows or kind.in_graph):
-                why = f"an exported program has no {key}"
-                problems.append(Problem(f"{spec.where}.when.{key}", why, f"leave `{key}` out"))
+                problems.append(
+                    Problem(
+                        f"{spec.where}.when.{key}", f"an exported program has no {key}", f"leave `{key}` out"
+                    )
+                )
         for key in spec.action.ramps() if kind.in_graph else ():
             problems.append(
                 Problem(f"{spec.where}.{key}", "an exported program has no step", "give a number")

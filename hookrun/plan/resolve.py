@@ -96,7 +96,7 @@ def _own_code(
         own = example_of(function, arguments)
         new = {name: each for each, name in added_names(own, spec.name).items() if id(each) not in names.own}
         if new and (why := untrainable(own, reached=spec.hook_type in {FORWARD, FORWARD_PRE})) is not None:
-            mistakes.add([Problem(where, f"'{function.code.name}' {why[0]}", why[1])])
+            mistakes.note(where, f"'{function.code.name}' {why[0]}", why[1])
         else:
             parameters |= {name: tuple(parameter.shape) for name, parameter in new.items()}
     return functions, parameters
@@ -124,10 +124,11 @@ def _resolve_hook(
             values[field] = read_value(given, places, runs)
             at_tokens = spec.keys.tokens is not None and getattr(value, "at", None) is not None
             if at_tokens and (why := padded_otherwise(value, runs)) is not None:
-                hint = "pad the samples of both runs on the same side"
-                mistakes.add([Problem(f"{spec.where}.{field}.at", why, hint)])
+                mistakes.note(
+                    f"{spec.where}.{field}.at", why, "pad the samples of both runs on the same side"
+                )
         except HookrunError as error:
-            mistakes.add([Problem(f"{spec.where}.{field}", str(error))])
+            mistakes.note(f"{spec.where}.{field}", str(error))
     heads = _heads(spec, matches, names, mistakes)
     mistakes.add(unknown_spans(spec.keys.tokens, spec.where, runs.data))
     tokenizer, texts = None, dict[str, tuple[int, ...]]()
@@ -198,13 +199,13 @@ def _heads(
         counts[match.path] = counted
         wrong = [heads.misfit(count) for count in counted.counts]
         if all(reason is not None for reason in wrong):
-            mistakes.add([Problem(f"{spec.where}.heads", f"on {match.path or '(root)'}: {wrong[0]}")])
+            mistakes.note(f"{spec.where}.heads", f"on {match.path or '(root)'}: {wrong[0]}")
     if unknown:
-        text = (
-            f"the number of heads of {listed(unknown, _SHOWN)} is unknown: the model's configuration has none"
+        mistakes.note(
+            f"{spec.where}.heads",
+            f"the number of heads of {listed(unknown, _SHOWN)} is unknown: the model's configuration has none",
+            f"add the count: heads: {{count: 12, pick: {list(heads.pick)}}}",
         )
-        hint = f"add the count: heads: {{count: 12, pick: {list(heads.pick)}}}"
-        mistakes.add([Problem(f"{spec.where}.heads", text, hint)])
     return counts
 
 
@@ -231,18 +232,23 @@ def _select(hook: HookSpec, names: ModelNames, mistakes: Mistakes) -> list[str]:
         if either:  # a module without parameters is matched, too
             unmatched = [member for member in selector.unmatched(tree) if member in unmatched]
         for member, place in unmatched[:_MOST_MEMBERS]:
-            text = f"{str(member)!r} ({place}) matches no {kind}"
-            hint = f'{names.nearest(member, names_parameters)}; `expect: ">=0"` lets members match nothing'
-            mistakes.add([Problem(f"{hook.where}.select", text, hint)])
+            mistakes.note(
+                f"{hook.where}.select",
+                f"{str(member)!r} ({place}) matches no {kind}",
+                f'{names.nearest(member, names_parameters)}; `expect: ">=0"` lets members match nothing',
+            )
     if len(paths) not in hook.keys.expect and paths:
         shown = listed([path or "(root)" for path in paths], 8)
         kinds = "parameters" if hook.on_parameters else "modules"
-        text = f"expected {hook.keys.expect} {kinds}, {str(selector)!r} matches {len(paths)}: {shown}"
-        mistakes.add([Problem(f"{hook.where}.expect", text, "narrow `select`, or change `expect`")])
+        mistakes.note(
+            f"{hook.where}.expect",
+            f"expected {hook.keys.expect} {kinds}, {str(selector)!r} matches {len(paths)}: {shown}",
+            "narrow `select`, or change `expect`",
+        )
     elif len(paths) not in hook.keys.expect and not unmatched:
         text = f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}"
         hint = names.nearest(selector, names_parameters)
-        mistakes.add([Problem(f"{hook.where}.select", text, f"{hint}; `task=modules` lists every path")])
+        mistakes.note(f"{hook.where}.select", text, f"{hint}; `task=modules` lists every path")
     return paths
 
 
@@ -257,12 +263,18 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
         yield Problem(f"{spec.where}.action", reason)
     for key, ramp in action.ramps().items():
         if kind.phase == "installation" or action.adds(spec.name):
-            text = f"{ramp}: {action.action_name} reads its values once, at installation"
-            yield Problem(f"{spec.where}.{key}", text, "give a number")
+            yield Problem(
+                f"{spec.where}.{key}",
+                f"{ramp}: {action.action_name} reads its values once, at installation",
+                "give a number",
+            )
     for field, value in action.outside_values().items():
         if value.per_sample and (not kind.batch or action.adds(spec.name)):
-            text = f"{value}: a value for each sample goes with hooks that see a batch of samples"
-            yield Problem(f"{spec.where}.{field}", text, "take one for all: sample: mean")
+            yield Problem(
+                f"{spec.where}.{field}",
+                f"{value}: a value for each sample goes with hooks that see a batch of samples",
+                "take one for all: sample: mean",
+            )
         in_place = isinstance(value, OutsideValue) and value.at is not None
         if in_place and (not spec.takes_part or action.adds(spec.name)):
             text = (
@@ -273,8 +285,11 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
             )
             yield Problem(f"{spec.where}.{field}.at", text, "use the value's own `index`, or leave `at` out")
         if isinstance(value, InlineFunction) and action.adds(spec.name):
-            text = f"{value}: a parameter starts from numbers, not from a function of another tensor"
-            yield Problem(f"{spec.where}.{field}", text, "give a number, a list or a tensor")
+            yield Problem(
+                f"{spec.where}.{field}",
+                f"{value}: a parameter starts from numbers, not from a function of another tensor",
+                "give a number, a list or a tensor",
+            )
 
 
 def _meaningless(spec: HookSpec) -> Iterator[Problem]:
@@ -296,16 +311,22 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
                 f"leave `{key}` out",
             )
         elif was_given and spec.action.of_call and not key.startswith("when"):
-            what = f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module"
-            yield Problem(f"{spec.where}.{key}", what, f"leave `{key}` out")
+            yield Problem(
+                f"{spec.where}.{key}",
+                f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module",
+                f"leave `{key}` out",
+            )
     lists = "flipped" in spec.action.uses
     chooses = kind.batch and not (spec.action.mixes_rows or spec.action.of_call or lists)
     if keys.when.value is not None and not chooses:
         does = "lists what it does to all of them" if lists else "computes a row from the other rows too"
         does = "acts on the whole call" if spec.action.of_call else does
         why = f"{spec.action.action_name} {does}" if kind.batch else f"{kind.name!r} sees {kind.sees}"
-        hint = "leave it out, or use another action on forward, forward_pre or output_grad"
-        yield Problem(f"{spec.where}.when.value", f"chooses among the rows of a batch, and {why}", hint)
+        yield Problem(
+            f"{spec.where}.when.value",
+            f"chooses among the rows of a batch, and {why}",
+            "leave it out, or use another action on forward, forward_pre or output_grad",
+        )
     if keys.when.rank is not None and not spec.action.observes:
         yield Problem(
             f"{spec.where}.when.rank",

@@ -82,17 +82,25 @@ def texts_of(
     where = f"{owner}.tokens"
     tokenizer = found_tokenizer.tokenizer
     if tokenizer is None:
-        what = f"`text` needs a tokenizer, and {found_tokenizer.why}"
-        return found, [Problem(where, what, "name the tokens by number: {id: […]}, or set model.tokenizer")]
+        return found, [
+            Problem(
+                where,
+                f"`text` needs a tokenizer, and {found_tokenizer.why}",
+                "name the tokens by number: {id: […]}, or set model.tokenizer",
+            )
+        ]
     special = "special" if "special" in (parameters(tokenizer.encode) or {}) else "add_special_tokens"
     for text in texts:
         try:
             encoded = tokenizer.encode(text, **{special: False})  # no tokens around every sequence
             found[text] = tuple(getattr(encoded, "ids", encoded))
         except Exception as error:  # a tokenizer that is not ours may raise anything
-            what = f"the tokenizer does not take {shown(text)}: {reason(error)}"
             problems.append(
-                Problem(f"{where}.text", what, "write it as the data does, or name tokens by number: id")
+                Problem(
+                    f"{where}.text",
+                    f"the tokenizer does not take {shown(text)}: {reason(error)}",
+                    "write it as the data does, or name tokens by number: id",
+                )
             )
             continue
         if not found[text]:

@@ -141,9 +141,12 @@ def parse_hooks(raw: Any, where: str = "hooks") -> tuple[list[HookSpec], list[Pr
     if raw is None:
         return [], []
     if not isinstance(raw, Mapping):
-        hint = "write each hook as `name: {select: ..., hook: ..., action: ...}`"
         return [], [
-            Problem(where, f"found a {type(raw).__name__}, expected a mapping from name to hook", hint)
+            Problem(
+                where,
+                f"found a {type(raw).__name__}, expected a mapping from name to hook",
+                "write each hook as `name: {select: ..., hook: ..., action: ...}`",
+            )
         ]
     hooks, problems = [], list[Problem]()
     for name, body in raw.items():
@@ -166,8 +169,13 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
     action_name = given.pop("action", None)
     if callable(action_name):  # in Python the function itself
         if "function" in given:
-            text = "the action is a function itself, and `function` is given as well"
-            return [Problem(join(where, "function"), text, "leave `function` out, or write action: python")]
+            return [
+                Problem(
+                    join(where, "function"),
+                    "the action is a function itself, and `function` is given as well",
+                    "leave `function` out, or write action: python",
+                )
+            ]
         given["function"], action_name = action_name, Python.action_name
     action = actions().get(action_name) if isinstance(action_name, str) else None
     hook_type = given["hook"] if isinstance(given.get("hook"), str) else None
@@ -187,8 +195,13 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
     allowed = known if hook_type in HOOK_TYPES else known | OWN_KEYS
     problems += [unknown_key(where, key, known) for key in given if key not in allowed]
     if hook_type is not None and hook_type not in HOOK_TYPES:
-        text = f"found {hook_type!r}, which is not a hook type"
-        problems.append(Problem(join(where, "hook"), text, nearest(hook_type, HOOK_TYPES)))
+        problems.append(
+            Problem(
+                join(where, "hook"),
+                f"found {hook_type!r}, which is not a hook type",
+                nearest(hook_type, HOOK_TYPES),
+            )
+        )
     keys, wrong = parse(HookKeys, {key: given[key] for key in given if key in common}, where)
     problems += wrong
     if action is None:

@@ -33,8 +33,9 @@ def parse_task(
     chosen = tasks.get(name) if isinstance(name, str) else None
     problems = list[Problem]()
     if chosen is None:
-        hint = nearest(str(name), tasks)
-        problems.append(Problem(f"{WHERE}.name", f"found {name!r}, which is not a task", hint))
+        problems.append(
+            Problem(f"{WHERE}.name", f"found {name!r}, which is not a task", nearest(str(name), tasks))
+        )
     problems += [unknown_key(WHERE, key, known) for key in given if key not in known]
     own = {key: given[key] for key in given if chosen is not None and key in chosen.model_fields}
     ignored = {key: given[key] for key in given if key in known and key not in own}
