@@ -6,6 +6,7 @@ import difflib
 import re
 import reprlib
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -227,19 +228,13 @@ def at_module(error: BaseException) -> str:
     Empty for the model itself, and for an exception from elsewhere.
     """
     torch = sys.modules.get("torch")
-    root = inner = None
-    trace = error.__traceback__ if torch and isinstance(error, Exception) else None
-    while trace is not None and torch is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, torch.nn.Module):
-            root, inner = owner if root is None else root, owner
-        trace = trace.tb_next
-    path = (
-        next((name for name, module in root.named_modules() if module is inner), "")
-        if root is not None
-        else ""
-    )
-    return f" (in {path}, a {type(inner).__name__})" if path else ""
+    if torch is None or not isinstance(error, Exception):
+        return ""
+    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [owner for owner in owners if isinstance(owner, torch.nn.Module)]
+    names = ((name, module) for root in modules[:1] for name, module in root.named_modules())
+    path = next((name for name, module in names if module is modules[-1]), "")
+    return f" (in {path}, a {type(modules[-1]).__name__})" if path else ""
 
 
 _SHORT = reprlib.Repr()

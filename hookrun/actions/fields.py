@@ -123,10 +123,7 @@ def check_order(low: Any, high: Any) -> None:
     """
     for step in {step for bound in (low, high) if isinstance(bound, Ramp) for step in bound.steps}:
         check_order(at_step(low, step), at_step(high, step))
-    if isinstance(low, float) and isinstance(high, float):
-        if low > high:
-            raise ValueError(f"min {low} is greater than max {high}")
-    elif isinstance(low, float | tuple) and isinstance(high, float | tuple):
+    if isinstance(low, float | tuple) and isinstance(high, float | tuple):
         import numpy as np
 
         try:

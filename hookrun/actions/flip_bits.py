@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-Bit = Annotated[int, Field(strict=True, ge=0, lt=64)]
-
 
 class FlipBits(Action):
     """Flip bits of the elements at random, as faults of hardware do, and list each flip in faults.jsonl.
@@ -42,7 +40,7 @@ class FlipBits(Action):
     uses = ("flipped",)
     rate: Annotated[Finite, Field(ge=0, le=1)] | None = None
     count: Annotated[int, Field(strict=True, ge=0, le=MOST_FAULTS)] | None = None
-    bits: tuple[Bit, ...] | None = None
+    bits: tuple[Annotated[int, Field(strict=True, ge=0, lt=64)], ...] | None = None
     per: Literal["batch", "sample"] = "batch"
     seed: Seed = None
     faults: RunFaults | None = None

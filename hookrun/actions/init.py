@@ -34,12 +34,14 @@ Name = Literal[
     "xavier_uniform_",
     "zeros_",
 ]
-_OF_FANS = ("kaiming_normal_", "kaiming_uniform_", "orthogonal_", "xavier_normal_", "xavier_uniform_")
 _DIMENSIONS = {
     "dirac_": range(3, 6),
     "eye_": range(2, 3),
     "sparse_": range(2, 3),
-    **dict.fromkeys(_OF_FANS, range(2, 65)),
+    **dict.fromkeys(
+        ("kaiming_normal_", "kaiming_uniform_", "orthogonal_", "xavier_normal_", "xavier_uniform_"),
+        range(2, 65),
+    ),
 }
 """How many dimensions a tensor must have for the initialiser; the others take any tensor."""
 

@@ -158,7 +158,7 @@ def measuring(of: Sequence[str]) -> Measure:
             x = x.dequantize() if x.is_quantized else x.abs() if x.is_complex() else x.float()
         known = Known(sizes, x=x)
         if readable and x.device.type == "cpu":
-            known |= on_cpu(x.reshape(-1), names)
+            known.update(on_cpu(x.reshape(-1), names))
         return {name: known[name] for name in names}
 
     return measure
@@ -190,10 +190,9 @@ def on_cpu(flat: Tensor, names: Collection[str]) -> dict[str, Any]:
     import torch
 
     n, parts = flat.numel(), flat.split(CPU_BLOCK)
-    wanted = set(names)
-    variance_wanted = not wanted.isdisjoint({"var", "std"})
-    squares_wanted = variance_wanted or "norm" in wanted
-    extremes_wanted = not wanted.isdisjoint({"min", "max", "abs_max"})
+    variance_wanted = "std" in names or "var" in names
+    squares_wanted = variance_wanted or "norm" in names
+    extremes_wanted = "min" in names or "max" in names or "abs_max" in names
     total, squares, lows, highs = 0.0, 0.0, list["Tensor"](), list["Tensor"]()
     for part in parts:
         total += part.sum().item()

@@ -51,8 +51,9 @@ class PythonValue(ABC):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        plain = core_schema.plain_serializer_function_ser_schema(lambda value: value.to_dict())
-        return core_schema.is_instance_schema(cls, serialization=plain)
+        return core_schema.is_instance_schema(
+            cls, serialization=core_schema.plain_serializer_function_ser_schema(lambda value: value.to_dict())
+        )
 
 
 class InlineTensor(PythonValue):

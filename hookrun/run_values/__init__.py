@@ -260,8 +260,7 @@ def read_value(
     if isinstance(value, InlineTensor):
         return dict.fromkeys(places, value.tensor)
     if not _is_by_module(value):
-        shared = _read(value, (), runs)
-        return dict.fromkeys(places, shared)
+        return dict.fromkeys(places, _read(value, (), runs))
     found, lacking = dict[str, Source](), defaultdict[str, list[str]](list)
     for path, names in places.items():
         try:

@@ -210,8 +210,7 @@ def differences(spec: Spec, settings: Settings, runs: RunReferences) -> tuple[st
         with suppress(StoreError):  # a missing run is reported as a problem of its hook
             run = runs.open(name)
             if run is None:
-                text = f"{name} runs first: what it captures, and whether it fits, is not known before"
-                notes.append(text)
+                notes.append(f"{name} runs first: what it captures, and whether it fits, is not known before")
             elif differing := _differences(run, settings):
                 notes.append(f"values come from {name}, where {'; '.join(differing)}")
     return tuple(notes)

@@ -52,10 +52,9 @@ class Experiment:
         runs = dict[str, str | None]()
         for name, need in self.settings.needs.items():
             if need not in made:
-                what = "was not known when the sweep began, and a job does not run its own needs"
                 raise spec_error(
                     f"needs.{name}",
-                    f"{need} {what}",
+                    f"{need} was not known when the sweep began, and a job does not run its own needs",
                     "let the overrides of a need hold no key that the sweeper chooses as it goes",
                 )
             runs[name] = made[need]
@@ -168,10 +167,8 @@ def beyond_limits(config: Any, where: str = "") -> Problem | None:
             return Problem(path, f"the spec holds more than {MAX_VALUES:,} values", "keep tensors in a file")
         if depth > MAX_DEPTH:
             return Problem(path[:MAX_NAME], f"is nested more than {MAX_DEPTH} deep")
-        if isinstance(value, Mapping):
-            members: list[tuple[Any, Any]] = list(value.items())
-        else:
-            members = list(enumerate(value)) if isinstance(value, list | tuple) else []
+        members = list[tuple[Any, Any]](value.items() if isinstance(value, Mapping) else ())
+        members += enumerate(value) if isinstance(value, list | tuple) else ()
         for each in (value, *(name for name, _ in members)):
             if isinstance(each, str) and len(each) > MAX_TEXT:
                 return Problem(

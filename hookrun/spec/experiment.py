@@ -29,12 +29,9 @@ MOST_TEXT = 4_000
 """The largest number of characters of one override."""
 PREVIOUS = "previous"
 
-_NEED_NAME = re.compile(r"[^\W\d][\w-]{0,99}")
-_EXPERIMENT = re.compile(r"[\w-]+(/[\w-]+)*")
-
 
 def _need_name(text: str) -> str:
-    if not _NEED_NAME.fullmatch(text) or text == PREVIOUS:
+    if not re.fullmatch(r"[^\W\d][\w-]{0,99}", text) or text == PREVIOUS:
         taken = f" ({PREVIOUS} is the run before)" if text == PREVIOUS else ""
         raise ValueError(
             f"found the name {shown(text)}{taken}, expected a letter, then letters, digits, _ or -"
@@ -43,7 +40,7 @@ def _need_name(text: str) -> str:
 
 
 def _experiment_name(text: str) -> str:
-    if not _EXPERIMENT.fullmatch(text):
+    if not re.fullmatch(r"[\w-]+(/[\w-]+)*", text):
         raise ValueError(f"found {shown(text)}, expected the name of an experiment, without `.yaml`")
     return text
 

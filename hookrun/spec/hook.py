@@ -148,14 +148,9 @@ def parse_hooks(raw: Any, where: str = "hooks") -> tuple[list[HookSpec], list[Pr
                 "write each hook as `name: {select: ..., hook: ..., action: ...}`",
             )
         ]
-    hooks, problems = [], list[Problem]()
-    for name, body in raw.items():
-        parsed = _parse_hook(name, body, join(where, str(name)))
-        if isinstance(parsed, HookSpec):
-            hooks.append(parsed)
-        else:
-            problems += parsed
-    return hooks, problems
+    parsed = [_parse_hook(name, body, join(where, str(name))) for name, body in raw.items()]
+    hooks = [hook for hook in parsed if isinstance(hook, HookSpec)]
+    return hooks, [problem for wrong in parsed if not isinstance(wrong, HookSpec) for problem in wrong]
 
 
 def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
@@ -203,11 +198,9 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
             )
         )
     keys, wrong = parse(HookKeys, {key: given[key] for key in given if key in common}, where)
-    problems += wrong
-    if action is None:
-        return problems
-    params, wrong = parse(action, {key: given[key] for key in given if key in own}, where)
-    problems += wrong
+    of_action = {key: given[key] for key in given if key in own}
+    params, wrong_in_action = (None, []) if action is None else parse(action, of_action, where)
+    problems += [*wrong, *wrong_in_action]
     return problems if problems or keys is None or params is None else HookSpec(name, keys, params)
 
 

@@ -115,8 +115,6 @@ def preferred(names: Iterable[str]) -> str | None:
 
 By = Literal["position", "sample"]
 MOST_METRICS = 100
-_MOST_NAME = 1_000
-_MOST_PATH = 4_096
 
 
 class Against(Section):
@@ -125,7 +123,7 @@ class Against(Section):
     run: the directory of a run of task=predict, one of `needs`, or `previous`
     """
 
-    run: Annotated[str, Field(min_length=1, max_length=_MOST_PATH)]
+    run: Annotated[str, Field(min_length=1, max_length=4_096)]
 
 
 class MetricKeys(Section):
@@ -136,7 +134,7 @@ class MetricKeys(Section):
     against: for `kl`: what the predictions are compared with; None: the same model without hooks
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=_MOST_NAME)]
+    name: Annotated[str, Field(min_length=1, max_length=1_000)]
     by: By | None = None
     against: Against | None = None
 

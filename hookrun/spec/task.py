@@ -86,8 +86,6 @@ LOGIT_DIFFERENCE = "logit_difference"
 SCORES = ("label", "top", "class", "output", "loss", LOGIT_DIFFERENCE)
 """The scores by name, from which a backward pass without training may start."""
 
-_MOST_NAME = 1_000
-
 
 class BackwardPass(Section):
     """`task.backward`: the score whose gradients are computed.
@@ -102,7 +100,7 @@ class BackwardPass(Section):
     class: the number of the class, for `score: class`
     """
 
-    score: Annotated[str, Field(max_length=_MOST_NAME)]
+    score: Annotated[str, Field(max_length=1_000)]
     class_: int | None = Field(default=None, alias="class", strict=True, ge=0, le=MOST)
 
     @field_validator("score")

@@ -24,8 +24,6 @@ from hookrun.values.index import bounded, slice_numbers
 
 ALL = "all"
 EXPECTED = "expected a position like -1, a range like '4:8', a list of them, or all"
-MOST_DIM = 63
-"""torch allows at most 64 dimensions."""
 
 
 Place = int | TokenRange
@@ -124,7 +122,6 @@ _POSITIONS = {
 }
 Id = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Text = Annotated[str, Field(min_length=1, max_length=10_000)]
-SpanName = Annotated[str, Field(min_length=1, max_length=1_000)]
 
 
 Short = int | str | list[int | str]
@@ -159,7 +156,7 @@ class TokenSet(Section):
         ]
         | None
     ) = None
-    span: SpanName | None = None
+    span: Annotated[str, Field(min_length=1, max_length=1_000)] | None = None
 
     @field_validator("position", "id", "text", "span", mode="before")
     @classmethod
@@ -240,13 +237,13 @@ class Tokens(TokenFilter):
 
     missing: `skip` leaves out positions that a sample does not have; otherwise they are an error
     padding: padding counts as tokens too
-    dim:     the dimension of the sequence, by default 1
+    dim:     the dimension of the sequence, by default 1; torch allows at most 64 dimensions
     query:   on attention patterns [..., queries, keys]: which queries; then `key` may say which keys
     """
 
     missing: Literal["error", "skip"] = "error"
     padding: Annotated[bool, Field(strict=True)] = False
-    dim: Annotated[int, Field(strict=True, ge=1, le=MOST_DIM)] | None = None
+    dim: Annotated[int, Field(strict=True, ge=1, le=63)] | None = None
     query: Axis | None = None
     key: Axis | None = None
 

@@ -77,17 +77,16 @@ def _counts(raw: Any) -> frozenset[int] | Range:
     return _numbers(raw, MOST, f"a count from 0 on, at most {MOST:,}")
 
 
-def _plain(counts: frozenset[int] | Range) -> Any:
-    return counts.model_dump() if isinstance(counts, Range) else sorted(counts)  # a set is unordered
-
-
-def _ranks(raw: Any) -> frozenset[int]:
-    return _numbers(raw, 10**6, "the number of a process, from 0 on")
-
-
-Ranks = Annotated[frozenset[int], BeforeValidator(_ranks), PlainSerializer(sorted)]
-
-Counts = Annotated[frozenset[int] | Range, BeforeValidator(_counts), PlainSerializer(_plain)]
+Ranks = Annotated[
+    frozenset[int],
+    BeforeValidator(lambda raw: _numbers(raw, 10**6, "the number of a process, from 0 on")),
+    PlainSerializer(sorted),  # a set is unordered
+]
+Counts = Annotated[
+    frozenset[int] | Range,
+    BeforeValidator(_counts),
+    PlainSerializer(lambda counts: counts.model_dump() if isinstance(counts, Range) else sorted(counts)),
+]
 
 
 class ValueCondition(Section):

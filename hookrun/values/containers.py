@@ -62,13 +62,18 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(member)
 
 
-def rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with `change` applied to every member that is not a container; the same object if nothing changed."""
+def rebuild(
+    value: Any, change: Callable[[Any], Any], write: Callable[[Any, dict[Any, Any]], Any] | None = None
+) -> Any:
+    """The value with `change` applied to every member that is not a container; the same object if nothing changed.
+
+    write: (container, key -> new member) -> the changed container; by default `replaced`
+    """
     members = children(value)
     if not members:
         return change(value)
-    changed = {key: new for key, member in members if (new := rebuild(member, change)) is not member}
-    return replaced(value, changed) if changed else value
+    changed = {key: new for key, member in members if (new := rebuild(member, change, write)) is not member}
+    return (write or replaced)(value, changed) if changed else value
 
 
 def members(value: Any) -> list[Any]:
@@ -256,10 +261,7 @@ def exchange(value: Any, news: Mapping[int, Any]) -> Any:
 
     news: id(old member) -> new member
     """
-    if (new := news.get(id(value))) is not None:
-        return new
-    changed = {key: new for key, member in children(value) if (new := exchange(member, news)) is not member}
-    return _changed(value, changed)
+    return rebuild(value, lambda leaf: news.get(id(leaf), leaf), _changed)
 
 
 def place(value: Any, news: Iterator[Tensor], placed: list[Placed]) -> Any:

@@ -21,7 +21,6 @@ GLOB_PARTS = 4
 """How many parts a glob, and each pattern with ``*`` or ``?`` in it, counts beside its alternatives."""
 REGEX_PARTS = 20
 """How many parts a regular expression counts."""
-_MAX_INTEGER = 10**18
 
 
 class Selector(ABC):
@@ -132,7 +131,7 @@ def _plain(raw: Any) -> Any:
             f"found {word}, expected a path, a list or a mapping; quote a name that is a YAML word"
         )
     if isinstance(raw, int):
-        if abs(raw) >= _MAX_INTEGER:
+        if abs(raw) >= 10**18:
             raise ValueError("found a whole number of more than 18 digits, expected a path")
         return str(raw)
     if isinstance(raw, float):

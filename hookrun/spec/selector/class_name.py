@@ -35,8 +35,7 @@ class ClassSelector(Selector):
         return cls(raw, globs)
 
     def find(self, tree: Tree) -> list[str]:
-        kinds = {node.types for node in tree.nodes.values()}
-        fitting = {types for types in kinds if self._fits(types)}
+        fitting = {types for types in {node.types for node in tree.nodes.values()} if self._fits(types)}
         return [path for path, node in tree.nodes.items() if node.types in fitting]
 
     def _fits(self, types: frozenset[str]) -> bool:

@@ -13,7 +13,6 @@ from hookrun.spec.selector.tree import Names, Tree
 from hookrun.spec.selector.union import UnionSelector
 
 KEYS = ("path", "type", "leaf", "exclude", "min_params")
-_MAX_PARAMETERS = 10**18
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def _check_keys(raw: Mapping[Any, Any]) -> None:
         raise ValueError(f"leaf: found {shown(raw['leaf'])}, expected true or false")
     if "min_params" in raw:
         least = raw["min_params"]
-        if isinstance(least, bool) or not isinstance(least, int) or not 0 <= least < _MAX_PARAMETERS:
+        if isinstance(least, bool) or not isinstance(least, int) or not 0 <= least < 10**18:
             raise ValueError(f"min_params: found {shown(least)}, expected a whole number of elements")
 
 

@@ -16,7 +16,6 @@ _MAX_MEMORY = 4 << 20
 """Bytes for one compiled expression with its cache of states; RE2 refuses larger expressions and clears the cache."""
 _RANGE_BYTES = 100
 """Bytes to which the bounds of the names that an expression can match are cut."""
-_BEYOND_RE2 = re.compile(r"\(\?(?:<?[=!]|P=|\()|\\[1-9]")
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def compiled(pattern: str, memory: int = _MAX_MEMORY) -> Any:
 
 
 def _hint(pattern: str) -> str:
-    if _BEYOND_RE2.search(pattern):
+    if re.search(r"\(\?(?:<?[=!]|P=|\()|\\[1-9]", pattern):
         return (
             "; lookaround and backreferences are not supported: write what must not match under `exclude`, "
             "as in {path: 're:h.*', exclude: 're:h.3.*'}"
