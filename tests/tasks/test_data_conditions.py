@@ -84,9 +84,11 @@ def test_an_edit_leaves_the_samples_of_other_labels_bit_equal(run: Runs) -> None
     edit = "select: relu1, hook: forward, action: scale, factor: 3"
     both = "when: {data: {class: '5', split: val}, value: {of: mean, above: 0.05}}"
     made = run(
-        *("task=predict", *DIGITS, when("{label: [3, 4]}", edit)),
+        "task=predict",
+        *DIGITS,
+        when("{label: [3, 4]}", edit),
         f"+hooks.both={{select: conv2, hook: forward, action: add_bias, value: 1, {both}}}",
-        *("+hooks.seen={select: fc, hook: forward, action: capture}", "seed=0"),
+        "+hooks.seen={select: fc, hook: forward, action: capture}",
     )
     model, x, labels = digits()
     with torch.no_grad():
@@ -103,9 +105,11 @@ def test_an_edit_leaves_the_samples_of_other_labels_bit_equal(run: Runs) -> None
 def test_each_part_of_a_training_step_has_the_labels_of_its_rows(accumulate: int, run: Runs) -> None:
     keys = "select: fc, hook: output_grad, action: capture"
     made = run(
-        *(*DIGITS, "train.epochs=1", "train.limit_batches=6", f"train.accumulate={accumulate}"),
-        *(when("{label: 3, split: train}", keys), f"+hooks.all={{{keys}}}"),
-        *(when("{split: val}", keys.replace("output_grad", "forward"), "val"),),
+        *DIGITS,
+        *("train.epochs=1", "train.limit_batches=6", f"train.accumulate={accumulate}"),
+        when("{label: 3, split: train}", keys),
+        f"+hooks.all={{{keys}}}",
+        when("{split: val}", "select: fc, hook: forward, action: capture", "val"),
     )
     kept, whole = (made.captures[name]["fc"] for name in ("h", "all"))
     mask = made.labels_of(whole) == 3
