@@ -292,6 +292,7 @@ def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
         ("tokens", f"are determined for each call, {cannot}", spec.keys.tokens is not None),
         ("when.rank", "is not read inside a graph", when.rank is not None),
         ("when.call", once, when.call is not None),
+        ("when.data", once, when.data is not None),
         ("when.probability", once, when.probability < 1),
     ]
     for key, why, holds in of_keys:

@@ -109,7 +109,7 @@ class HookSpec:
     def to_dict(self) -> dict[str, Any]:
         """The hook as plain data for JSON."""
         keys = self.keys
-        plain: dict[str, Any] = {
+        return {
             "select": str(keys.select),
             "hook": keys.hook,
             "action": self.action.action_name,
@@ -117,15 +117,14 @@ class HookSpec:
             "when": keys.when.model_dump(mode="json"),
             "expect": str(keys.expect),
             "priority": keys.priority,
+            **{key: str(value) for key in ("target", "index") if (value := getattr(keys, key)) is not None},
+            **{
+                key: clause.model_dump(mode="json", exclude_unset=True)
+                for key in ("tokens", "heads")
+                if (clause := getattr(keys, key)) is not None
+            },
+            **{key: getattr(keys, key) for key in sorted(OWN_KEYS & self.hook_type.takes)},
         }
-        plain |= {key: str(value) for key in ("target", "index") if (value := getattr(keys, key)) is not None}
-        plain |= {
-            key: clause.model_dump(mode="json", exclude_unset=True)
-            for key in ("tokens", "heads")
-            if (clause := getattr(keys, key)) is not None
-        }
-        plain |= {key: getattr(keys, key) for key in sorted(OWN_KEYS & self.hook_type.takes)}
-        return plain
 
 
 @dataclass(frozen=True)

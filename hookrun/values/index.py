@@ -17,7 +17,6 @@ MAX_LENGTH = 16_000
 """The largest number of characters of an index, enough for a list of some thousand channels."""
 MOST = 2**63 - 1
 """The largest absolute value of a subscript; no tensor has more elements."""
-_PARTS = re.compile(r"\s*(\[[^\[\]]*\]|[^,\[\]]*?)\s*(?:,|$)")
 _PAIRED = re.compile(r"[^\[\]]*(\[[^\[\]]*\][^\[\]]*)*")
 
 Item = int | slice | EllipsisType | tuple[int, ...]
@@ -94,16 +93,9 @@ def _without_brackets(text: str) -> str:
 
 def _parts(text: str) -> list[str]:
     """The text split at commas outside of lists. ValueError for unbalanced brackets."""
-    parts, at = list[str](), 0
-    while True:
-        found = _PARTS.match(text, at)
-        if found is None:
-            what = f"found {shown(text)}, which cannot be read from {shown(text[at:])} on"
-            raise ValueError(f"{what}: a list is written as [1, 5, 6]")
-        parts.append(found.group(1))
-        at = found.end()
-        if at == len(text) and not found.group().rstrip().endswith(","):
-            return parts
+    if not _PAIRED.fullmatch(text):
+        raise ValueError(f"found {shown(text)}, which cannot be read: a list is written as [1, 5, 6]")
+    return [part.strip() for part in re.findall(r"((?:[^,\[\]]|\[[^\[\]]*\])*),", f"{text},")]
 
 
 def _item(part: str, text: str) -> Item:

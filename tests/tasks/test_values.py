@@ -197,7 +197,7 @@ def test_resampled_rows_are_the_same_when_checkpointing_repeats_a_call(clean: Ru
     ("value", "said"),
     [
         ("{run: r, capture: c, module: fc, modul: 3}", "modul: unknown key\n      did you mean 'module'"),
-        ("{rnu: r}", "hooks.patch.value: found the keys rnu, expected `file`, or `run`"),
+        ("{rnu: r}", "hooks.patch.value: found the keys rnu, expected `file`, `run`"),
         ("{run: r, capture: c, module: fc, sample: sam}", "sample: found 'sam', expected mean, same"),
         ("{run: r, capture: c, module: fc, minus: 3}", "minus: found 3, expected a mapping such"),
     ],
