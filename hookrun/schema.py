@@ -49,8 +49,8 @@ def experiment_schema() -> Schema:
         definitions[f"hook_{name}"] = schema
     definitions = {name: _interpolable(definition) for name, definition in definitions.items()}
     definitions["hook"] = _any_hook(definitions)
-    properties = {key: _open(_interpolable(schema)) for key, schema in settings["properties"].items()}
-    properties |= {
+    properties = {
+        **{key: _open(_interpolable(schema)) for key, schema in settings["properties"].items()},
         "hooks": _open(_HOOKS),
         "defaults": _DEFAULTS,
         "hydra": {"type": "object", "description": "Hydra's own settings"},
@@ -107,9 +107,10 @@ def _task_schema() -> tuple[Schema, Schema]:
 def _hook_schema(name: str) -> Schema:
     action = actions()[name]
     keys = {key for hook_type in action.hook_types for key in hook_keys(hook_type.name)}
-    fields: dict[str, Any] = {key: HookKeys.model_fields[key] for key in HookKeys.model_fields if key in keys}
-    fields |= action.model_fields
-    fields = {field: (info.annotation, info) for field, info in fields.items()}
+    common = {key: info for key, info in HookKeys.model_fields.items() if key in keys}
+    fields: dict[str, Any] = {
+        field: (info.annotation, info) for field, info in (common | action.model_fields).items()
+    }
     schema = create_model(f"{name}_hook", **fields).model_json_schema(ref_template="#/$defs/{model}")
     hook_types = sorted(hook_type.name for hook_type in action.hook_types)
     schema["properties"] |= {"action": {"const": name}, "hook": {"enum": hook_types}}

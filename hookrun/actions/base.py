@@ -213,9 +213,8 @@ class Action(Section):
 
     def ramps(self) -> dict[str, Ramp]:
         """Key -> each number that follows the clock, also the factor of a value from a file or a run."""
-        given = dict(self)
-        given |= {f"{name}.factor": value.factor for name, value in self if isinstance(value, OutsideValue)}
-        return {name: value for name, value in given.items() if isinstance(value, Ramp)}
+        factors = {f"{name}.factor": value.factor for name, value in self if isinstance(value, OutsideValue)}
+        return {name: value for name, value in {**dict(self), **factors}.items() if isinstance(value, Ramp)}
 
     def own_functions(self) -> dict[str, str | InlineFunction]:
         """The fields that name the user's own functions, which may not work in a compiled graph or without data."""

@@ -122,12 +122,8 @@ class Capture(Action):
                     raise ValueError(f"reduce: the shape {list(x.shape)} has no dimension {beyond[0]}")
                 return over(x, dim=dims)
 
-            if width is not None:
-                changes.append(_projection(width, site.seed))
-            elif count is not None:
-                changes.append(partial(_largest, count))
-            else:
-                changes.append(reduced)
+            change = reduced if count is None else partial(_largest, count)
+            changes.append(change if width is None else _projection(width, site.seed))
         if self.device is not None or self.dtype is not None:
             dtype = None if self.dtype is None else getattr(torch, self.dtype)
 

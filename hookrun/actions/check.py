@@ -74,12 +74,12 @@ class Check(Action):
 
     def requirement(self) -> str:
         """For messages: ``expected every element to be finite, at least 0 and at most 1``."""
-        words = ["finite"] if self.finite else []
-        if self.min is not None:
-            words.append(f"at least {self.min:.12g}")
-        if self.max is not None:
-            words.append(f"at most {self.max:.12g}")
-        *first, last = words
+        words = [
+            "finite" if self.finite else "",
+            "" if self.min is None else f"at least {self.min:.12g}",
+            "" if self.max is None else f"at most {self.max:.12g}",
+        ]
+        *first, last = filter(None, words)
         return "expected every element to be " + (f"{', '.join(first)} and {last}" if first else last)
 
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LIMIT = 1000  # elements that one record shows
-DIGITS = 6  # significant digits; a float32 has about seven
 
 
 class Print(Action):
@@ -60,4 +59,5 @@ def _rounded(value: Any) -> Any:
         return [_rounded(item) for item in value]
     if isinstance(value, complex):
         return [_rounded(value.real), _rounded(value.imag)]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    # six significant digits: a float32 has about seven
+    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -125,10 +125,11 @@ class Prune(OnOwnParameters):
     def _method(self) -> BasePruningMethod:
         from torch.nn.utils import prune
 
-        if self.method == "l1_unstructured":
-            return prune.L1Unstructured(self.amount)
-        if self.method == "random_unstructured":
-            return prune.RandomUnstructured(self.amount)
-        if self.method == "ln_structured":
-            return prune.LnStructured(self.amount, self.n, self.dim)
-        return prune.RandomStructured(self.amount, self.dim)
+        methods: dict[str, Callable[..., BasePruningMethod]] = {
+            "l1_unstructured": prune.L1Unstructured,
+            "random_unstructured": prune.RandomUnstructured,
+            "ln_structured": prune.LnStructured,
+            "random_structured": prune.RandomStructured,
+        }
+        of_channels = {"ln_structured": (self.n, self.dim), "random_structured": (self.dim,)}
+        return methods[self.method](self.amount, *of_channels.get(self.method, ()))

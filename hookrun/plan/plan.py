@@ -121,8 +121,8 @@ class PlannedHook:
     @cached_property
     def code(self) -> dict[str, dict[str, dict[str, str]]]:
         """Names and hashes of the user's own functions; empty without any."""
-        found = {key: function.code.to_dict() for key, function in self.functions.items()}
-        return {"code": found} if found else {}
+        codes = {key: function.code.to_dict() for key, function in self.functions.items()}
+        return {"code": codes} if codes else {}
 
 
 @dataclass(frozen=True)
@@ -229,25 +229,22 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
     problems = uncompilable(plan)
     for hook in plan.hooks:
         spec, kind, when = hook.spec, hook.spec.hook_type, hook.spec.keys.when
-        if kind.phase in ("backward", "step") and kind.refused_by_graph is None:
-            problems.append(
-                Problem(
-                    spec.where,
-                    f"hook type {kind.name!r} belongs to training: an exported program computes outputs only",
-                    f"leave it out: ~{spec.where}",
-                )
-            )
-        for key in ("step", "epoch"):
-            if getattr(when, key) is not None and (kind.of_rows or kind.in_graph):
-                problems.append(
-                    Problem(
-                        f"{spec.where}.when.{key}", f"an exported program has no {key}", f"leave `{key}` out"
-                    )
-                )
-        for key in spec.action.ramps() if kind.in_graph else ():
-            problems.append(
-                Problem(f"{spec.where}.{key}", "an exported program has no step", "give a number")
-            )
+        of_training = kind.phase in ("backward", "step") and kind.refused_by_graph is None
+        what = f"hook type {kind.name!r} belongs to training: an exported program computes outputs only"
+        in_program = kind.of_rows or kind.in_graph
+        of_keys = [
+            ("", what, f"leave it out: ~{spec.where}", of_training),
+            *(
+                (f".when.{key}", f"an exported program has no {key}", f"leave `{key}` out", in_program)
+                for key in ("step", "epoch")
+                if getattr(when, key) is not None
+            ),
+            *(
+                (f".{key}", "an exported program has no step", "give a number", kind.in_graph)
+                for key in spec.action.ramps()
+            ),
+        ]
+        problems += [Problem(spec.where + key, what, hint) for key, what, hint, holds in of_keys if holds]
     return problems
 
 

@@ -105,18 +105,22 @@ def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
 def notes(plan: ResolvedPlan) -> list[str]:
     """Lines below the table: sizes of captures, modules that were not called, what was not checked, the hash."""
     of_calls = [hook.spec.name for hook in plan.hooks if hook.spec.action.of_call]
-    lines = [line for hook in plan.hooks for line in _hook_notes(hook, plan.samples, of_calls)]
-    lines += [] if plan.no_output is None else [plan.no_output]
-    codes = dict[str, Code]()
-    for hook in plan.hooks:
-        codes |= {f"{hook.spec.where}.{field}": function.code for field, function in hook.functions.items()}
-    codes |= plan.code
-    lines += [f"own Python: {where} {code.name} ({code.sha256[:12]})" for where, code in codes.items()]
-    if plan.unchecked:
-        lines.append(f"shapes unchecked: {plan.unchecked}")
-    if not plan.hooks:
-        lines.append("no hooks")
-    return [*lines, f"plan {plan.hash[:12]}"]
+    codes: dict[str, Code] = {
+        f"{hook.spec.where}.{field}": function.code
+        for hook in plan.hooks
+        for field, function in hook.functions.items()
+    }
+    return [
+        *(line for hook in plan.hooks for line in _hook_notes(hook, plan.samples, of_calls)),
+        *([] if plan.no_output is None else [plan.no_output]),
+        *(
+            f"own Python: {where} {code.name} ({code.sha256[:12]})"
+            for where, code in {**codes, **plan.code}.items()
+        ),
+        *([f"shapes unchecked: {plan.unchecked}"] if plan.unchecked else []),
+        *([] if plan.hooks else ["no hooks"]),
+        f"plan {plan.hash[:12]}",
+    ]
 
 
 def shown_name(match: Match) -> str:
@@ -128,13 +132,16 @@ def shown_name(match: Match) -> str:
 
 def _parameters(spec: HookSpec) -> str:
     keys = spec.keys
-    parts = list[str]()
-    for key in ("target", "tokens", "heads", "index"):
-        if (value := getattr(keys, key)) is not None:
-            text = str(value)
-            parts.append(f"{key}={text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + '…'}")
-    shown = spec.action.said(spec.hook_type)
-    return " ".join(parts + [f"{field}={argument(value)}" for field, value in shown.items()])
+    given = {key: str(getattr(keys, key) or "") for key in ("target", "tokens", "heads", "index")}
+    parts = [
+        *(
+            f"{key}={text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + '…'}"
+            for key, text in given.items()
+            if text
+        ),
+        *(f"{field}={argument(value)}" for field, value in spec.action.said(spec.hook_type).items()),
+    ]
+    return " ".join(parts)
 
 
 def argument(value: object) -> str:

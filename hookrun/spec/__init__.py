@@ -84,13 +84,13 @@ def read_experiment(
     if beyond := beyond_limits(config):
         raise SpecError([beyond])
     config, problems = without_boolean_keys(config)
-    problems += [_unknown_root(key) for key in config if key not in ROOT_KEYS]
     task, notes, wrong_in_task = parse_task(config.get("task", {}), tasks)
     written = config.get("hooks")
     hooks, wrong_in_hooks = parse_hooks(written if task is None else task.completed(written))
     given = {key: config[key] for key in config if key in Settings.model_fields}
     settings, wrong = parse(Settings, given | {"task": task or TaskKeys()}, "")
-    problems += [*wrong_in_task, *wrong, *wrong_in_hooks]
+    unknown = (_unknown_root(key) for key in config if key not in ROOT_KEYS)
+    problems += [*unknown, *wrong_in_task, *wrong, *wrong_in_hooks]
     if problems or settings is None:
         return None, problems
     spec = Spec(tuple(hooks) if settings.hooked else (), settings.seed)
@@ -108,9 +108,8 @@ def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
     if beyond := beyond_limits(config, "" if written is config else "hooks"):
         raise SpecError([beyond])
     whole, problems = without_boolean_keys(written)
-    problems += [_unknown_root(key) for key in whole if key not in ROOT_KEYS]
     hooks, wrong = parse_hooks(whole["hooks"])
-    problems += wrong
+    problems += [*(_unknown_root(key) for key in whole if key not in ROOT_KEYS), *wrong]
     if problems:
         raise SpecError(in_file_order(problems, written))
     return Spec(tuple(hooks), seed=seed)

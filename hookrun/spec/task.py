@@ -36,11 +36,10 @@ def parse_task(
         problems.append(
             Problem(f"{WHERE}.name", f"found {name!r}, which is not a task", nearest(str(name), tasks))
         )
-    problems += [unknown_key(WHERE, key, known) for key in given if key not in known]
     own = {key: given[key] for key in given if chosen is not None and key in chosen.model_fields}
     ignored = {key: given[key] for key in given if key in known and key not in own}
     task, wrong = (None, []) if chosen is None else parse(chosen, own, WHERE)
-    problems += wrong
+    problems += [*(unknown_key(WHERE, key, known) for key in given if key not in known), *wrong]
     for key, value in ignored.items():
         of_owners: list[list[Problem]] = [
             [
@@ -76,10 +75,9 @@ class Sampling(Section):
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
 
     def __str__(self) -> str:
-        parts = [f"temperature {self.temperature:g}"]
-        parts += [f"top_k {self.top_k}"] if self.top_k is not None else []
-        parts += [f"top_p {self.top_p:g}"] if self.top_p is not None else []
-        return ", ".join(parts)
+        top_k = "" if self.top_k is None else f"top_k {self.top_k}"
+        top_p = "" if self.top_p is None else f"top_p {self.top_p:g}"
+        return ", ".join(filter(None, [f"temperature {self.temperature:g}", top_k, top_p]))
 
 
 LOGIT_DIFFERENCE = "logit_difference"

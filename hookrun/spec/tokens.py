@@ -100,9 +100,7 @@ def _checked_range(places: TokenRange, raw: Any) -> TokenRange:
 
 def _as_mapping(raw: Any) -> Any:
     """Turn the short forms (a position, a range, a list or `all`) into a mapping."""
-    if isinstance(raw, dict | BaseModel):
-        return raw
-    return {"position": parse_positions(raw)}
+    return raw if isinstance(raw, dict | BaseModel) else {"position": parse_positions(raw)}
 
 
 def _listed(raw: Any) -> Any:

@@ -198,17 +198,18 @@ class When(Section):
         return (self.step is None or step in self.step) and (self.epoch is None or epoch in self.epoch)
 
     def __str__(self) -> str:
-        parts: list[str] = [] if self.mode == "any" else [self.mode]
-        for name in ("step", "epoch", "call", "rank"):
-            counts = getattr(self, name)
-            if counts is not None:
-                text = ",".join(map(str, sorted(counts))) if isinstance(counts, frozenset) else str(counts)
-                parts.append(f"{name} {text}")
-        if self.probability < 1:
-            parts.append(f"p={self.probability:g}")
-        if self.of_samples:
-            parts.append(self.of_samples)
-        return ", ".join(parts) or "always"
+        counts = {name: getattr(self, name) for name in ("step", "epoch", "call", "rank")}
+        parts = [
+            "" if self.mode == "any" else self.mode,
+            *(
+                f"{name} {','.join(map(str, sorted(given))) if isinstance(given, frozenset) else given}"
+                for name, given in counts.items()
+                if given is not None
+            ),
+            f"p={self.probability:g}" if self.probability < 1 else "",
+            self.of_samples,
+        ]
+        return ", ".join(filter(None, parts)) or "always"
 
 
 @dataclass(frozen=True)

@@ -204,10 +204,8 @@ def path_text(keys: tuple[Key, ...]) -> str:
     """The text of a path, as `parse_target` reads it."""
     text = ""
     for key in keys:
-        if isinstance(key, int):
-            text += f"[{key}]"
-        elif isinstance(key, str) and key.isidentifier():
+        if isinstance(key, str) and key.isidentifier():
             text += f".{key}" if text else key
         else:
-            text += f"[{key!r}]"
+            text += f"[{key if isinstance(key, int) else repr(key)}]"
     return text

@@ -77,8 +77,7 @@ def scalars(value: float) -> Mapping[dtype, Tensor]:
     """
     import torch
 
-    exact = (torch.float32, torch.float64)
-    return {dtype: torch.tensor(value, dtype=dtype, device="cpu") for dtype in exact}
+    return {dtype: torch.tensor(value, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.float64)}
 
 
 def nearest_finite(bound: float) -> Mapping[dtype, float]:
@@ -133,9 +132,8 @@ def computable(tensor: Tensor) -> Tensor:
     """The tensor as float32 if its dtype is smaller, else unchanged."""
     import torch
 
-    if tensor.dtype is torch.float32:
-        return tensor
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    is_single = tensor.dtype is torch.float32
+    return tensor if is_single else tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def in_form_of(source: Tensor, like: Tensor) -> Tensor:

@@ -40,8 +40,9 @@ class RegexSelector(Selector):
             compiled(pattern)
         except re2.error as error:
             reason = error.args[0].decode(errors="replace") if error.args else "it is too large"
-            message = f"found {shown(raw)}, which is not a regular expression of RE2: {reason}"
-            raise ValueError(message + _hint(pattern)) from error
+            raise ValueError(
+                f"found {shown(raw)}, which is not a regular expression of RE2: {reason}{_hint(pattern)}"
+            ) from error
         return cls(raw)
 
     def find(self, tree: Tree) -> list[str]:
