@@ -1,4 +1,5 @@
-"""Conditions by sample: an edit is kept in the rows of a tensor for which `when` holds, an observer sees those rows."""
+"""Conditions by sample: an edit is kept in the rows of a tensor for which `when` holds; observers and own functions see
+those rows only."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ from hookrun.values.tensors import require_whole
 
 
 def edit_of_samples(site: HookSite, condition: ValueCondition, edit: Edit) -> Edit:
-    """The edit, computed for the whole tensor and kept where the condition holds; all other rows stay as they are."""
+    """The edit, computed for the whole tensor and kept where the condition holds; all other rows stay as they are.
+
+    A user's own function gets the rows for which the condition holds: it may record what it sees, and the gradients of
+    its parameters would be NaN where a row that does not count has an infinite derivative.
+    """
     holds = _holding(site, condition)
 
     def edit_rows(x: Tensor) -> Any:
@@ -27,7 +32,18 @@ def edit_of_samples(site: HookSite, condition: ValueCondition, edit: Edit) -> Ed
         new = edit(torch.where(mask, x, x.detach()) if x.requires_grad else x)
         return None if new is None else torch.where(mask, new, x)
 
-    return edit_rows
+    def edit_chosen(x: Tensor) -> Any:
+        rows = _rows(site, holds(x))
+        if rows is None:
+            raise ValueError("`when.value`: which rows these are is not known while the model is traced")
+        if not len(rows):
+            site.found_nothing()
+            return None
+        places = rows.to(x.device)
+        new = edit(x[places])
+        return None if new is None else x.index_put((places,), new)
+
+    return edit_chosen if site.spec.action.own_functions() else edit_rows
 
 
 def observer_of_samples(site: HookSite, condition: ValueCondition, observe: Edit) -> Edit:
@@ -54,7 +70,7 @@ def _rows(site: HookSite, mask: Tensor) -> Tensor | None:
     known = readable(mask)
     if known is not None and known.shape != mask.shape:
         raise ValueError(
-            "`when.value`: torch.vmap maps over the rows, and an observer cannot choose among them"
+            "`when.value`: torch.vmap maps over the rows, and this action cannot choose among them"
         )
     return None if known is None else known.nonzero().squeeze(1).cpu()
 
