@@ -316,8 +316,7 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
 
     def act_on_part(tensor: Tensor) -> Any:
         if part.nothing_of(tensor):
-            site.found_nothing()
-            return None
+            return site.untouched(tensor)
         new = function(of(tensor))
         if new is None or observes:
             return new

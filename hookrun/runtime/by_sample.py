@@ -37,8 +37,7 @@ def edit_of_samples(site: HookSite, condition: ValueCondition, edit: Edit) -> Ed
         if rows is None:
             raise ValueError("`when.value`: which rows these are is not known while the model is traced")
         if not len(rows):
-            site.found_nothing()
-            return None
+            return site.untouched(x)
         places = rows.to(x.device)
         new = edit(x[places])
         return None if new is None else x.index_put((places,), new)

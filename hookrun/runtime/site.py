@@ -720,6 +720,17 @@ class HookSite:
             self._idle_at = self.fired
             self.idle += 1
 
+    def untouched(self, x: Tensor) -> Tensor | None:
+        """Nothing in x is for the action; None, or x with gradients of 0 for the parameters of the user's own module.
+
+        Other ranks may have something for it, and sharded gradients are reduced only if each rank has them.
+        """
+        self.found_nothing()
+        if not self._own or not torch.is_grad_enabled():
+            return None
+        nothing = torch.cat([getattr(self.module, name).flatten()[:0] for name in self._own])
+        return x + nothing.sum().to(x)
+
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Firings inside the block are not counted, except in compiled graphs."""

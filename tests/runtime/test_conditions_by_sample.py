@@ -162,6 +162,25 @@ def test_an_own_function_gets_those_rows_only() -> None:
 
 
 @pytest.mark.parametrize(
+    "part",
+    [{"when": {"value": HALF}}, {"tokens": {"position": 3, "missing": "skip"}}],
+    ids=["value", "tokens"],
+)
+def test_an_own_module_without_rows_has_gradients_of_0(part: dict[str, Any]) -> None:
+    model, x = nn.Sequential(Pass()), torch.full((2, 3, 4), 0.1).requires_grad_()
+    keys = {"hook": "forward", "action": "python", "function": Root, **part}
+    with hookrun.hooked(model, {"h": {"select": "0", **keys}}) as hooks:
+        for given in (torch.ones(2, 4, 4), x):
+            hooks.tokens(torch.zeros(given.shape[:2], dtype=torch.int64))
+            output = model(given)
+        output.sum().backward()
+        (factor,) = hooks.parameters()
+    assert factor.grad is not None and not factor.grad.any(), "sharded gradients need one on every rank"
+    assert x.grad is not None and torch.equal(x.grad, torch.ones(2, 3, 4))
+    assert len(hooks.records) == 1
+
+
+@pytest.mark.parametrize(
     "keys", [{"action": "scale", "factor": 3}, {"action": "project", "direction": [1, 0, 0, 1]}]
 )
 def test_a_graph_computes_the_same(keys: dict[str, Any]) -> None:
