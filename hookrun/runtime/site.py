@@ -35,7 +35,7 @@ from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import PendingRun, Rows, Source
 from hookrun.runtime.checkpointing import repeating, require_no_checkpoint
 from hookrun.runtime.clock import Calls, Clock, CurrentCall
-from hookrun.runtime.part import part_of
+from hookrun.runtime.part import TensorPart, part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn, kept_samples
 from hookrun.runtime.snapshot import copied
 from hookrun.trust.load import Trusted
@@ -134,6 +134,7 @@ class HookSite:
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
     passes_on: other hooks take what it sees, as it sees it
+    passed_part: the part of it that they take, also of positions that a generation computes again; None: all of it
     tokenizer: for the text of tokens; None: not known
     """
 
@@ -164,12 +165,13 @@ class HookSite:
         self._idle_at = 0
         self.target_was_none = False
         self.passes_on = False
+        self.passed_part: TensorPart | None = None
         self.let_through = False
         self.changed: Tensor | int = 0
         self.total = 0
         self.tokenizer = hook.tokenizer
         self.current = CurrentCall(path, clock, calls) if current is None else current
-        self.part = part_of(hook, path, self.current)
+        self.part = part_of(hook, path, self.current, once=action.observes)
         own_seed = action.value_of(Meaning.SEED)
         seed = seed if own_seed is None else own_seed
         self.seed = derived_seed(seed, self.hook_name, path)
