@@ -723,14 +723,17 @@ class HookSite:
             self.idle += 1
 
     def untouched(self, x: Tensor) -> Tensor | None:
-        """Nothing in x is for the action; None, or x with gradients of 0 for the parameters of the user's own module.
+        """Nothing in x is for the action; None, or x with gradients of 0 for the parameters that the hook trains.
 
         Other ranks may have something for it, and sharded gradients are reduced only if each rank has them.
         """
         self.found_nothing()
-        if not self._own or not torch.is_grad_enabled():
+        trained, action = list(self._own), self.spec.action
+        if action.trains:
+            trained.append(str(action.adds(self.hook_name)))
+        if not trained or not torch.is_grad_enabled():
             return None
-        nothing = torch.cat([getattr(self.module, name).flatten()[:0] for name in self._own])
+        nothing = torch.cat([getattr(self.module, name).flatten()[:0] for name in trained])
         return x + nothing.sum().to(x)
 
     @contextmanager

@@ -161,23 +161,29 @@ def test_an_own_function_gets_those_rows_only() -> None:
     assert hooks.fired["h", "0"] == 2
 
 
+OWN = {"action": "python", "function": Root}
+LATER = {"tokens": {"position": 3, "missing": "skip"}}
+
+
 @pytest.mark.parametrize(
-    "part",
-    [{"when": {"value": HALF}}, {"tokens": {"position": 3, "missing": "skip"}}],
-    ids=["value", "tokens"],
+    "keys",
+    [
+        {**OWN, "when": {"value": HALF}},
+        {**OWN, **LATER},
+        {"action": "add_bias", "value": [1.0] * 4, "trainable": True, **LATER},
+    ],
+    ids=["value", "tokens", "bias"],
 )
-def test_an_own_module_without_rows_has_gradients_of_0(part: dict[str, Any]) -> None:
+def test_parameters_of_a_hook_without_rows_have_gradients_of_0(keys: dict[str, Any]) -> None:
     model, x = nn.Sequential(Pass()), torch.full((2, 3, 4), 0.1).requires_grad_()
-    keys = {"hook": "forward", "action": "python", "function": Root, **part}
-    with hookrun.hooked(model, {"h": {"select": "0", **keys}}) as hooks:
+    with hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", **keys}}) as hooks:
         for given in (torch.ones(2, 4, 4), x):
             hooks.tokens(torch.zeros(given.shape[:2], dtype=torch.int64))
             output = model(given)
         output.sum().backward()
-        (factor,) = hooks.parameters()
-    assert factor.grad is not None and not factor.grad.any(), "sharded gradients need one on every rank"
-    assert x.grad is not None and torch.equal(x.grad, torch.ones(2, 3, 4))
-    assert len(hooks.records) == 1
+        (trained,) = hooks.parameters()
+    assert trained.grad is not None and not trained.grad.any(), "sharded gradients need one on every rank"
+    assert torch.equal(output, x) and x.grad is not None and torch.equal(x.grad, torch.ones(2, 3, 4))
 
 
 @pytest.mark.parametrize(
