@@ -193,6 +193,14 @@ def test_the_parameters_of_a_frozen_backbone_do_not_change(shipped) -> None:
     assert not torch.equal(frozen["fc.weight"], start["fc.weight"])
 
 
+def test_a_trained_picture_raises_the_activation_of_its_channel(shipped) -> None:
+    found = shipped("feature_visualization")
+    raised = [-line["loss"] for line in found.metrics if line["split"] == "val"]
+    assert raised[-1] > 3 * raised[0] > 0
+    picture = found.captures["seen"]["conv1"]
+    assert picture[:].shape == (30, 1, 8, 8) and not torch.equal(picture[0], picture[-1])
+
+
 def test_attributions_are_maps_over_pictures_and_colours_of_tokens(shipped) -> None:
     few = ("data.batch_size=5", "train.limit_batches=2")
     found = shipped("grad_cam", *few)

@@ -104,6 +104,7 @@ def test_a_run_directory_has_the_configuration_and_the_results(shared) -> None:
         ".hydra", "plan.json", "status.json", "metrics.jsonl", "env.json", "checkpoints",
     }  # fmt: skip
     assert found.plan["hooks"][0]["name"] == "clip_fc"
+    assert not (found.path / "tensorboard").exists(), "no logger by default"
     assert found.env["device"] == "cpu"
     assert all(not isinstance(value, dict | list) for line in found.metrics for value in line.values())
 
