@@ -18,6 +18,7 @@ from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import MadeSamples, Sample, Samples, unit_float
 from hookrun.data.source import Source, require_root, stratified_indices
 from hookrun.errors import HookrunError, listed, printable, spec_error
+from hookrun.spec.when import typed
 
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What an image file may hold, whatever its name says. For EPS Pillow would start Ghostscript, which runs programs."""
@@ -88,6 +89,7 @@ class _ClassFolders(Source):
             target=TensorInfo((), torch.int64),
             num_classes=len(classes),
             sizes={split: None if split in splits else 0 for split in SPLITS},
+            fields={"class": [*map(typed, classes)]},
         )
 
     def samples(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from hookrun.spec.when import Scalar
 
 IGNORED = -100
 """The target of positions without a target; the default `ignore_index` of torch's cross_entropy."""
@@ -21,11 +23,13 @@ Step = Callable[[Tensor], Tensor]
 class Samples(Dataset[Sample], ABC):
     """A data set of fixed order and length: sample i has the sample id i.
 
-    classes:   the name of each label; None if labels have no names
-    of_tokens: a sample is a sequence of tokens, and its target the next token at each position, or IGNORED
+    classes:     the name of each label; None if labels have no names
+    field_names: of the fields of the data's own that samples may have
+    of_tokens:   a sample is a sequence of tokens, and its target the next token at each position, or IGNORED
     """
 
     classes: Sequence[str] | None = None
+    field_names: Collection[str] = ()
     of_tokens: ClassVar[bool] = False
 
     @abstractmethod
@@ -43,6 +47,10 @@ class Samples(Dataset[Sample], ABC):
     def file(self, index: int) -> str:
         """The file of the sample below the data's root, or a row of a file; ``""`` if it is not known."""
         return ""
+
+    def fields(self, index: int) -> Mapping[str, Scalar]:
+        """The fields of the sample in the data's file; see `field_names`."""
+        return {}
 
     def spans(self, ids: Tensor) -> Mapping[str, Tensor]:
         """Of sequences of tokens: name -> [len(ids), 2] int64, the first position and the end (excluded) of a span.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import IGNORED, MadeSamples, Sample, Samples
 from hookrun.data.source import Generated
 from hookrun.data.tokenizer import Tokenizer
+from hookrun.spec.when import Scalar
 
 NO_SPAN = (-1, -1)
 """The first position and end of a span that a sample does not have."""
@@ -133,6 +135,7 @@ class TokenSamples(MadeSamples):
     sequence:   number of a sample -> the sample, not longer than the layout's length
     span_names: of the spans that samples may have
     places:     file and line of each sample; empty: they are in no file
+    fields:     the fields of each sample as a JSON object; empty: there are none
     """
 
     of_tokens: ClassVar[bool] = True
@@ -144,10 +147,16 @@ class TokenSamples(MadeSamples):
         sequence: Callable[[int], TokenSequence],
         span_names: Sequence[str] = (),
         places: Sequence[str] = (),
+        fields: Sequence[str] = (),
+        field_names: Collection[str] = (),
     ) -> None:
         super().__init__(count, partial(_padded, layout, sequence), places.__getitem__ if places else None)
         self._sequence = sequence
         self._span_names = tuple(span_names)
+        self._fields, self.field_names = fields, field_names
+
+    def fields(self, index: int) -> Mapping[str, Scalar]:
+        return dict(json.loads(self._fields[index])) if self._fields else {}
 
     def spans(self, ids: Tensor) -> Mapping[str, Tensor]:
         if not self._span_names:

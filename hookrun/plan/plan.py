@@ -279,6 +279,10 @@ def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
         yield problem(".tokens", "are determined for each call, which a graph cannot do")
     if when.rank is not None:
         yield problem(".when.rank", "is not read inside a graph")
-    for key, is_set in (("call", when.call is not None), ("probability", when.probability < 1)):
+    for key, is_set in (
+        ("call", when.call is not None),
+        ("data", when.data is not None),
+        ("probability", when.probability < 1),
+    ):
         if is_set:
             yield problem(f".when.{key}", "is evaluated at each call, but in a graph only once")

@@ -19,7 +19,7 @@ from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
 from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
 from hookrun.plan.plan import HeadCount, Match, PlannedHook, ResolvedPlan
-from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
+from hookrun.plan.texts import texts_of, tokenizer_of, unknown_fields, unknown_spans
 from hookrun.run_values import Source, read_faults, read_value
 from hookrun.run_values.runs import RunReferences, padded_otherwise, used_runs
 from hookrun.spec.hook import HookSpec, Spec
@@ -130,6 +130,16 @@ def _resolve_hook(
             problems.append(Problem(f"{spec.where}.{field}", str(error)))
     heads, unknown = _heads(spec, matches, names)
     problems += [*unknown, *unknown_spans(spec.keys.tokens, spec.where, runs.data)]
+    if (wanted := spec.keys.when.data) is not None and runs.data is not None:
+        problems += unknown_fields(wanted, f"{spec.where}.when.data", runs.data)
+    elif wanted is not None and runs.settings is None:
+        problems.append(
+            Problem(
+                f"{spec.where}.when.data",
+                "reads the data of a run, which a model in a loop of your own does not have",
+                "leave it out, or choose the rows in the loop; `when: {value: …}` needs no data",
+            )
+        )
     tokenizer, texts = None, dict[str, tuple[int, ...]]()
     if spec.keys.tokens is not None:
         lookup = tokenizer_of(names.model, runs.tokenizer)
@@ -303,12 +313,16 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
             yield Problem(f"{spec.where}.{key}", what, f"leave `{key}` out")
     lists = "flipped" in spec.action.uses
     chooses = kind.batch and not (spec.action.mixes_rows or spec.action.of_call or lists)
-    if keys.when.value is not None and not chooses:
+    if keys.when.of_samples and not chooses:
         does = "lists what it does to all of them" if lists else "computes a row from the other rows too"
         does = "acts on the whole call" if spec.action.of_call else does
         why = f"{spec.action.action_name} {does}" if kind.batch else f"{kind.name!r} sees {kind.sees}"
         hint = "leave it out, or use another action on forward, forward_pre or output_grad"
-        yield Problem(f"{spec.where}.when.value", f"chooses among the rows of a batch, and {why}", hint)
+        yield Problem(
+            f"{spec.where}.when.{'data' if keys.when.value is None else 'value'}",
+            f"chooses among the rows of a batch, and {why}",
+            hint,
+        )
     if keys.when.rank is not None and not spec.action.observes:
         yield Problem(
             f"{spec.where}.when.rank",

@@ -78,12 +78,12 @@ def function_of(site: HookSite) -> Op:
     checked = not action.observes and action.scope == "tensor"
     if checked and site.hook_type.on == "reading":
         function = _straight_through(function)
-    condition = site.spec.keys.when.value
-    checks_each = action.own_functions() or "args" in action.uses or not (part is None and condition is None)
+    by_sample = bool(site.spec.keys.when.of_samples)
+    checks_each = action.own_functions() or "args" in action.uses or part is not None or by_sample
     if site.passes_on:
         function = _passing_on(site, function)
-    if condition is not None and action.observes:
-        function = observer_of_samples(site, condition, function)
+    if by_sample and action.observes:
+        function = observer_of_samples(site, function)
     if not checked or not checks_each:
         return function if part is None else _on_part(site, function, part)
 
@@ -92,7 +92,7 @@ def function_of(site: HookSite) -> Op:
         _require_same_form(old, new)
         return new
 
-    conditional = edit if condition is None else edit_of_samples(site, condition, edit)
+    conditional = edit_of_samples(site, edit) if by_sample else edit
     return conditional if part is None else _on_part(site, conditional, part)
 
 

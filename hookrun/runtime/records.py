@@ -210,7 +210,7 @@ class Memory(RecordSink):
     def keeper(self, site: HookSite) -> Keeper:
         """A function that appends to the live list of the site's module."""
         of_hook = self.captures.setdefault(site.hook_name, {})
-        if site.spec.keys.tokens is not None or site.spec.keys.when.value is not None:
+        if site.spec.keys.tokens is not None or site.spec.keys.when.of_samples:
             return self.within_budget(site, self._keeper_of_rows(site, of_hook))
         return self.within_budget(site, KeptInMemory(of_hook.setdefault(site.path, []), append_copy))
 

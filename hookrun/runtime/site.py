@@ -217,8 +217,8 @@ class HookSite:
     def why_idle(self) -> str:
         """Why the hook did nothing here, if all of its firings found nothing."""
         if not self.target_was_none:
-            condition = self.spec.keys.when.value
-            none = "tensor for its action" if condition is None else f"sample with {condition}"
+            samples = self.spec.keys.when.of_samples
+            none = f"sample with {samples}" if samples else "tensor for its action"
             return f"fired and found no {none}"
         hint = " (model.args.attention=points gives patterns)" if lacks_points(self.module) else ""
         return f"fired and its target {self.spec.keys.target} is None{hint}"
@@ -706,7 +706,7 @@ class HookSite:
         """A function that gives captured values to the sink; under `tokens` with the sample and token of each row."""
         self._require("keep")
         keep, keys, current = self.sink.keeper(self), self.spec.keys, self.current
-        if keys.tokens is None and keys.when.value is None:
+        if keys.tokens is None and not keys.when.of_samples:
             return keep
 
         def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:

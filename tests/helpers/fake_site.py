@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from hookrun.actions import Action
 from hookrun.actions.base import HookContext
 from hookrun.actions.user_code import Recorded
-from hookrun.actions.values import InlineFunction
+from hookrun.actions.values import InlineFunction, at_step
 from hookrun.hook_types import FORWARD
 from hookrun.runtime.faults import Faulty
 from hookrun.values.tensors import check_broadcast, scalars
@@ -74,7 +74,7 @@ class FakeSite:
                 return self.bias.to(like)
 
             return trained
-        value = getattr(self.action, field)
+        value = at_step(getattr(self.action, field), 0)
         if not isinstance(value, float):
             return self.constant(field)
         exact = scalars(value)

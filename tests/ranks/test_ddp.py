@@ -125,6 +125,8 @@ def test_conditions_numbers_and_values_of_the_same_pass(
         "+hooks.few={select: fc, hook: forward, action: capture, when: {value: {of: max, above: 1.3}}}",
         "+hooks.grows={select: relu2, hook: forward, action: noise, std: {from: 0, to: 0.2, steps: [0, 4]}, "
         "when: {value: {of: mean, above: 0.05}}}",
+        "+hooks.label={select: fc, hook: forward, action: capture, when: {data: {label: [0, 1, 2, 3, 4]}}}",
+        "+hooks.odd={select: fc, hook: output_grad, action: scale, factor: 0.5, when: {data: {class: ['1', '7']}}}",
         "+hooks.source={select: conv1, hook: forward, action: capture}",
         "+hooks.patch={select: relu1, hook: forward, action: add_bias, value: {hook: source}}",
         f"data.batch_size={size}",
@@ -134,7 +136,7 @@ def test_conditions_numbers_and_values_of_the_same_pass(
     same.metrics(one, two)
     same.rows(one, two)
     every = len(one.captures["source"]["conv1"])
-    assert 0 < len(one.captures["few"]["fc"]) < every
+    assert all(0 < len(one.captures[name]["fc"]) < every for name in ("few", "label"))
 
 
 OWN = """

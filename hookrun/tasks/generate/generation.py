@@ -76,7 +76,7 @@ class Generation:
         continued = dict[int, Continuation]()
         for length in dict.fromkeys(lengths):
             rows = [row for row, each in enumerate(lengths) if each == length]
-            context.set_batch(batch if len(rows) == len(prompts) else replace(batch, ids=batch.ids[rows]))
+            context.set_batch(replace(batch, ids=batch.ids[rows], labels=batch.labels[rows]))
             seeds = [
                 derived_seed(context.settings.seed, "generation", batch.split, samples[row]) for row in rows
             ]

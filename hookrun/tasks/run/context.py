@@ -107,6 +107,7 @@ class RunContext:
         hooks = [hook.spec for hook in self.prepared.plan.hooks]
         self._may_stop = any(hook.action.value_of(Meaning.POLICY) == "stop" for hook in hooks)
         clauses = [hook.keys.tokens for hook in hooks if hook.keys.tokens is not None]
+        self._of_data = {hook.name: wanted for hook in hooks if (wanted := hook.keys.when.data) is not None}
         self._names_spans = any(tokens.spans for clause in clauses for tokens in clause.filters)
 
     @property
@@ -145,6 +146,7 @@ class RunContext:
             clock.rows = None if clock.stands_in else RowsOfRank(mine, batch.whole)
         if self._names_spans:
             self.hooks.spans = batch.spans
+        clock.holding = {name: batch.holding(wanted) for name, wanted in self._of_data.items()}
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
