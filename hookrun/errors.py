@@ -6,11 +6,13 @@ import difflib
 import re
 import reprlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
+T = TypeVar("T")
 V = TypeVar("V")
 
 
@@ -93,6 +95,44 @@ def compile_error(where: str, what: str, hint: str = "") -> CompileError:
     return CompileError([Problem(where, what, hint)])
 
 
+@dataclass
+class Mistakes:
+    """Collects mistakes, to tell them all at once.
+
+    problems:      the mistakes so far
+    unchecked:     what could not be checked because of them
+    of_hooks_only: all of them are of hooks that do not fit the model
+    """
+
+    problems: list[Problem] = field(default_factory=list, kw_only=True)
+    unchecked: list[str] = field(default_factory=list, kw_only=True)
+    of_hooks_only: bool = field(default=True, kw_only=True)
+
+    def add(self, problems: Iterable[Problem], *, of_hooks: bool = False) -> None:
+        """Add mistakes.
+
+        of_hooks: they are of hooks that do not fit the model
+        """
+        for problem in problems:
+            self.problems.append(problem)
+            self.of_hooks_only &= of_hooks
+
+    def tried(self, make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
+        """The result of `make`. If it raises SpecError or CompileError, None, and its mistakes are added."""
+        try:
+            return make(*args, **options)
+        except Refusal as error:
+            self.add(error.errors, of_hooks=isinstance(error, CompileError))
+            self.unchecked += error.notes
+            return None
+
+    def refuse(self) -> None:
+        """Raise SpecError if there are mistakes; CompileError if only hooks do not fit the model."""
+        if self.problems:
+            kind = CompileError if self.of_hooks_only else SpecError
+            raise kind(list(dict.fromkeys(self.problems)), self.unchecked)
+
+
 class HookError(HookrunError):
     """A hook's action failed while the model ran; the message names hook and module."""
 
@@ -130,7 +170,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def listed(items: Iterable[str], limit: int) -> str:
+def listed(items: Iterable[str], limit: int = 6) -> str:
     """The first `limit` items with commas, and how many more there are: ``conv1, conv2 and 7 more``."""
     known = list(items)
     beyond = len(known) - limit

@@ -36,6 +36,7 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "clamp": [{"min": -0.02, "max": 0.02}],
     "clip_norm": [{"max_norm": 0.01}],
     "fill": [{"value": 0.1}],
+    "flip_bits": [{"count": 2, "bits": [18, 20]}],
     "freeze": [{}],
     "init": [{"name": "xavier_uniform_"}],
     "linear": [{}],
@@ -171,7 +172,8 @@ def says(row: Row, column: Column) -> tuple[str, str]:
     if problems:
         what = problems[0].what
         return REFUSED, what.replace(f"{row.action} on {row.hook!r} ", "").removeprefix(f"{row.action} ")
-    lines = differences(plan, model, load_loss(settings.train.loss), trains=True) if column.ranks > 1 else []
+    loss = load_loss(settings.train.loss)
+    lines = list(differences(plan, model, loss, trains=True)) if column.ranks > 1 else []
     return (DIFFERS, lines[0].removeprefix(f"h: {row.action} ").removeprefix("h: ")) if lines else (EQUAL, "")
 
 

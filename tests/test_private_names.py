@@ -18,7 +18,8 @@ from hookrun.values import private_names
 PACKAGE = Path(private_names.__file__).parents[1]
 
 OTHERS = {
-    *("_asdict", "_exit", "_getframe", "_make", "_reconstructor", "_replace", "_run_exitfuncs", "_shutdown"),
+    *("_asdict", "_exit", "_getframe", "_make", "_option_string_actions", "_reconstructor", "_replace"),
+    *("_run_exitfuncs", "_shutdown"),
     *(
         "_logger_connector",
         "_model_mapping",

@@ -200,6 +200,17 @@ def test_nothing_is_printed_and_no_check_fails_while_checking(capsys, caplog) ->
     assert not caplog.records
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_lazy_model_is_unchecked_and_gets_its_shapes_in_the_run() -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
+    spec = {"h": {"select": "0", "hook": "forward", "action": "capture"}}
+    plan = hookrun.compile(spec, model, example=((torch.ones(2, 4),), {}))
+    assert plan.unchecked == "0.weight has no shape yet: a lazy module gets it at its first call"
+    with plan.install(model) as hooks:
+        model(torch.ones(2, 4))
+    assert hooks.captures["h"]["0"][0].shape == (2, 3)
+
+
 def test_a_model_that_cannot_run_without_data_is_unchecked_with_the_reason() -> None:
     plan = compile_one(Branching(), example=((torch.ones(1, 2),), {}), select="fc", action="capture")
     assert plan.unchecked is not None and "DataDependent" in plan.unchecked

@@ -21,6 +21,7 @@ from hookrun.actions.values import (
     OutsideValue,
     PassValue,
     Ramp,
+    RunFaults,
     RunValue,
 )
 from hookrun.errors import HookError
@@ -40,9 +41,12 @@ Edit = Callable[[Any], Any]
 RECORD_KEYS = ("hook", "module", "path", "action", "mode", "epoch", "step", "call")
 """The keys that every record begins with: which hook, where and when. The other keys are what the action recorded.
 
-Two of the other keys mean the same for every action: `ok` is the result of a check, and `spent` says that a hook's
-`max_bytes` are used up.
+Three of the other keys mean the same for every action: `ok` is the result of a check, `spent` says that a hook's
+`max_bytes` are used up, and `bit` says that the record is a fault: the bit of an element that was flipped.
 """
+
+MOST_FAULTS = 200_000
+"""The largest number of faults that a hook makes in a run, or each rank of it: each is a line of faults.jsonl."""
 
 OF_RANK = "of_rank"
 """In runs of several processes: the rank that made the record, from its own rows."""
@@ -122,8 +126,8 @@ class Action(BaseModel):
     scope:       what the built function gets at each firing: `tensor`, each floating-point tensor (or the target) by
                  itself; `value`, the whole value; `together`, all its tensors as a list (on optimizer hooks those of
                  all selected parameters), for which it returns a list; `module`, the module
-    uses:        the members `args`, `generator`, `drawn` and `keep` of the site that it uses; for random numbers by
-                 `drawn` alone a row gets the same ones with several ranks as with one
+    uses:        the members `args`, `generator`, `drawn`, `flipped` and `keep` of the site that it uses; for random
+                 numbers by `drawn` or `flipped` a row gets the same ones with several ranks as with one
     freezes:     its modules' parameters require no gradient afterwards
     skips:       its module's forward is not called
     stops:       nothing after its module is computed
@@ -179,7 +183,7 @@ class Action(BaseModel):
     @property
     def draws(self) -> bool:
         """Whether it draws random numbers."""
-        return "drawn" in self.uses or "generator" in self.uses
+        return not {"drawn", "generator", "flipped"}.isdisjoint(self.uses)
 
     @property
     def trains(self) -> bool:
@@ -207,9 +211,11 @@ class Action(BaseModel):
         """On optimizer hooks: the parameters of which this is equal are `together`; by default all."""
         return ""
 
-    def outside_values(self) -> dict[str, FileValue | RunValue | PassValue | InlineTensor | InlineFunction]:
-        """The fields whose tensors come from files, runs or other hooks, or were passed as Python objects."""
-        kinds = FileValue | RunValue | PassValue | InlineTensor | InlineFunction
+    def outside_values(
+        self,
+    ) -> dict[str, FileValue | RunValue | RunFaults | PassValue | InlineTensor | InlineFunction]:
+        """The fields whose values come from files, runs or other hooks, or were passed as Python objects."""
+        kinds = FileValue | RunValue | RunFaults | PassValue | InlineTensor | InlineFunction
         functions = self.own_functions()
         return {field: value for field, value in self if isinstance(value, kinds) and field not in functions}
 
@@ -252,8 +258,8 @@ class HookSite(Protocol):
     seed:   for the hook at this module; the same in every run of the experiment
     reads_arguments: on `forward` and `forward_pre` it needs the arguments of the module call; `build` may set it
 
-    Of what follows, `args`, `generator`, `drawn` and `keep` are for actions that name them in `uses`; for others they
-    raise HookError.
+    Of what follows, `args`, `generator`, `drawn`, `flipped` and `keep` are for actions that name them in `uses`; for
+    others they raise HookError.
     """
 
     hook_name: str
@@ -303,6 +309,12 @@ class HookSite(Protocol):
         seed: None: derived from the experiment's seed, for the hook
         """
 
+    def keep_zero(self, parameter: str, choose: Callable[[Tensor], Tensor]) -> None:
+        """On `apply`: set elements of a parameter of the module to 0, and keep them there until the hooks are removed.
+
+        choose: a function of the mask that earlier hooks have left, bool, False where an element stays 0 -> the new one
+        """
+
     def register_state(self, own: Any) -> None:
         """Register an object that the action keeps between firings: its `state_dict` goes into resumable states."""
 
@@ -317,6 +329,20 @@ class HookSite(Protocol):
         """A tensor like `like`, which `fill` fills in place with the generator of this draw.
 
         If several ranks share the batch, the numbers for a row are the same for any number of ranks.
+        """
+
+    def flipped(
+        self, x: Tensor, bits: Sequence[int], draw: Callable[[int, Any], Any], *, by_sample: bool
+    ) -> Tensor:
+        """A copy of x with flipped bits, whose flips are recorded: drawn ones, or those that the field `faults` names.
+
+        The action is given the whole tensor, also if the hook selects a part of it.
+
+        bits: those of an element that may be flipped
+        draw: (size, NumPy generator) -> an array of different numbers below `size`, which is how many bits there are in
+              the whole batch, also with several ranks, or `by_sample` in each sample
+
+        ValueError for a tensor without data, and where a listed flip does not fit.
         """
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:

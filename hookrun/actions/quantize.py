@@ -74,15 +74,17 @@ class Quantize(Action):
                 return x.clone()
             view, over = self._shared(x, site)
             wide = computable(view)
-            low, high = self._range(wide.detach().nan_to_num(0.0, 0.0, 0.0), over)
+            seen = wide.detach()
+            low, high = self._range(seen.nan_to_num(0.0, 0.0, 0.0), over)
             width = 2 * torch.maximum(-low, high) if self.symmetric else high - low
             scale = (width / (size - 1)).float().clamp(limits.tiny, limits.max)
             zero = 0 if self.symmetric else (low_end - (low / scale).round()).clamp(low_end, high_end)
-            steps = (wide.detach() * scale.reciprocal()).round_() + zero
-            new: Tensor = (steps.clamp(low_end, high_end) - zero) * scale
-            if torch.is_grad_enabled():
-                inside = wide.where((steps >= low_end) & (steps <= high_end), 0.0)
-                new = new + (inside - inside.detach())  # adds 0, with the gradient of x
+            steps = (seen * scale.reciprocal()).round_().add_(zero)
+            new: Tensor = steps.clamp(low_end, high_end)
+            inside = wide.where(new == steps, 0.0) if torch.is_grad_enabled() else None
+            new.sub_(zero).mul_(scale)
+            if inside is not None:
+                new = (inside - inside.detach()).add_(new)  # 0, with the gradient of x
             return new.reshape(x.shape).to(x.dtype)
 
         return quantize

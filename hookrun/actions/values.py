@@ -347,6 +347,21 @@ class PassValue(BaseModel):
         return f"{self.hook} at {'its module' if self.module is None else self.module or '(root)'} in this forward"
 
 
+class RunFaults(BaseModel):
+    """The faults that another run has listed.
+
+    run: directory of the run, the name of one of the experiment's `needs`, or `previous`
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    per_sample: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    run: str
+
+    def __str__(self) -> str:
+        return f"those of {self.run}"
+
+
 _MAPPINGS: Mapping[str, type[BaseModel]] = {
     "from": Ramp,
     "run": RunValue,

@@ -250,8 +250,10 @@ def _wrong_key(override: Override, cfg: DictConfig, asked: Composition) -> Probl
             return _not_a_name(override, options(asked.repository, key))
         inside = str(error.full_key or "")  # `key={…}` with an unknown key in the braces
         key = inside if inside.startswith(f"{key}.") else key
-        to_add = f"; to add it: +{override.input_line}" if key.startswith(_OPEN) else ""
-        return Problem(key, _NO_KEY, _near(key, cfg) + to_add)
+        near, to_add = _near(key, cfg), f"to add it: +{override.input_line}"
+        if _is_key_of_hook(key, cfg):
+            return Problem(key, _NO_KEY, to_add)
+        return Problem(key, _NO_KEY, f"{near}; {to_add}" if key.startswith(_OPEN) else near)
     except OmegaConfBaseException as error:
         if isinstance(value, list) and OmegaConf.is_dict(OmegaConf.select(cfg, key)):
             one = "a sweep has one: objective=val/accuracy"
@@ -287,6 +289,20 @@ def _below_a_leaf(override: Override, leaf: str, value: Any) -> str:
         whole = shlex.quote(f"{leaf}={{{below}: {override.get_value_string()}}}")
         hint += f"; set it with all the keys that it needs: {whole}"
     return hint
+
+
+def _is_key_of_hook(key: str, cfg: DictConfig) -> bool:
+    """Whether it is a key that a hook of the configuration may have, by its hook type and action."""
+    section, name, own = [*key.split(".", 2), "", ""][:3]
+    body: Any = OmegaConf.select(cfg, f"hooks.{name}") if section == "hooks" else None
+    if not OmegaConf.is_dict(body):
+        return False
+    from hookrun.actions import actions
+    from hookrun.spec.hook import hook_keys
+
+    action = actions().get(str(body.get("action")))
+    fields = action.model_fields if action is not None else {}
+    return own.partition(".")[0] in {*hook_keys(body.get("hook")), *fields}
 
 
 def _near(key: str, cfg: DictConfig) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookrun.config.validation import parse
-from hookrun.data.info import DataInfo, InputsInfo, Split, TensorInfo
+from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.transforms import RANDOM, Transform, after_transforms, parse_transforms
-from hookrun.errors import Problem, SpecError, nearest, spec_error
+from hookrun.errors import Mistakes, Problem, SpecError, nearest, spec_error
 from hookrun.spec.experiment import Data
 
 if TYPE_CHECKING:
@@ -54,29 +54,27 @@ def describe(config: Data, split: Split = "train") -> DataInfo:
     Raises SpecError with every mistake in the section: names, arguments, transforms, missing files.
     """
     source, transforms, problems = _parse(config)
+    mistakes = Mistakes()
+    mistakes.add(problems)
     if getattr(source, "padding", None) == "none" and config.batch_size > 1:  # of sequences of tokens
         what = f"none leaves samples as long as they are, and a batch of {config.batch_size} needs one length"
-        problems.append(
-            Problem("data.args.padding", what, "add data.batch_size=1, or pad them: left or right")
-        )
-    info: DataInfo | None = None
-    if source is not None:
-        try:
-            with _report_unreadable():
-                info = source.inspect(_root(config), split)
-        except SpecError as error:
-            problems += error.errors
-    if problems or info is None:
-        raise SpecError(problems)
-    inputs: dict[str, InputsInfo] = {}
+        hint = "add data.batch_size=1, or pad them: left or right"
+        mistakes.add([Problem("data.args.padding", what, hint)])
+    info = None if source is None else mistakes.tried(_inspect, source, config, split)
+    mistakes.refuse()
+    assert info is not None  # else there is a mistake
+    described = info
     for key, steps in transforms.items():  # those of the other split have to fit too
-        try:
-            inputs[key] = after_transforms(steps, info.inputs, f"data.{key}")
-        except SpecError as error:
-            problems += error.errors
-    if problems:
-        raise SpecError(problems)
-    return replace(info, inputs=inputs[_transforms_key(config, split)])
+        inputs = mistakes.tried(after_transforms, steps, info.inputs, f"data.{key}")
+        if inputs is not None and key == _transforms_key(config, split):
+            described = replace(info, inputs=inputs)
+    mistakes.refuse()
+    return described
+
+
+def _inspect(source: Source, config: Data, split: Split) -> DataInfo:
+    with _report_unreadable():
+        return source.inspect(_root(config), split)
 
 
 def load(config: Data, split: Split, *, seed: int) -> Samples:

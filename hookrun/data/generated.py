@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from hookrun.data.info import DataInfo, Split, TensorInfo
-from hookrun.data.samples import IGNORED, Sample, Samples
+from hookrun.data.samples import IGNORED, MadeSamples, Sample, Samples
 from hookrun.data.source import Generated, Source, part_of, val_count
 from hookrun.data.tokenizer import Words
 from hookrun.data.tokens import (
@@ -214,21 +214,9 @@ class FakeImages(Generated):
         )
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
-        self.size(split)
-        return _DrawnImages(self, split, seed)
+        return MadeSamples(self.size(split), partial(self._drawn, split, seed))
 
-
-class _DrawnImages(Samples):
-    def __init__(self, drawn: FakeImages, split: Split, seed: int) -> None:
-        self._drawn = drawn
-        self._split = split
-        self._seed = seed
-
-    def __len__(self) -> int:
-        return self._drawn.size(self._split)
-
-    def __getitem__(self, index: int) -> Sample:
-        number = range(len(self))[index]  # as in a list: negative counts from the end, past it IndexError
-        generator = self._drawn.generator(self._split, self._seed, number)
-        image = torch.rand(tuple(self._drawn.shape), generator=generator)
-        return image, torch.randint(self._drawn.num_classes, (), generator=generator)
+    def _drawn(self, split: Split, seed: int, number: int) -> Sample:
+        generator = self.generator(split, seed, number)
+        image = torch.rand(tuple(self.shape), generator=generator)
+        return image, torch.randint(self.num_classes, (), generator=generator)

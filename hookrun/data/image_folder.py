@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,11 +15,11 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, is_image_file
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
-from hookrun.data.samples import Sample, Samples, unit_float
+from hookrun.data.samples import MadeSamples, Sample, Samples, unit_float
 from hookrun.data.source import Source, require_root, stratified_indices
 from hookrun.errors import HookrunError, listed, printable, spec_error
+from hookrun.spec.when import typed
 
-_SHOWN = 6  # folders in an error, before "and 3 more"
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What an image file may hold, whatever its name says. For EPS Pillow would start Ghostscript, which runs programs."""
 
@@ -42,7 +43,7 @@ class _ClassFolders(Source):
         root = require_root(self.name, root, self.hint)
         folders = {part: root / part for part in SPLITS if (root / part).is_dir()}
         if split not in folders:
-            beside = listed(_folders_in(root), _SHOWN) or "no folder"
+            beside = listed(_folders_in(root)) or "no folder"
             raise spec_error(
                 "data.root",
                 f"the data set '{self.name}' has no folder {root / split}; beside it there is {beside}",
@@ -50,7 +51,7 @@ class _ClassFolders(Source):
             )
         classes = {part: self.classes_in(folder) for part, folder in folders.items()}
         if len(set(classes.values())) > 1:
-            odd = listed(sorted(set(classes["train"]) ^ set(classes["val"])), _SHOWN)
+            odd = listed(sorted(set(classes["train"]) ^ set(classes["val"])))
             raise spec_error(
                 "data.root",
                 f"train and val in {root} differ in their class folders, hence in their labels: {odd}",
@@ -72,10 +73,14 @@ class _ClassFolders(Source):
 
         splits: those that have images
         """
-        if empty := [name for name in classes if not _has_image(folder / name)]:
+        if empty := [
+            name
+            for name in classes
+            if not _holds_image(folder / name) and next(_images_below(folder / name), None) is None
+        ]:
             raise spec_error(
                 "data.root",
-                f"{folder}: there are no images in {listed(empty, _SHOWN)}",
+                f"{folder}: there are no images in {listed(empty)}",
                 f"give each class an image ({' '.join(IMG_EXTENSIONS)}), or remove its folder",
             )
         return DataInfo(
@@ -84,6 +89,15 @@ class _ClassFolders(Source):
             target=TensorInfo((), torch.int64),
             num_classes=len(classes),
             sizes={split: None if split in splits else 0 for split in SPLITS},
+            fields={"class": [*map(typed, classes)]},
+        )
+
+    def samples(
+        self, images: Sequence[tuple[str, int | None]], root: Path, classes: Sequence[str] | None
+    ) -> Samples:
+        """The images with their labels, decoded when they are read."""
+        return MadeSamples(
+            len(images), partial(_read, images, self.max_pixels), partial(_place, images, root), classes
         )
 
     def labelled(self, folder: Path, classes: Sequence[str]) -> list[tuple[str, int]]:
@@ -135,13 +149,13 @@ class ImageFolder(_ClassFolders):
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         self.inspect(root, split)
         if root is not None and (alone := _images_alone(root)):
-            return _Images([(path, None) for path in alone], root, None, self.max_pixels)
+            return self.samples([(path, None) for path in alone], root, None)
         folder, classes, _ = self.layout(root, split)
         images = self.labelled(folder, classes)
         if folder == root:
             train, val = stratified_indices([label for _, label in images], self.val_fraction)
             images = [images[number] for number in (train if split == "train" else val)]
-        return _Images(images, root or folder, classes, self.max_pixels)
+        return self.samples(images, root or folder, classes)
 
 
 class ImageNet(_ClassFolders):
@@ -170,57 +184,42 @@ class ImageNet(_ClassFolders):
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         self.inspect(root, split)
         folder, classes, _ = self.layout(root, split)
-        return _Images(self.labelled(folder, classes), root or folder, classes, self.max_pixels)
+        return self.samples(self.labelled(folder, classes), root or folder, classes)
 
 
-class _Images(Samples):
-    """Image files with their labels, or None, decoded when they are read."""
+def _read(images: Sequence[tuple[str, int | None]], max_pixels: int, number: int) -> Sample:
+    """The decoded image with its label, if it has one. HookrunError for a file that is too large or damaged."""
+    path, label = images[number]
+    try:
+        pixels = _decoded(path, max_pixels)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise HookrunError(
+            f"{printable(path)} is larger than data.args.max_pixels, {max_pixels:,}: {error}\n"
+            "    make it smaller, or raise data.args.max_pixels"
+        ) from error
+    except Exception as error:  # of a damaged file; Pillow's message does not name it
+        raise HookrunError(
+            f"{printable(path)} cannot be read as an image: {printable(str(error))}"
+        ) from error
+    return unit_float(pixels), torch.empty(0) if label is None else torch.tensor(label)
 
-    def __init__(
-        self,
-        images: Sequence[tuple[str, int | None]],
-        root: Path,
-        classes: Sequence[str] | None,
-        max_pixels: int,
-    ) -> None:
-        self._images = images
-        self._root = root
-        self.classes = classes
-        self._max_pixels = max_pixels
 
-    def __len__(self) -> int:
-        return len(self._images)
+def _decoded(path: str, max_pixels: int) -> torch.Tensor:
+    """The pixels [3, H, W] uint8. Raises what Pillow does, and DecompressionBombError beyond max_pixels."""
+    if not os.path.isfile(path):
+        raise OSError("it is not a file")  # opening a pipe would wait for its writer
+    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow's own limit, which is for the whole process
+    with Image.open(path, formats=_FORMATS) as image:
+        if image.width * image.height > max_pixels:
+            raise Image.DecompressionBombError(f"it has {image.width:,} x {image.height:,} pixels")
+        pixels: torch.Tensor = pil_to_tensor(image.convert("RGB"))
+        return pixels
 
-    def __getitem__(self, index: int) -> Sample:
-        path, label = self._images[index]
-        try:
-            pixels = self._decoded(path)
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise HookrunError(
-                f"{printable(path)} is larger than data.args.max_pixels, {self._max_pixels:,}: {error}\n"
-                "    make it smaller, or raise data.args.max_pixels"
-            ) from error
-        except Exception as error:  # of a damaged file; Pillow's message does not name it
-            raise HookrunError(
-                f"{printable(path)} cannot be read as an image: {printable(str(error))}"
-            ) from error
-        return unit_float(pixels), torch.empty(0) if label is None else torch.tensor(label)
 
-    def _decoded(self, path: str) -> torch.Tensor:
-        """The pixels [3, H, W] uint8. Raises what Pillow does, and DecompressionBombError beyond max_pixels."""
-        if not os.path.isfile(path):
-            raise OSError("it is not a file")  # opening a pipe would wait for its writer
-        if Image.MAX_IMAGE_PIXELS is not None and self._max_pixels > Image.MAX_IMAGE_PIXELS:
-            Image.MAX_IMAGE_PIXELS = self._max_pixels  # Pillow's own limit, which is for the whole process
-        with Image.open(path, formats=_FORMATS) as image:
-            if image.width * image.height > self._max_pixels:
-                raise Image.DecompressionBombError(f"it has {image.width:,} x {image.height:,} pixels")
-            pixels: torch.Tensor = pil_to_tensor(image.convert("RGB"))
-            return pixels
-
-    def file(self, index: int) -> str:
-        """The path below the data's root."""
-        return os.path.relpath(self._images[index][0], self._root)
+def _place(images: Sequence[tuple[str, int | None]], root: Path, number: int) -> str:
+    """The path of an image below the data's root."""
+    return os.path.relpath(images[number][0], root)
 
 
 def _images_alone(root: Path) -> list[str]:
@@ -238,10 +237,6 @@ def _folders_in(folder: Path | str) -> list[str]:
             for each in entries
             if (os.path.isdir(each.path) if each.is_symlink() else each.is_dir())
         )
-
-
-def _has_image(folder: Path) -> bool:
-    return _holds_image(folder) or next(_images_below(folder), None) is not None
 
 
 def _images_below(folder: Path) -> Iterator[str]:

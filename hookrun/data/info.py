@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from hookrun.errors import spec_error
+from hookrun.spec.when import Scalar, typed
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +56,7 @@ class DataInfo:
     tokenizer:   for samples of tokens, whose targets are the next tokens; None for other samples
     spans:       names of the spans that samples of tokens may have
     has_wrong:   whether samples of tokens have a right and a wrong answer
+    fields:      name -> the values, as `typed` has them, in a field of the data's own; None: not all are known
     """
 
     name: str
@@ -65,6 +67,20 @@ class DataInfo:
     tokenizer: Tokenizer | None = None
     spans: tuple[str, ...] = ()
     has_wrong: bool = False
+    fields: Mapping[str, Collection[tuple[bool, Scalar]] | None] = field(default_factory=dict)
+
+    @property
+    def known_fields(self) -> dict[str, Collection[tuple[bool, Scalar]] | None]:
+        """Name -> values of every field of a sample: where it comes from, its label, and the data's own fields."""
+        known: dict[str, Collection[tuple[bool, Scalar]] | None] = {
+            "sample": None,
+            "file": None,
+            "split": [typed(split) for split, size in self.sizes.items() if size != 0],
+        }
+        if self.target is not None and not self.target.shape and not self.target.dtype.is_floating_point:
+            count = self.num_classes
+            known |= {"class": None, "label": None if count is None else [*map(typed, range(count))]}
+        return {**known, **self.fields}
 
     @property
     def vocab_size(self) -> int | None:

@@ -11,14 +11,13 @@ from typing import Any
 from pydantic import Field
 
 from hookrun.data.info import SPLITS, Split
-from hookrun.data.source import part_of
+from hookrun.data.source import Stamp, checked_file, part_of
 from hookrun.data.text_files import (
     FileSample,
     FileTokens,
     Parts,
-    Stamp,
-    checked_file,
     encode,
+    own_fields,
     padded_length,
     records,
     require_few_tokens,
@@ -102,7 +101,7 @@ def _prompts(args: str, path: Path, stamp: Stamp, tokenizer: Tokenizer) -> list[
     """Every prompt of a file. args: the arguments of `Prompts` in JSON, which can be a key of the cache."""
     keys = Prompts.model_validate_json(args)
     fields = dict[str, str]()
-    prompts, names, count = list[FileSample](), set[str](), 0
+    prompts, names, field_names, count = list[FileSample](), set[str](), set[str](), 0
     for number, record in records(path, FILE):
         if not prompts:  # fields with our own names may be missing
             named = {"answer": keys.answer, "wrong": keys.wrong}
@@ -111,7 +110,9 @@ def _prompts(args: str, path: Path, stamp: Stamp, tokenizer: Tokenizer) -> list[
                 for key, name in named.items()
                 if name is not None and (name in record or name != key)
             }
-        prompt = _prompt(keys, fields, record, number, path, tokenizer)
+        prompt = _prompt(
+            keys, fields, record, number, path, tokenizer, own_fields(record, keys.prompt, field_names)
+        )
         names.update(prompt.spans)
         if len(names) > _MOST_SPANS:
             raise spec_error(
@@ -131,8 +132,13 @@ def _prompt(
     number: int,
     path: Path,
     tokenizer: Tokenizer,
+    own: str,
 ) -> FileSample:
-    """The prompt of one line. Raises SpecError. fields: `answer` and `wrong` -> the name of the field, if it is read"""
+    """The prompt of one line. Raises SpecError.
+
+    fields: `answer` and `wrong` -> the name of the field, if it is read
+    own:    the fields that the sample keeps, in JSON
+    """
     at = f"{path} line {number}"
     text = text_field(record, keys.prompt, at, "data.args.prompt")
     spans = record.get(keys.spans) if isinstance(keys.spans, str) else keys.spans
@@ -171,7 +177,12 @@ def _prompt(
         name: _positions(name, span, text, encoded, at) for name, span in spans.items() if span is not None
     }
     return FileSample(
-        f"{path.name}:{number}", array("i", list(encoded.ids)), answers["answer"], answers["wrong"], places
+        f"{path.name}:{number}",
+        array("i", list(encoded.ids)),
+        answers["answer"],
+        answers["wrong"],
+        places,
+        own,
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from hookrun.spec.when import Scalar
 
 IGNORED = -100
 """The target of positions without a target; the default `ignore_index` of torch's cross_entropy."""
@@ -21,11 +23,13 @@ Step = Callable[[Tensor], Tensor]
 class Samples(Dataset[Sample], ABC):
     """A data set of fixed order and length: sample i has the sample id i.
 
-    classes:   the name of each label; None if labels have no names
-    of_tokens: a sample is a sequence of tokens, and its target the next token at each position, or IGNORED
+    classes:     the name of each label; None if labels have no names
+    field_names: of the fields of the data's own that samples may have
+    of_tokens:   a sample is a sequence of tokens, and its target the next token at each position, or IGNORED
     """
 
     classes: Sequence[str] | None = None
+    field_names: Collection[str] = ()
     of_tokens: ClassVar[bool] = False
 
     @abstractmethod
@@ -44,6 +48,10 @@ class Samples(Dataset[Sample], ABC):
         """The file of the sample below the data's root, or a row of a file; ``""`` if it is not known."""
         return ""
 
+    def fields(self, index: int) -> Mapping[str, Scalar]:
+        """The fields of the sample in the data's file; see `field_names`."""
+        return {}
+
     def spans(self, ids: Tensor) -> Mapping[str, Tensor]:
         """Of sequences of tokens: name -> [len(ids), 2] int64, the first position and the end (excluded) of a span.
 
@@ -59,6 +67,34 @@ class Samples(Dataset[Sample], ABC):
         """The name of a label, or its number if it has no name."""
         known = self.classes or ()
         return known[label] if 0 <= label < len(known) else str(label)
+
+
+class MadeSamples(Samples):
+    """Samples that a function makes from their numbers, each time that they are read.
+
+    count: the number of samples
+    make:  number -> the sample
+    place: number -> its file, or a row of a file; None: it is not known
+    """
+
+    def __init__(
+        self,
+        count: int,
+        make: Callable[[int], Sample],
+        place: Callable[[int], str] | None = None,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        self._count, self._make, self._place = count, make, place
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._make(range(self._count)[index])  # negative counts from the end, past it IndexError
+
+    def file(self, index: int) -> str:
+        return "" if self._place is None else self._place(index)
 
 
 class TensorSamples(Samples):

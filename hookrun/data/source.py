@@ -15,7 +15,7 @@ from pydantic import Field
 from hookrun.config.validation import Args
 from hookrun.data.info import DataInfo, Split
 from hookrun.data.samples import Samples
-from hookrun.errors import spec_error
+from hookrun.errors import nearest, spec_error
 
 
 class Source(Args):
@@ -45,6 +45,46 @@ def require_root(name: str, root: Path | None, hint: str) -> Path:
     if not root.is_dir():
         raise spec_error("data.root", f"the data set '{name}' needs the folder {root}: not found", hint)
     return root
+
+
+MOST_FILE = 2**28
+"""Bytes of a file of text."""
+
+Stamp = tuple[int, int, int]
+"""Inode, size and time of a file, which change with its content."""
+
+
+def checked_file(
+    name: str | None, root: Path | None, where: str, suffixes: tuple[str, ...], most: int = MOST_FILE
+) -> tuple[Path, Stamp]:
+    """The path and the stamp of a file that can be read; a relative path starts at the root or the working directory.
+
+    most: the bytes that it may have
+
+    Raises SpecError, at the key `where`, for a file that cannot be read.
+    """
+    if not name:
+        raise spec_error(where, "is missing: no file is named", f"set {where}=FILE")
+    path = (root or Path.cwd()) / Path(name).expanduser()
+    if path.suffix not in suffixes:
+        raise spec_error(where, f"{path} does not end in {' or '.join(suffixes)}", "give such a file")
+    if not path.is_file():
+        what = f"there is no file {path}"
+        if path.parent.is_dir():
+            what += f"; beside it {nearest(path.name, [each.name for each in path.parent.iterdir()])}"
+        raise spec_error(
+            where,
+            what,
+            "correct the path; a relative one starts at data.root, or where none is set at the working directory",
+        )
+    stat = path.stat()
+    if stat.st_size > most:
+        raise spec_error(
+            where,
+            f"{path} has {stat.st_size / 2**20:,.0f} MiB, and at most {most / 2**20:,.0f} are read",
+            "split it, or give a part of it",
+        )
+    return path, (stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 # NumPy's policy (NEP 19) fixes RandomState's stream, so the parts never change. They must not follow the

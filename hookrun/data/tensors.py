@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Literal
@@ -18,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
-from hookrun.data.samples import Sample, Samples
-from hookrun.data.source import Source, part_of, val_count
-from hookrun.errors import Problem, SpecError, nearest, spec_error
+from hookrun.data.samples import MadeSamples, Sample, Samples
+from hookrun.data.source import Source, checked_file, part_of, val_count
+from hookrun.errors import Mistakes, Problem, SpecError, nearest, spec_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,17 @@ class Tensors(Source):
         file = self._files(root)[key]
         tensors = read_tensors(file.path, f"data.args.{key}", file.row)
         rows = part_of(file.count, self.val_fraction, split) if self.file else range(file.count)
-        return _FileSamples(tensors, self, file.path.name, rows)
+        place = partial(_place, file.path.name, rows)
+        return MadeSamples(len(rows), partial(self._sample, tensors, rows), place)
+
+    def _sample(self, tensors: Mapping[str, Tensor], rows: Sequence[int], number: int) -> Sample:
+        """A row, converted when it is read: the file may be larger than memory."""
+        row = {name: tensor[rows[number]] for name, tensor in tensors.items()}
+        inputs = {name: row[name].to(self.converted(row[name].dtype)) for name in self.inputs}
+        target = torch.empty(0)
+        if self.target:
+            target = row[self.target].to(self.converted(row[self.target].dtype, target=True))
+        return inputs[self.input] if isinstance(self.input, str) else inputs, target
 
     def _no_rows(self, files: Mapping[str, _File], split: Split) -> Problem:
         key = "file" if self.file else f"{split}_file"
@@ -120,17 +131,14 @@ class Tensors(Source):
     def _files(self, root: Path | None) -> dict[str, _File]:
         """Every file given, by the argument that names it. Raises SpecError with every mistake in them."""
         files: dict[str, _File] = {}
-        problems: list[Problem] = []
+        mistakes = Mistakes()
         for key in ("file", "train_file", "val_file"):
             name = getattr(self, key)
             if name is not None:
-                try:
-                    path = (root or Path.cwd()) / Path(name).expanduser()
-                    files[key] = _inspect_file(path, f"data.args.{key}", self)
-                except SpecError as error:
-                    problems += error.errors
-        if problems:
-            raise SpecError(problems)
+                file = mistakes.tried(_inspect_file, name, root, f"data.args.{key}", self)
+                if file is not None:
+                    files[key] = file
+        mistakes.refuse()
         if len({tuple(file.row.items()) for file in files.values()}) > 1:
             rows = ", but ".join(f"{_shown(file.row)} in {file.path}" for file in files.values())
             raise spec_error(
@@ -141,36 +149,14 @@ class Tensors(Source):
         return files
 
 
-class _FileSamples(Samples):
-    """Rows of the tensors of one file, converted when they are read: the file may be larger than memory."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], args: Tensors, name: str, rows: Sequence[int]) -> None:
-        self._tensors = tensors
-        self._name = name
-        self._args = args
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Sample:
-        row = self._rows[index]
-        args = self._args
-        inputs = {name: self._converted(name, row) for name in args.inputs}
-        target = self._converted(args.target, row, target=True) if args.target else torch.empty(0)
-        return inputs[args.input] if isinstance(args.input, str) else inputs, target
-
-    def file(self, index: int) -> str:
-        """The file's name and the number of the row in it: ``features.safetensors[17]``."""
-        return f"{self._name}[{self._rows[index]}]"
-
-    def _converted(self, name: str, row: int, *, target: bool = False) -> Tensor:
-        tensor = self._tensors[name][row]
-        return tensor.to(self._args.converted(tensor.dtype, target=target))
+def _place(name: str, rows: Sequence[int], number: int) -> str:
+    """The file's name and the number of the row in it: ``features.safetensors[17]``."""
+    return f"{name}[{rows[number]}]"
 
 
-def _inspect_file(path: Path, where: str, args: Tensors) -> _File:
+def _inspect_file(name: str, root: Path | None, where: str, args: Tensors) -> _File:
     """The header of one file. Raises SpecError for tensors that are missing, unusable or of different lengths."""
+    path, _ = checked_file(name, root, where, SUFFIXES, _MOST_FILE)
     wanted = {name: "data.args.input" for name in args.inputs}
     if args.target:
         wanted[args.target] = "data.args.target"
@@ -204,6 +190,8 @@ def _shown(tensors: Mapping[str, TensorInfo]) -> str:
 
 
 SUFFIXES = (".safetensors", ".npz")
+_MOST_FILE = 2**60
+"""Bytes: tensors may be larger than memory."""
 
 _DTYPES = {
     "F64": torch.float64,
@@ -229,20 +217,8 @@ _MOST_HEADER = 2**16
 def read_header(path: Path, where: str, wanted: Collection[str] | None = None) -> Header:
     """Every tensor in the file with its full shape, or those in `wanted`; None for one of an unsupported type.
 
-    Raises SpecError, at the key `where`, for a missing, unknown or broken file.
+    Raises SpecError, at the key `where`, for a broken file.
     """
-    if path.suffix not in SUFFIXES:
-        raise spec_error(
-            where,
-            f"{path} is neither a safetensors nor an npz file",
-            f"give a file that ends in {' or '.join(SUFFIXES)}",
-        )
-    if not path.is_file():
-        raise spec_error(
-            where,
-            f"there is no file {path}",
-            "correct the path; a relative one starts at data.root, or where none is set at the working directory",
-        )
     with _report_damage(path, where):
         return (_npz_header if path.suffix == ".npz" else _safetensors_header)(path, wanted)
 

@@ -10,15 +10,14 @@ from pathlib import Path
 from pydantic import Field
 
 from hookrun.data.info import SPLITS, Split
-from hookrun.data.source import part_of
+from hookrun.data.source import Stamp, checked_file, part_of
 from hookrun.data.text_files import (
     FileSample,
     FileTokens,
     Parts,
-    Stamp,
-    checked_file,
     encode,
     lines,
+    own_fields,
     padded_length,
     records,
     require_few_tokens,
@@ -90,17 +89,21 @@ def _samples(text: Text, path: Path, stamp: Stamp, where: str, tokenizer: Tokeni
         samples = list(_blocks(documents, path, text.length or _BLOCK))
     else:
         samples = [
-            FileSample(f"{path.name}:{number}", ids[: text.length]) for number, ids in documents if ids
+            FileSample(f"{path.name}:{number}", ids[: text.length], fields=fields)
+            for number, ids, fields in documents
+            if ids
         ]
     if not samples:
         raise spec_error(where, f"{path} holds no text", "give a file that does")
     return samples
 
 
-def _blocks(documents: Iterable[tuple[int, array[int]]], path: Path, length: int) -> Iterator[FileSample]:
+def _blocks(
+    documents: Iterable[tuple[int, array[int], str]], path: Path, length: int
+) -> Iterator[FileSample]:
     """The documents laid end to end and cut into blocks; the last may be shorter."""
     block, place = array("i"), ""
-    for number, ids in documents:
+    for number, ids, _ in documents:
         start = 0
         while start < len(ids):
             if not block:
@@ -115,38 +118,45 @@ def _blocks(documents: Iterable[tuple[int, array[int]]], path: Path, length: int
         yield FileSample(place, block)
 
 
-def _tokenized(text: Text, path: Path, where: str, tokenizer: Tokenizer) -> Iterator[tuple[int, array[int]]]:
-    """Number of the first line, and token ids, of each document."""
+def _tokenized(
+    text: Text, path: Path, where: str, tokenizer: Tokenizer
+) -> Iterator[tuple[int, array[int], str]]:
+    """Number of the first line, token ids, and own fields in JSON, of each document."""
     special, count = text.special_tokens and not text.packed, 0
-    for number, document in _documents(path, where, text.field, text.packed):
+    for number, document, fields in _documents(path, where, text.field, text.packed):
         encoded = encode(tokenizer, document, f"{path} line {number}", special=special)
         ids = array("i", list(encoded.ids))
         if text.packed and path.suffix == ".jsonl" and tokenizer.separator is not None:
             ids.append(tokenizer.separator)
         count += len(ids)
         require_few_tokens(count, where)
-        yield number, ids
+        yield number, ids, fields
 
 
 _TOGETHER = 2**16
 """Characters of packed text that are tokenized at once; token boundaries depend on the preceding text."""
 
 
-def _documents(path: Path, where: str, field: str, packed: bool) -> Iterator[tuple[int, str]]:
-    """Number of the first line, and text, of each document; of packed .txt pieces of many whole lines."""
+def _documents(path: Path, where: str, field: str, packed: bool) -> Iterator[tuple[int, str, str]]:
+    """Number of the first line, text, and own fields in JSON, of each document; of packed .txt pieces of lines."""
+    names = set[str]()
     if path.suffix == ".jsonl":
         for number, record in records(path, where):
-            yield number, text_field(record, field, f"{path} line {number}", "data.args.field")
+            yield (
+                number,
+                text_field(record, field, f"{path} line {number}", "data.args.field"),
+                own_fields(record, field, names),
+            )
         return
     if not packed:
-        yield from ((number, line.strip()) for number, line in lines(path, where) if line.strip())
+        yield from ((number, line.strip(), "{}") for number, line in lines(path, where) if line.strip())
         return
     first, piece, size = 1, list[str](), 0
     for number, line in lines(path, where):
         piece.append(line)
         size += len(line)
         if size >= _TOGETHER:
-            yield first, "".join(piece)
+            yield first, "".join(piece), "{}"
             first, piece, size = number + 1, [], 0
     if piece:
-        yield first, "".join(piece)
+        yield first, "".join(piece), "{}"

@@ -6,8 +6,8 @@ import json
 from abc import abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,46 +19,11 @@ from hookrun.data.source import Source
 from hookrun.data.tokenizer import BYTES, WHERE, Encoded, Tokenizer
 from hookrun.data.tokens import PaddingArgs, TokenLayout, TokenSamples, TokenSequence, next_tokens
 from hookrun.errors import SpecError, nearest, reason, spec_error
+from hookrun.spec.when import typed
 
 MOST_LINE = 2**20
 """Bytes of one line."""
 MOST_LINES = 2_000_000
-MOST_FILE = 2**28
-"""Bytes of a file."""
-
-Stamp = tuple[int, int, int]
-"""Inode, size and time of a file, which change with its content."""
-
-
-def checked_file(
-    name: str | None, root: Path | None, where: str, suffixes: tuple[str, ...]
-) -> tuple[Path, Stamp]:
-    """The path and the stamp of a file that can be read; a relative path starts at the root or the working directory.
-
-    Raises SpecError, at the key `where`, for a file that cannot be read.
-    """
-    if not name:
-        raise spec_error(where, "is missing: no file is named", f"set {where}=FILE")
-    path = (root or Path.cwd()) / Path(name).expanduser()
-    if path.suffix not in suffixes:
-        raise spec_error(where, f"{path} does not end in {' or '.join(suffixes)}", "give such a file")
-    if not path.is_file():
-        what = f"there is no file {path}"
-        if path.parent.is_dir():
-            what += f"; beside it {nearest(path.name, [each.name for each in path.parent.iterdir()])}"
-        raise spec_error(
-            where,
-            what,
-            "correct the path; a relative one starts at data.root, or where none is set at the working directory",
-        )
-    stat = path.stat()
-    if stat.st_size > MOST_FILE:
-        raise spec_error(
-            where,
-            f"{path} has {stat.st_size / 2**20:,.0f} MiB, and at most {MOST_FILE / 2**20:,.0f} are read",
-            "split it, or give a part of it",
-        )
-    return path, (stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 def lines(path: Path, where: str) -> Iterator[tuple[int, str]]:
@@ -130,6 +95,40 @@ def text_field(record: dict[str, Any], name: str, at: str, key: str) -> str:
     return value
 
 
+MOST_FIELDS = 64
+"""The largest number of names of fields in a file that are kept."""
+MOST_CHARACTERS = 256
+"""Characters of a field that is kept: of its name and its value."""
+_MOST_VALUES = 1000
+
+
+def own_fields(record: Mapping[str, Any], text: str, names: set[str]) -> str:
+    """The fields of a record that are texts, numbers or booleans, as a JSON object.
+
+    text:  the field of the text itself, which is left out
+    names: of the fields of the file so far; a new one is added, and left out if there are many
+    """
+    short = {
+        name: value
+        for name, value in record.items()
+        if name != text and isinstance(value, str | int | float) and len(name + str(value)) <= MOST_CHARACTERS
+    }
+    new = [name for name in short if name not in names]
+    names.update(new[: MOST_FIELDS - len(names)])
+    return json.dumps({name: value for name, value in short.items() if name in names})
+
+
+@lru_cache(maxsize=2)  # as the files: a data set is described before it is loaded
+def values_of_fields(records: tuple[str, ...]) -> Mapping[str, set[tuple[bool, Any]] | None]:
+    """Name -> the different values in results of `own_fields`, as `typed` has them; None if there are many."""
+    values = dict[str, set[tuple[bool, Any]]]()
+    for record in set(records):
+        for name, value in json.loads(record).items():
+            if len(of_field := values.setdefault(name, set())) <= _MOST_VALUES:
+                of_field.add(typed(value))
+    return {name: None if len(those) > _MOST_VALUES else those for name, those in values.items()}
+
+
 def _kind(value: Any) -> str:
     names = {dict: "object", list: "list", str: "text", bool: "boolean", int: "number", float: "number"}
     return names.get(type(value), "null")
@@ -175,6 +174,7 @@ class FileSample:
     ids:           its tokens
     answer, wrong: the tokens of the right and the wrong answer; empty where there is none
     spans:         name -> first position and end
+    fields:        its own fields as a JSON object, which takes less memory than a dict
     """
 
     place: str
@@ -182,6 +182,7 @@ class FileSample:
     answer: Sequence[int] = ()
     wrong: Sequence[int] = ()
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    fields: str = "{}"
 
 
 Parts = Mapping[Split, Sequence[FileSample]]
@@ -211,14 +212,17 @@ class FileTokens(Source, PaddingArgs):
         sizes = {part: len(parts[part]) for part in SPLITS}
         spans = list(dict.fromkeys(name for sample in samples for name in sample.spans))
         names_both = bool(samples[0].answer and samples[0].wrong)
-        return layout.describe(self.name, sizes, tokenizer, spans, wrong=names_both)
+        info = layout.describe(self.name, sizes, tokenizer, spans, wrong=names_both)
+        return replace(info, fields=values_of_fields(tuple(sample.fields for sample in samples)))
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
-        spans = self.inspect(root, split).spans
+        info = self.inspect(root, split)
         _, layout, parts = self.read(root)
         samples = parts[split]
         places = [sample.place for sample in samples]
-        return TokenSamples(layout, len(samples), partial(self._sequence, samples), spans, places)
+        fields = [sample.fields for sample in samples]
+        sequence = partial(self._sequence, samples)
+        return TokenSamples(layout, len(samples), sequence, info.spans, places, fields, info.fields)
 
     def _sequence(self, samples: Sequence[FileSample], number: int) -> TokenSequence:
         sample = samples[number]

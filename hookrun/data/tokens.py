@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from hookrun.config.validation import Args
 from hookrun.data.info import DataInfo, Split, TensorInfo
-from hookrun.data.samples import IGNORED, Sample, Samples
+from hookrun.data.samples import IGNORED, MadeSamples, Sample, Samples
 from hookrun.data.source import Generated
 from hookrun.data.tokenizer import Tokenizer
+from hookrun.spec.when import Scalar
 
 NO_SPAN = (-1, -1)
 """The first position and end of a span that a sample does not have."""
@@ -127,12 +129,13 @@ def _filled(values: Tensor, fill: int, length: int, side: str) -> Tensor:
     return torch.nn.functional.pad(values, (missing, 0) if side == "left" else (0, missing), value=fill)
 
 
-class TokenSamples(Samples):
+class TokenSamples(MadeSamples):
     """A data set of padded sequences.
 
     sequence:   number of a sample -> the sample, not longer than the layout's length
     span_names: of the spans that samples may have
     places:     file and line of each sample; empty: they are in no file
+    fields:     the fields of each sample as a JSON object; empty: there are none
     """
 
     of_tokens: ClassVar[bool] = True
@@ -144,23 +147,16 @@ class TokenSamples(Samples):
         sequence: Callable[[int], TokenSequence],
         span_names: Sequence[str] = (),
         places: Sequence[str] = (),
+        fields: Sequence[str] = (),
+        field_names: Collection[str] = (),
     ) -> None:
-        self._layout = layout
-        self._count = count
+        super().__init__(count, partial(_padded, layout, sequence), places.__getitem__ if places else None)
         self._sequence = sequence
         self._span_names = tuple(span_names)
-        self._places = places
+        self._fields, self.field_names = fields, field_names
 
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Sample:
-        number = range(self._count)[index]  # as in a list: negative counts from the end, past it IndexError
-        return self._layout.sample(self._sequence(number))
-
-    def file(self, index: int) -> str:
-        """File and line: ``prompts.jsonl:17``."""
-        return self._places[index] if self._places else ""
+    def fields(self, index: int) -> Mapping[str, Scalar]:
+        return dict(json.loads(self._fields[index])) if self._fields else {}
 
     def spans(self, ids: Tensor) -> Mapping[str, Tensor]:
         if not self._span_names:
@@ -174,6 +170,10 @@ class TokenSamples(Samples):
     def wrong(self, ids: Tensor) -> Tensor | None:
         answers = [self._sequence(number).wrong for number in ids.tolist()]
         return None if None in answers else torch.tensor(answers, dtype=torch.int64)
+
+
+def _padded(layout: TokenLayout, sequence: Callable[[int], TokenSequence], number: int) -> Sample:
+    return layout.sample(sequence(number))
 
 
 def next_tokens(ids: Tensor) -> Tensor:

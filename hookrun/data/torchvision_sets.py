@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -87,12 +86,15 @@ class _TorchvisionSet(Source):
 
     def opened(self, root: Path | None, split: Split) -> Any:
         """torchvision's own data set, downloaded if files are missing and `download` is true."""
+        before = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(_CONNECT_TIMEOUT)
         try:
-            with _connect_timeout(_CONNECT_TIMEOUT):
-                return self.published(root, train=split == "train", download=self.download)
+            return self.published(root, train=split == "train", download=self.download)
         except Exception as error:  # no network, a full disk, wrong sums, or anything for a damaged file
             where = "data.args.download" if self.download else "data.root"
             raise spec_error(where, self.failure(root, error), self.elsewhere) from error
+        finally:
+            socket.setdefaulttimeout(before)
 
     def failure(self, root: Path | None, error: Exception) -> str:
         """What went wrong when torchvision opened the data set."""
@@ -210,13 +212,3 @@ class CIFAR100(_PickledBatches):
     name = "cifar100"
     published = datasets.CIFAR100
     num_classes = 100
-
-
-@contextmanager
-def _connect_timeout(seconds: float) -> Iterator[None]:
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)

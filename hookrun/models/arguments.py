@@ -147,23 +147,19 @@ def _position_embeddings(model: nn.Module) -> Iterator[tuple[int, str]]:
             yield module.num_embeddings, path
 
 
-def unfit_tokens(model: nn.Module, vocab_size: int | None, length: int | None) -> list[Problem]:
+def unfit_tokens(model: nn.Module, vocab_size: int | None, length: int | None) -> Iterator[Problem]:
     """Problems of a model with too few embeddings for `vocab_size` tokens or `length` positions; None: no tokens."""
     if vocab_size is None or length is None:
-        return []
-    problems = list[Problem]()
+        return
     tokens = getattr(getattr(model, "config", None), "vocab_size", None)
     if isinstance(tokens, int) and tokens < vocab_size:
         what = f"the model has {tokens} tokens, and the data has {vocab_size}"
         hint = "take the tokenizer of the model (data.args.tokenizer), or a model for as many tokens"
-        problems.append(Problem("model.args", what, hint))
+        yield Problem("model.args", what, hint)
     for positions, path in _position_embeddings(model):
         if positions < length:
             what = f"the model has {positions} positions ({path}), and samples of the data {length} tokens"
-            problems.append(
-                Problem("model.args", what, "shorten the samples, or take a model of more positions")
-            )
-    return problems
+            yield Problem("model.args", what, "shorten the samples, or take a model of more positions")
 
 
 def positions_of(model: nn.Module) -> tuple[int, str] | None:

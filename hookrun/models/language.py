@@ -65,7 +65,6 @@ _STORED_KINDS = {
     "C64": "complex",
 }
 """dtype in a safetensors file -> kind of number, as `kind_of` names it; the others are scaled."""
-_SHOWN = 6
 _CONNECT_TIMEOUT = 10.0
 
 
@@ -194,7 +193,11 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
         for key in filled
         if key not in known and not _forbidden(key)
     ]
-    problems += _dangerous(filled, CONFIG)
+    problems += _large(filled, CONFIG)
+    for key, _, at in _entries(filled, CONFIG):
+        if _forbidden(key):
+            hint = "model.args.attention chooses the attention" if "attn" in key else "leave it out"
+            problems.append(Problem(at, "a file may not choose what code a model runs", hint))
     if problems:
         raise SpecError(problems)
     filled.pop("model_type")
@@ -219,16 +222,6 @@ def _filled(given: Mapping[str, Any], data: DataDefaults) -> Iterator[tuple[str,
 
 def _forbidden(key: object) -> bool:
     return any(word in str(key) for word in _REFUSED)
-
-
-def _dangerous(given: Mapping[str, Any], where: str) -> list[Problem]:
-    """Problems of keys that choose code and of numbers that are too large, also in nested sections."""
-    problems = list(_large(given, where))
-    for key, _, at in _entries(given, where):
-        if _forbidden(key):
-            hint = "model.args.attention chooses the attention" if "attn" in key else "leave it out"
-            problems.append(Problem(at, "a file may not choose what code a model runs", hint))
-    return problems
 
 
 def _large(given: Mapping[str, Any], where: str) -> Iterator[Problem]:
@@ -264,7 +257,7 @@ def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
     ]
     raise spec_error(
         "model.args.class",
-        f"transformers has no {args.class_!r} model of the type {config.model_type}, but {listed(kinds, _SHOWN)}",
+        f"transformers has no {args.class_!r} model of the type {config.model_type}, but {listed(kinds)}",
         "use one of these",
     )
 
@@ -355,7 +348,7 @@ def _check_loaded(model: nn.Module, report: Mapping[str, Any], place: str) -> No
     if not missing:
         return
     total = len(model.state_dict())
-    what = f"{place} lacks {len(missing)} of the model's {total} tensors: {listed(missing, _SHOWN)}"
+    what = f"{place} lacks {len(missing)} of the model's {total} tensors: {listed(missing)}"
     if len(missing) == total:
         raise spec_error(PATH, what, "give the folder of such a model, or another model.args.class")
     warnings.warn(f"{PATH}: {what}; they are random", HookrunWarning, stacklevel=2)

@@ -6,8 +6,7 @@ import functools
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
@@ -105,9 +104,12 @@ def _pretrained(builder: Callable[..., nn.Module], member: WeightsEnum, **args: 
     """The model with its published weights: torchvision itself checks the arguments against the weights."""
     import torch
 
+    # torchvision unpickles its files without `weights_only=True`; this variable of torch adds it.
+    switch = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(switch)
+    os.environ[switch] = "1"
     try:
-        with _weights_only():
-            return builder(weights=member, **args)
+        return builder(weights=member, **args)
     except (
         TypeError,
         ValueError,
@@ -125,16 +127,6 @@ def _pretrained(builder: Callable[..., nn.Module], member: WeightsEnum, **args: 
                 "TORCH_HOME moves the folder), or give the path of a state dict as model.weights"
             ),
         ) from error
-
-
-@contextmanager
-def _weights_only() -> Iterator[None]:
-    """torchvision unpickles its files without `weights_only=True`; this environment variable of torch adds it."""
-    switch = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(switch)
-    os.environ[switch] = "1"
-    try:
-        yield
     finally:
         if before is None:
             del os.environ[switch]

@@ -86,13 +86,11 @@ def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
     If `config.weights` is null or the name of published weights, nothing is done, because `build` has already loaded
     those.
 
-    Raises SpecError if the file is missing or damaged, contains Python objects instead of tensors, does not have all
+    Raises SpecError if the file is damaged, contains Python objects instead of tensors, does not have all
     tensors of the model, or has them in another shape or of another kind; the model is then unchanged.
     """
     if config.own_weights is None or not is_path(config.own_weights):
         return {}
-    if problems := misplaced(config, published=False):
-        raise SpecError(problems)
     path = _absolute(config.own_weights)
     state = read_weights(path)
     own = model.state_dict(keep_vars=True)

@@ -6,6 +6,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from hookrun.models.attention_points import POINTS, lacks_points
 from hookrun.plan.plan import Match
 from hookrun.spec.hook import HookSpec
 from hookrun.spec.selector import Names, Node, Selector, Tree
+from hookrun.spec.selector.tree import ancestors
 from hookrun.values.private_names import require
 
 
@@ -185,7 +187,32 @@ class ModelNames:
         selector = spec.keys.select
         if spec.on_parameters:
             return self.select_parameters(selector, readings=spec.hook_type.on == "reading")
-        return list(dict.fromkeys(map(self.first_name, selector.select(self.tree_of(spec)))))
+        paths = map(self.first_name, selector.select(self.tree_of(spec)))
+        return list(dict.fromkeys((*paths, *self.own_parameters(spec))))
+
+    def own_parameters(self, spec: HookSpec) -> dict[str, tuple[str, ...]]:
+        """First path of a module that the selector does not match -> those of its parameters that it matches.
+
+        Only where the selector may match both.
+        """
+        own = defaultdict[str, list[str]](list)
+        if spec.takes_parameters:
+            selector, tree = spec.keys.select, self.parameter_tree()
+            modules = set(map(self.first_name, selector.select(self.tree.whole)))
+            for name in tree.ordered(selector.select_parameters(self.tree.whole, tree)):
+                owner, _, last = name.rpartition(".")
+                around = map(self.first_name, ancestors(name))
+                if modules.isdisjoint(around) and last not in own[self.first_name(owner)]:
+                    own[self.first_name(owner)].append(last)
+        return {path: tuple(names) for path, names in own.items()}
+
+    def matches(self, spec: HookSpec, paths: Iterable[str]) -> tuple[Match, ...]:
+        """The Matches of the hook at these first names."""
+        own, reading = self.own_parameters(spec), spec.hook_type.on == "reading"
+        return tuple(
+            replace(self.match(path, spec.on_parameters, reading=reading), own=own.get(path, ()))
+            for path in paths
+        )
 
     def select_parameters(self, selector: Selector | None = None, *, readings: bool = False) -> list[str]:
         """The parameters that a selector matches, by default all: first names, once per object, in order."""
@@ -235,7 +262,9 @@ class ModelNames:
                 self.added[match.path] += new
                 self._trees.clear()
             if spec.action.freezes:
-                frozen = {id(parameter) for parameter in self.modules[match.path].parameters()}
+                named = getattr(spec.action_on(match.own), "parameters", None)
+                of_module = self.modules[match.path].named_parameters()
+                frozen = {id(parameter) for each, parameter in of_module if named is None or each in named}
                 self.frozen |= {
                     name for name, parameter in self.parameters.items() if id(parameter) in frozen
                 }

@@ -32,6 +32,7 @@ class Match:
     called:      whether the example called it; None: not known
     bytes:       size of what one firing captures with the example; None: it captures nothing, or not known
     per_sample:  `bytes` is the size for one sample
+    own:         on `apply`: the parameters of the module that were matched; empty: the module itself was
     """
 
     path: str
@@ -42,6 +43,7 @@ class Match:
     called: bool | None = None
     bytes: float | None = None
     per_sample: bool = False
+    own: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for plan.json."""
@@ -53,6 +55,7 @@ class Match:
             "shape": self.shape,
             "bytes": self.bytes,
             "per_sample": self.per_sample,
+            **({"own": list(self.own)} if self.own else {}),
         }
 
 
@@ -151,7 +154,9 @@ class ResolvedPlan:
                 {
                     "name": hook.spec.name,
                     **hook.spec.to_dict(),
-                    "targets": [[match.path, match.type, list(match.names)] for match in hook.matches],
+                    "targets": [
+                        [match.path, match.type, list(match.names), *match.own] for match in hook.matches
+                    ],
                     "values": hook.digest,
                     **hook.code,
                 }
@@ -274,6 +279,10 @@ def _graph_problems(hook: PlannedHook) -> Iterator[Problem]:
         yield problem(".tokens", "are determined for each call, which a graph cannot do")
     if when.rank is not None:
         yield problem(".when.rank", "is not read inside a graph")
-    for key, is_set in (("call", when.call is not None), ("probability", when.probability < 1)):
+    for key, is_set in (
+        ("call", when.call is not None),
+        ("data", when.data is not None),
+        ("probability", when.probability < 1),
+    ):
         if is_set:
             yield problem(f".when.{key}", "is evaluated at each call, but in a graph only once")

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
+from hookrun.actions.own_parameters import OnOwnParameters
 from hookrun.actions.user_code import added_names, example_of, untrainable, wrong_function
-from hookrun.actions.values import InlineFunction, OutsideValue, PassValue
+from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, RunFaults
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, nearest
 from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
 from hookrun.plan.heads import head_count, last_dimension_holds_heads
 from hookrun.plan.model_tree import ModelNames, Unhookable, class_name, computed_before, unhookable
 from hookrun.plan.plan import HeadCount, Match, PlannedHook, ResolvedPlan
-from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
-from hookrun.run_values import Source, read_value
+from hookrun.plan.texts import texts_of, tokenizer_of, unknown_fields, unknown_spans
+from hookrun.run_values import Source, read_faults, read_value
 from hookrun.run_values.runs import RunReferences, padded_otherwise, used_runs
 from hookrun.spec.hook import HookSpec, Spec
 from hookrun.trust.load import ACTIONS, Trusted, load
@@ -66,7 +66,7 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
     for hook in sorted(enabled, key=_resolved_first):
         _, own, _ = _own_code(hook, names)
         if own or hook.action.freezes or hook.action.adds(hook.name) is not None:
-            names.plan_effects(hook, tuple(names.match(path, False) for path in names.select(hook)), own)
+            names.plan_effects(hook, names.matches(hook, names.select(hook)), own)
     return names
 
 
@@ -110,13 +110,16 @@ def _resolve_hook(
     problems = [*_carrying(spec), *_meaningless(spec)]
     paths, unselected = select(spec, names)
     problems += unselected
-    reading = spec.hook_type.on == "reading"
-    matches = tuple(names.match(path, spec.on_parameters, reading=reading) for path in paths)
+    matches = names.matches(spec, paths)
     functions, own, unusable = _own_code(spec, names)
     problems += [*_fitting(spec, matches, names, own), *unusable]
-    values, places = dict[str, dict[str, Source]](), {match.path: match.names for match in matches}
+    values = dict[str, Mapping[str, Source]]()
+    places = {match.path: _captured_as(spec, match) for match in matches}
     for field, value in spec.action.outside_values().items():
         try:
+            if isinstance(value, RunFaults):
+                values[field] = read_faults(value, spec, places, runs)
+                continue
             given = _passed_on(value, spec, planned) if isinstance(value, PassValue) else value
             values[field] = read_value(given, places, runs)
             at_tokens = spec.keys.tokens is not None and getattr(value, "at", None) is not None
@@ -127,6 +130,16 @@ def _resolve_hook(
             problems.append(Problem(f"{spec.where}.{field}", str(error)))
     heads, unknown = _heads(spec, matches, names)
     problems += [*unknown, *unknown_spans(spec.keys.tokens, spec.where, runs.data)]
+    if (wanted := spec.keys.when.data) is not None and runs.data is not None:
+        problems += unknown_fields(wanted, f"{spec.where}.when.data", runs.data)
+    elif wanted is not None and runs.settings is None:
+        problems.append(
+            Problem(
+                f"{spec.where}.when.data",
+                "reads the data of a run, which a model in a loop of your own does not have",
+                "leave it out, or choose the rows in the loop; `when: {value: …}` needs no data",
+            )
+        )
     tokenizer, texts = None, dict[str, tuple[int, ...]]()
     if spec.keys.tokens is not None:
         lookup = tokenizer_of(names.model, runs.tokenizer)
@@ -138,6 +151,13 @@ def _resolve_hook(
     if not problems:
         names.plan_effects(spec, matches, own)
     return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer, own), problems
+
+
+def _captured_as(spec: HookSpec, match: Match) -> tuple[str, ...]:
+    """The names under which a run may have captured the match: for an action on own parameters theirs, too."""
+    action = spec.action_on(match.own)
+    own = action.parameters if isinstance(action, OnOwnParameters) else None
+    return (*match.names, *(f"{name}.{each}".lstrip(".") for name in match.names for each in own or ()))
 
 
 def _passed_on(value: PassValue, spec: HookSpec, planned: Mapping[str, PlannedHook]) -> PassValue:
@@ -210,23 +230,29 @@ def _seen_sides(spec: HookSpec) -> tuple[bool, ...]:
 
 def select(hook: HookSpec, names: ModelNames) -> tuple[list[str], list[Problem]]:
     """The paths that the hook's selector matches, and problems with them or their number."""
-    selector, kind = hook.keys.select, "parameter" if hook.on_parameters else "module"
+    selector, tree, either = hook.keys.select, names.tree_of(hook), hook.takes_parameters
+    kind = "module or parameter" if either else "parameter" if hook.on_parameters else "module"
+    names_parameters = either or hook.on_parameters
     paths, problems = names.select(hook), list[Problem]()
     if 0 not in hook.keys.expect:
         readings = hook.hook_type.on == "reading"
-        parameters = names.parameter_tree(readings=readings) if hook.on_parameters else None
-        for member in islice(selector.unmatched(names.tree_of(hook), parameters), _MOST_MEMBERS):
+        parameters = names.parameter_tree(readings=readings) if names_parameters else None
+        unmatched = list(selector.unmatched(tree, parameters))
+        if either:  # a module without parameters is matched, too
+            unmatched = [member for member in selector.unmatched(tree) if member in unmatched]
+        for member in unmatched[:_MOST_MEMBERS]:
             text = f"{str(member.selector)!r} ({member.place}) matches no {kind}"
-            hint = names.nearest(member.selector, hook.on_parameters)
+            hint = names.nearest(member.selector, names_parameters)
             hint += '; `expect: ">=0"` lets members match nothing'
             problems.append(Problem(f"{hook.where}.select", text, hint))
     if len(paths) not in hook.keys.expect and paths:
         shown = listed([path or "(root)" for path in paths], 8)
-        text = f"expected {hook.keys.expect} {kind}s, {str(selector)!r} matches {len(paths)}: {shown}"
+        kinds = "parameters" if hook.on_parameters else "modules"
+        text = f"expected {hook.keys.expect} {kinds}, {str(selector)!r} matches {len(paths)}: {shown}"
         problems.append(Problem(f"{hook.where}.expect", text, "narrow `select`, or change `expect`"))
     elif len(paths) not in hook.keys.expect and not problems:
         text = f"{str(selector)!r} matches no {kind} of {type(names.model).__name__}"
-        hint = names.nearest(selector, hook.on_parameters)
+        hint = names.nearest(selector, names_parameters)
         problems.append(Problem(f"{hook.where}.select", text, f"{hint}; `task=modules` lists every path"))
     return paths, problems
 
@@ -285,11 +311,18 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         elif was_given and spec.action.of_call and not key.startswith("when"):
             what = f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module"
             yield Problem(f"{spec.where}.{key}", what, f"leave `{key}` out")
-    if keys.when.value is not None and (not kind.batch or spec.action.mixes_rows or spec.action.of_call):
-        does = "acts on the whole call" if spec.action.of_call else "computes a row from the other rows too"
+    lists = "flipped" in spec.action.uses
+    chooses = kind.batch and not (spec.action.mixes_rows or spec.action.of_call or lists)
+    if keys.when.of_samples and not chooses:
+        does = "lists what it does to all of them" if lists else "computes a row from the other rows too"
+        does = "acts on the whole call" if spec.action.of_call else does
         why = f"{spec.action.action_name} {does}" if kind.batch else f"{kind.name!r} sees {kind.sees}"
         hint = "leave it out, or use another action on forward, forward_pre or output_grad"
-        yield Problem(f"{spec.where}.when.value", f"chooses among the rows of a batch, and {why}", hint)
+        yield Problem(
+            f"{spec.where}.when.{'data' if keys.when.value is None else 'value'}",
+            f"chooses among the rows of a batch, and {why}",
+            hint,
+        )
     if keys.when.rank is not None and not spec.action.observes:
         yield Problem(
             f"{spec.where}.when.rank",
@@ -332,7 +365,9 @@ def _fitting(
             of_hook = " for the hook" if spec.action.trains or own else ""
             reason: str | None = f"{taken}: choose another name{of_hook}"
         else:
-            reason = spec.action.incompatibility(spec.hook_type, module, present + added)
+            reason = spec.action_on(match.own).incompatibility(spec.hook_type, module, present + added)
+            if match.own and "parameters" in spec.action.model_fields_set:
+                reason = "`select` names parameters, and so does `parameters`: leave one of them out"
         if reason is not None:
             reasons[reason].append(match.path or "(root)")
     for reason, paths in reasons.items():

@@ -76,12 +76,15 @@ def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: C
     In a terminal that is too narrow for the table, a few lines for each hook are printed instead; also in a file, if
     COLUMNS is set to a smaller width.
     """
+    from rich.segment import SegmentLines
+
     drawn = table(plan, limit, more)
     width = console.measure(drawn, options=console.options.update(width=_ANY)).maximum
     is_limited = console.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
     if plan.hooks and (not is_limited or width <= console.width):
         narrow, console.width = console.width, max(width, console.width)
-        console.print(drawn)
+        # without the edge above the headings, which is blank
+        console.print(SegmentLines(console.render_lines(drawn)[1:], new_lines=True))
         console.width = narrow
     else:
         for order, hook in enumerate(plan.hooks):
@@ -117,9 +120,10 @@ def notes(plan: ResolvedPlan) -> list[str]:
 
 
 def shown_name(match: Match) -> str:
-    """The path of a match with its other names; ``(root)`` for the root module, whose path is empty."""
+    """The path of a match with the parameters and other names; ``(root)`` for the root module, whose path is empty."""
     others = [name for name in match.names if name != match.path]
-    return (match.path or "(root)") + (f" (also {', '.join(others)})" if others else "")
+    own = f" ({', '.join(match.own)})" if match.own else ""
+    return (match.path or "(root)") + own + (f" (also {', '.join(others)})" if others else "")
 
 
 def _parameters(spec: HookSpec) -> str:
@@ -186,9 +190,13 @@ def _value_note(hook: PlannedHook, field: str, values: Mapping[str, Source]) -> 
     if len(forms) == 1:
         shape, count = forms[0]
         return f"{hook.spec.name}.{field}: a value {shape}" + (f", {size(count)}{unit}" if count else "")
-    each = [f"{path or '(root)'} {form(value)[0]} {size(form(value)[1])}" for path, value in values.items()]
-    total = size(sum(count for _, count in forms))
-    return f"{hook.spec.name}.{field}: one for each of {len(values)} modules, {total}{unit}: {listed(each, SHOWN)}"
+    each = [
+        " ".join([path or "(root)", shape, *([size(count)] if count else [])])
+        for path, (shape, count) in ((path, form(value)) for path, value in values.items())
+    ]
+    total = sum(count for _, count in forms)
+    of_all = f", {size(total)}{unit}" if total else ""
+    return f"{hook.spec.name}.{field}: one for each of {len(values)} modules{of_all}: {listed(each, SHOWN)}"
 
 
 def size(count: float) -> str:

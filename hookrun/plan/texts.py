@@ -11,8 +11,10 @@ from torch import nn
 
 from hookrun.config.validation import parameters
 from hookrun.data.info import DataInfo
+from hookrun.data.text_files import MOST_CHARACTERS, MOST_FIELDS
 from hookrun.errors import Problem, nearest, reason, shown
 from hookrun.spec.tokens import Tokens
+from hookrun.spec.when import Wanted, text_of, typed
 
 Tokenizer = Any
 """An object with `encode` and `decode`, such as a tokenizer of transformers, of tokenizers or of hookrun's data."""
@@ -120,3 +122,22 @@ def unknown_spans(clause: Tokens | None, owner: str, data: DataInfo | None) -> I
                 where,
                 f"the data '{data.name}' has no span {name!r}; {nearest(name, [each[:80] for each in data.spans])}",
             )
+
+
+def unknown_fields(wanted: Wanted, where: str, data: DataInfo) -> Iterator[Problem]:
+    """Problems of fields that the data does not have, and of values that none of its samples has."""
+    known = data.known_fields
+    for field, values in wanted.items():
+        if field not in known:
+            what = f"the data '{data.name}' has no field {field!r}; {nearest(field, known)}"
+            yield Problem(
+                f"{where}.{field}",
+                what,
+                "own fields are those of a .jsonl file that is not packed: numbers, booleans and texts, of at most "
+                f"{MOST_FIELDS} names, name and value of at most {MOST_CHARACTERS} characters",
+            )
+        elif (there := known[field]) is not None:
+            for text in (text_of(value) for value in values if typed(value) not in there):
+                what = f"no sample of the data '{data.name}' has the value {text}"
+                near = nearest(text, (text_of(value) for _, value in there))
+                yield Problem(f"{where}.{field}", f"{what}; {near}")

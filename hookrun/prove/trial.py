@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.nn.modules import module as nn_module
+from torch.nn.parameter import is_lazy
 
 from hookrun.actions.base import Keeper, Packed, TokenRows
 from hookrun.actions.user_code import UserCodeError, only_without_data
@@ -165,6 +166,10 @@ def on_a_copy(
     with_data: a small model may run with data; otherwise, and if that fails, the tensors of the copy are fake
     is_whole:  whether a result with data is complete
     """
+    # a model may redefine `named_parameters`
+    lazy = next((name for name, each in nn.Module.named_parameters(model) if is_lazy(each)), None)
+    if lazy is not None:
+        return f"{lazy} has no shape yet: a lazy module gets it at its first call"
     training = model.training if training is None else training
     positional, keywords = example
     call = tuple(positional), dict(keywords)

@@ -18,8 +18,10 @@ from torch import Generator, Tensor
 
 from hookrun.actions.values import FileValue, InlineFunction, InlineTensor, PassValue, Ramp, RunValue
 from hookrun.data.info import SPLITS
-from hookrun.errors import HookrunError, listed, nearest
+from hookrun.errors import HookrunError, counted, listed, nearest
+from hookrun.run_values.faults import FaultList, read_faults
 from hookrun.run_values.runs import (
+    PendingRun,
     RunReferences,
     differences,
     other_runs,
@@ -34,12 +36,14 @@ from hookrun.values.index import Item
 from hookrun.values.tensors import computable
 
 __all__ = [
+    "FaultList",
     "PendingRun",
     "Rows",
     "RunReferences",
     "Source",
     "differences",
     "other_runs",
+    "read_faults",
     "read_value",
     "with_found_weights",
 ]
@@ -50,17 +54,6 @@ _SHOWN = 6
 
 Places = Mapping[str, tuple[str, ...]]
 """Path of a module or parameter -> all its names."""
-
-
-class PendingRun:
-    """A value of a run that does not exist yet.
-
-    name: the name of the run in the experiment
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.digest = f"not yet run: {name}"
 
 
 def digest_of(source: Source) -> str:
@@ -158,8 +151,9 @@ Rows = CaptureRows | MappedRows
 Found = Tensor | Rows | PendingRun
 """A value from a file or from another run: one tensor, a row for each sample, or one that is not known yet."""
 
-Source = Found | InlineFunction | PassValue
-"""A value from a file or run, from Python (a tensor, or a function of the action's tensor), or from another hook."""
+Source = Found | InlineFunction | PassValue | FaultList
+"""A value from a file or run, from Python (a tensor, or a function of the action's tensor), or from another hook; or a
+list of faults."""
 
 
 def form(source: Source) -> tuple[str, int]:
@@ -168,6 +162,8 @@ def form(source: Source) -> tuple[str, int]:
         return "not known yet", 0
     if isinstance(source, InlineFunction | PassValue):
         return "computed at each firing", 0
+    if isinstance(source, FaultList):
+        return f"of {counted(source.count, 'fault')}", 0
     shape = tuple(source.shape)
     return str(list(shape)), math.prod(shape) * source.dtype.itemsize
 

@@ -24,6 +24,17 @@ from hookrun.store.records import UsedRunRecord
 from hookrun.store.run_dir import newest_finished, outputs_folder
 
 
+class PendingRun:
+    """A value of a run that does not exist yet.
+
+    name: the name of the run in the experiment
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.digest = f"not yet run: {name}"
+
+
 @dataclass(frozen=True)
 class RunReferences:
     """The other runs that an experiment names, and what of the run that uses them is compared with theirs.

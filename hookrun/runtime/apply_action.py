@@ -75,15 +75,18 @@ def function_of(site: HookSite) -> Op:
 
 
 def _function_of_part(site: HookSite) -> Op:
-    action, part = site.spec.action, site.part
+    action = site.spec.action
+    part = (
+        None if "flipped" in action.uses else site.part
+    )  # faults are listed by their place in the whole tensor
     function = action.build(site)
     checked = not action.observes and action.scope == "tensor"
     if checked and site.hook_type.on == "reading":
         function = _straight_through(function)
-    condition = site.spec.keys.when.value
-    checks_each = action.own_functions() or "args" in action.uses or not (part is None and condition is None)
-    if condition is not None and action.observes:
-        function = observer_of_samples(site, condition, function)
+    by_sample = bool(site.spec.keys.when.of_samples)
+    checks_each = action.own_functions() or "args" in action.uses or part is not None or by_sample
+    if by_sample and action.observes:
+        function = observer_of_samples(site, function)
     if not checked or not checks_each:
         return function if part is None else _on_part(site, function, part)
 
@@ -92,7 +95,7 @@ def _function_of_part(site: HookSite) -> Op:
         _require_same_form(old, new)
         return new
 
-    conditional = edit if condition is None else edit_of_samples(site, condition, edit)
+    conditional = edit_of_samples(site, edit) if by_sample else edit
     return conditional if part is None else _on_part(site, conditional, part)
 
 

@@ -13,18 +13,17 @@ from hookrun.actions.base import Edit
 from hookrun.actions.stats import measuring
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.snapshot import copied
-from hookrun.spec.when import ValueCondition
 from hookrun.values.containers import readable, tensors
 from hookrun.values.tensors import require_whole
 
 
-def edit_of_samples(site: HookSite, condition: ValueCondition, edit: Edit) -> Edit:
-    """The edit, computed for the whole tensor and kept where the condition holds; all other rows stay as they are.
+def edit_of_samples(site: HookSite, edit: Edit) -> Edit:
+    """The edit, computed for the whole tensor and kept where the conditions hold; all other rows stay as they are.
 
-    A user's own function gets the rows for which the condition holds: it may record what it sees, and the gradients of
+    A user's own function gets the rows for which the conditions hold: it may record what it sees, and the gradients of
     its parameters would be NaN where a row that does not count has an infinite derivative.
     """
-    holds = _holding(site, condition)
+    holds = _holding(site)
 
     def edit_rows(x: Tensor) -> Any:
         mask = holds(x).reshape(-1, *[1] * (x.dim() - 1))
@@ -35,7 +34,7 @@ def edit_of_samples(site: HookSite, condition: ValueCondition, edit: Edit) -> Ed
     def edit_chosen(x: Tensor) -> Any:
         rows = _rows(site, holds(x))
         if rows is None:
-            raise ValueError("`when.value`: which rows these are is not known while the model is traced")
+            raise ValueError("`when` chooses samples, and which ones is not known while the model is traced")
         if not len(rows):
             return site.untouched(x)
         places = rows.to(x.device)
@@ -45,14 +44,16 @@ def edit_of_samples(site: HookSite, condition: ValueCondition, edit: Edit) -> Ed
     return edit_chosen if site.spec.action.own_functions() else edit_rows
 
 
-def observer_of_samples(site: HookSite, condition: ValueCondition, observe: Edit) -> Edit:
-    """The observer, given only the rows for which the condition holds; it is not called if there are none."""
-    holds, current = _holding(site, condition), site.current
+def observer_of_samples(site: HookSite, observe: Edit) -> Edit:
+    """The observer, given only the rows for which the conditions hold; it is not called if there are none."""
+    holds, current = _holding(site), site.current
 
     def observe_rows(value: Any) -> Any:
         seen = list(tensors(value))
         if len(seen) > 1:
-            raise ValueError("`when.value`: the value holds several tensors: name one with `target`")
+            raise ValueError(
+                "`when` chooses samples, and the value holds several tensors: name one with `target`"
+            )
         rows = current.holding = _rows(site, holds(seen[0])) if seen else None
         if rows is None or not len(rows):
             site.found_nothing()
@@ -69,26 +70,39 @@ def _rows(site: HookSite, mask: Tensor) -> Tensor | None:
     known = readable(mask)
     if known is not None and known.shape != mask.shape:
         raise ValueError(
-            "`when.value`: torch.vmap maps over the rows, and this action cannot choose among them"
+            "`when` chooses samples: torch.vmap maps over them, and this action cannot choose among them"
         )
     return None if known is None else known.nonzero().squeeze(1).cpu()
 
 
-def _holding(site: HookSite, condition: ValueCondition) -> Callable[[Tensor], Tensor]:
-    """A function from what the action sees [rows, ...] to whether the condition holds for each row, [rows] bool."""
-    measure, clock = measuring((condition.of,)), site.clock
-    are_samples = site.spec.keys.tokens is None and site.sink.has_values
+def _holding(site: HookSite) -> Callable[[Tensor], Tensor]:
+    """A function from what the action sees [rows, ...] to whether the conditions hold for each row, [rows] bool."""
+    when, clock, has_values = site.spec.keys.when, site.clock, site.sink.has_values
+    condition, reads_data = when.value, when.data is not None and has_values
+    measure = measuring(() if condition is None else (condition.of,))
+    are_samples = site.spec.keys.tokens is None and has_values
 
     def holds(x: Tensor) -> Tensor:
         samples = clock.samples if are_samples and not torch.compiler.is_dynamo_compiling() else None
         if not x.dim() or (samples is not None and len(samples) != len(x)):
             known = "" if samples is None else f" of the {len(samples)}"
             raise ValueError(
-                f"`when.value` needs a row for each sample{known}, the tensor has shape {list(x.shape)}"
+                f"`when` chooses samples and needs a row for each sample{known}, the tensor has shape {list(x.shape)}"
             )
         require_whole(x)
-        if not x.numel():
-            return torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        return condition.holds(torch.vmap(lambda row: measure(row)[condition.of])(x.detach()))
+        mask = torch.full((len(x),), condition is None, device=x.device)
+        if condition is not None and x.numel():
+            mask = condition.holds(torch.vmap(lambda row: measure(row)[condition.of])(x.detach()))
+        return mask & _of_data(site).to(x.device) if reads_data else mask
 
     return holds
+
+
+def _of_data(site: HookSite) -> Tensor:
+    """[rows] bool on the CPU: for each row that the action sees, whether its sample meets `when.data`."""
+    holding, chosen = site.clock.holding[site.hook_name], site.current.chosen
+    if site.spec.keys.tokens is not None and chosen is not None:
+        holding = holding[chosen.rows.samples]
+    if not holding.any():
+        site.found_nothing()
+    return holding

@@ -150,7 +150,7 @@ class Installation:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The records of print, stats and check, in order; empty where the sink writes them to disk."""
+        """The records of print, stats, check and flip_bits, in order; empty where the sink writes them to disk."""
         return self.sink.records if isinstance(self.sink, Memory) else []
 
     @property
@@ -167,7 +167,7 @@ class Installation:
 
     @property
     def inactive(self) -> list[tuple[str, str, str]]:
-        """(hook, module path, why) of each hook that never fired there, or found no tensor for its action."""
+        """(hook, module path, why) of hooks that never fired there, found no tensor, or repeated a part of a list."""
         causes = self._causes
         never = [
             (site.hook_name, site.path, f"never fired{causes.get((site.hook_name, site.path), '')}")
@@ -175,7 +175,8 @@ class Installation:
             if not site.firings
         ]
         idle = [site for site in self.sites if site.fired and site.idle >= site.fired]
-        return never + [(site.hook_name, site.path, site.why_idle) for site in idle]
+        left = [(site.hook_name, site.path, why) for site in self.sites if (why := site.why_left)]
+        return never + [(site.hook_name, site.path, site.why_idle) for site in idle] + left
 
     @property
     def unexplained(self) -> list[tuple[str, str, str]]:

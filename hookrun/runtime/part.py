@@ -74,7 +74,7 @@ class Part(TensorPart):
 
     in_order: the rows of the first dimension, which are samples, must stay in their order
     whole:    the dimensions that must stay whole and in their places, because `tokens` selects positions along them,
-              or `when.value` samples
+              or `when` samples
     """
 
     def __init__(self, index: Index, *, in_order: bool = False, whole: Sequence[int] = ()) -> None:
@@ -94,7 +94,7 @@ class Part(TensorPart):
         if self._whole and not self.leaves(self._whole, tensor.dim()):
             raise ValueError(
                 f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens` and "
-                "`when.value` need all of them: let `index` begin with ..., or leave it out"
+                "`when` need all of them: let `index` begin with ..., or leave it out"
             )
         if self._numbers is None:
             return tensor, self._items
@@ -323,7 +323,7 @@ def part_of(hook: PlannedHook, path: str, current: CurrentCall, *, once: bool = 
         parts.append(HeadsPart(keys.heads, hook.heads[path], -1 if tokens is None else tokens.dims[0]))
     if keys.index is not None:
         in_order = hook.spec.hook_type.batch and action.captures
-        of_samples = () if keys.when.value is None else (0,)
+        of_samples = (0,) if keys.when.of_samples else ()
         parts.append(Part(keys.index, in_order=in_order, whole=of_samples if tokens is None else tokens.dims))
     if tokens is not None:
         parts.append(tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import ABOUT, RECORD_KEYS, Keeper, TokenRows
+from hookrun.actions.base import ABOUT, MOST_FAULTS, RECORD_KEYS, Keeper, TokenRows
 from hookrun.actions.check import verdict
 from hookrun.actions.fields import Meaning
 from hookrun.actions.stats import Measured
@@ -63,6 +64,7 @@ class RecordSink(Sink):
         self._pending = list[dict[str, Any] | Waiting]()
         self._statistics = SmallTensors()
         self._budgets = dict[str, Budget]()
+        self._faults = Counter[str]()
 
     def within_budget(self, site: HookSite, keep: Keeper) -> Keeper:
         """`keep` until the hook's `max_bytes` are used up; of the value that does not fit, the rows that still do."""
@@ -119,12 +121,22 @@ class RecordSink(Sink):
             record = _readable({**dict(zip(RECORD_KEYS, start, strict=True)), **values})
             if record is None:
                 return
+            if "bit" in record:
+                self._count_fault(record)
             if show:
                 record = read(record)
                 self.show(line(record))
             self._pending.append(record)
         if len(self._pending) > MOST_PENDING:
             self.settle()
+
+    def _count_fault(self, record: dict[str, Any]) -> None:
+        self._faults[record["hook"]] += 1
+        if self._faults[record["hook"]] > MOST_FAULTS:
+            raise HookError(
+                f"{_place(record)}: the list of its faults is full: a hook may make {MOST_FAULTS:,} in a run; give a "
+                "smaller rate or count, select less, or use `when`"
+            )
 
     def settle(self) -> None:
         """Read the tensors of the pending records and store them; checks that passed are not stored.
@@ -162,17 +174,18 @@ class RecordSink(Sink):
             self.stop = f"{_place(plain)}: {verdict(plain)}"
 
     def state_dict(self) -> dict[str, Any]:
-        """The stop message and the budgets. Pending records are read and stored first."""
+        """The stop message, the budgets and the numbers of faults. Pending records are read and stored first."""
         self.settle()
         budgets = {
             hook: {"used": budget.used, "spent": budget.spent} for hook, budget in self._budgets.items()
         }
-        return {"stop": self.stop, "budgets": budgets}
+        return {"stop": self.stop, "budgets": budgets, "faults": dict(self._faults)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`. Records that are pending from installing the hooks again are dropped."""
         self._pending.clear()
         self.stop = state["stop"]
+        self._faults = Counter(state.get("faults", {}))  # states of earlier versions lack it
         for hook, before in state["budgets"].items():
             if (budget := self._budgets.get(hook)) is not None:
                 budget.used, budget.spent = before["used"], before["spent"]
@@ -197,7 +210,7 @@ class Memory(RecordSink):
     def keeper(self, site: HookSite) -> Keeper:
         """A function that appends to the live list of the site's module."""
         of_hook = self.captures.setdefault(site.hook_name, {})
-        if site.spec.keys.tokens is not None or site.spec.keys.when.value is not None:
+        if site.spec.keys.tokens is not None or site.spec.keys.when.of_samples:
             return self.within_budget(site, self._keeper_of_rows(site, of_hook))
         return self.within_budget(site, KeptInMemory(of_hook.setdefault(site.path, []), append_copy))
 

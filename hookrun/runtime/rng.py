@@ -55,7 +55,7 @@ class Draws:
         key = get_ident(), device
         if (generator := self._generators.get(key)) is None:
             generator = self._generators[key] = Generator(device)
-        generator.manual_seed(derived_seed(self.seed, *self._next()))
+        generator.manual_seed(derived_seed(self.seed, *self.next()))
         return generator
 
     def chance(self, seed: int) -> float:
@@ -75,7 +75,7 @@ class Draws:
         """Continue with the next draw after a `state_dict`."""
         self._count, self._chances = state["draws"], state["chances"]
 
-    def _next(self) -> tuple[int, ...]:
+    def next(self) -> tuple[int, ...]:
         """The number of the draw: (module call, n-th draw in it), or (n-th draw of all,)."""
         if self.calls is None:
             self._count += 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor, distributed, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from hookrun.actions.base import (
@@ -32,9 +32,10 @@ from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp
 from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.models.attention_points import lacks_points
 from hookrun.plan.plan import PlannedHook
-from hookrun.run_values import PendingRun, Rows, Source
+from hookrun.run_values import FaultList, PendingRun, Rows, Source
 from hookrun.runtime.checkpointing import repeating, require_no_checkpoint
 from hookrun.runtime.clock import Calls, Clock, CurrentCall
+from hookrun.runtime.faults import Draw, Faulty
 from hookrun.runtime.part import TensorPart, part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn, kept_samples
 from hookrun.runtime.snapshot import copied
@@ -85,12 +86,16 @@ class Sink:
     has_values:  tensors hold real values, which may be read; False in a trial run
     stop:        why a check with policy `stop` asks for the end of the run, or None
     last_good:   where each check passed last; only if it `has_values`
+    split:       the split of the current batch; None: not known
+    counted:     [B], row numbers for a batch whose sample ids are not known; None: they are not numbered
     """
 
     wants_calls = False
     has_values = True
     stop: str | None = None
     last_good: LastPassed
+    split: str | None = None
+    counted: Tensor | None = None
 
     def keeper(self, site: HookSite) -> Keeper:
         """A function that stores the values that the site captures."""
@@ -136,7 +141,10 @@ class HookSite:
     passes_on: other hooks take what it sees, as it sees it
     passed_part: the part of it that they take, also of positions that a generation computes again; None: all of it
     tokenizer: for the text of tokens; None: not known
+    zeros_of:  name of a parameter of the module -> its KeptZero, while an `apply` hook runs
     """
+
+    zeros_of: Callable[[str], Any]
 
     def __init__(
         self,
@@ -211,11 +219,19 @@ class HookSite:
     def why_idle(self) -> str:
         """Why the hook did nothing here, if all of its firings found nothing."""
         if not self.target_was_none:
-            condition = self.spec.keys.when.value
-            none = "tensor for its action" if condition is None else f"sample with {condition}"
+            samples = self.spec.keys.when.of_samples
+            none = f"sample with {samples}" if samples else "tensor for its action"
             return f"fired and found no {none}"
         hint = " (model.args.attention=points gives patterns)" if lacks_points(self.module) else ""
         return f"fired and its target {self.spec.keys.target} is None{hint}"
+
+    @property
+    def why_left(self) -> str | None:
+        """Which part of a list of faults was repeated; None if all of it was, or the hook never fired."""
+        given = self._values.get("faults")
+        if isinstance(given, FaultList) and 0 < self.firings < given.fired:
+            return f"fired {self.firings:,} times, and its list has the faults of {given.fired:,}"
+        return None
 
     def reschedule(self) -> None:
         """Tell compiled graphs whether the schedule holds at the present step and epoch, and the numbers there."""
@@ -365,9 +381,9 @@ class HookSite:
         if isinstance(given, Ramp):
             number = self._following(given)
             return lambda like: in_form_of(torch.as_tensor(number(like), dtype=torch.float64), like)
-        if value is not None and not isinstance(value, Tensor):
+        if isinstance(value, Rows):
             return self._rows(value)
-        return self._in_form(value if value is not None else torch.tensor(given, dtype=torch.float64))
+        return self._in_form(value if isinstance(value, Tensor) else torch.tensor(given, dtype=torch.float64))
 
     def _in_form(self, source: Tensor) -> Callable[[Tensor], Tensor]:
         """A function tensor -> the source in its dtype and on its device, converted once for each of them."""
@@ -603,11 +619,51 @@ class HookSite:
         generator = self._draws.generator(like.device)
         return drawn(like, fill, generator, self.clock.rows if self.hook_type.of_rows else None)
 
+    def flipped(self, x: Tensor, bits: Sequence[int], draw: Draw, *, by_sample: bool) -> Tensor:
+        self._require("flipped")
+        given, clock, sink, index = self._values.get("faults"), self.clock, self.sink, None
+        if self.part is not None and given is None:
+            if self.part.nothing_of(x):
+                self.found_nothing()
+                return x.clone()
+            index = self.part.of(torch.arange(x.numel(), device="cpu").view(x.shape)).reshape(-1)
+        # a rank without rows of the batch: NaN in its pass would reach the gradients of the others
+        of_ranks = distributed.is_available() and distributed.is_initialized()
+        without_rows = clock.stands_in and clock.rows is None and self.hook_type.of_rows and of_ranks
+        if not sink.has_values or without_rows:
+            return x.clone()
+        if isinstance(given, PendingRun):
+            return self._unknown(given)(x)
+        samples = clock.samples if clock.samples is not None else sink.counted
+        there = Faulty(
+            x,
+            clock.rows if self.hook_type.of_rows else None,
+            samples if self.hook_type.batch else None,
+            {**dict(zip(RECORD_KEYS, self._start(), strict=True)), "split": sink.split},
+        )
+        number = self._draws.next()
+        if isinstance(given, FaultList):
+            faults = there.listed(given.at(number, self.fired if repeating() is None else 0))
+        else:
+            faults = there.drawn(index, bits, draw, derived_seed(self.seed, *number), by_sample)
+        new, records = there.flipped(faults)
+        for record in records:
+            self.emit({"split": sink.split, **record, "draw": list(number)})
+        return new
+
     def seed_of(self, parameter: str, seed: int | None) -> int:
         tensor = getattr(self.module, parameter, None)
         names = (name for name, of_model in self.clock.model.named_parameters() if of_model is tensor)
         name = next(names, f"{self.path}.{parameter}" if self.path else parameter)
         return (self._hook_seed if seed is None else seed) + crc32(name.encode())
+
+    def keep_zero(self, parameter: str, choose: Callable[[Tensor], Tensor]) -> None:
+        zeros = self.zeros_of(parameter)
+        if self.hook_name not in zeros.chosen_by:  # another module may have the same parameter
+            zeros.chosen_by.add(self.hook_name)
+            zeros.free = choose(zeros.free)
+            zeros.fill()
+            self.register_state(zeros)
 
     def chance(self) -> float:
         """A number from 0 to 1 that decides whether this firing takes place; the same when the call is recomputed."""
@@ -633,7 +689,9 @@ class HookSite:
     # ---- records and captures ----------------------------------------------------------------------------------
 
     def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
-        self.sink.emit(self._start(path), data, show=show)
+        # an edit acts again in a recomputed call, and in passes that the task makes for itself
+        if self.spec.action.observes or (repeating() is None and not self.clock.stands_in):
+            self.sink.emit(self._start(path), data, show=show)
 
     def _start(self, path: str | None = None) -> tuple[Any, ...]:
         """The values of RECORD_KEYS for a record about the tensor at `path`, by default the one that is acted on."""
@@ -650,7 +708,7 @@ class HookSite:
         """A function that gives captured values to the sink; under `tokens` with the sample and token of each row."""
         self._require("keep")
         keep, keys, current = self.sink.keeper(self), self.spec.keys, self.current
-        if keys.tokens is None and keys.when.value is None:
+        if keys.tokens is None and not keys.when.of_samples:
             return keep
 
         def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:

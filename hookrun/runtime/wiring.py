@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.user_code import may_draw
@@ -26,6 +28,7 @@ from hookrun.runtime.hooks import registered_hooks
 from hookrun.runtime.hooks.base import BoundHook, Listener, ModuleHook, ParameterHook, RegisteredHook, Shared
 from hookrun.runtime.hooks.calls import Skip, Stop
 from hookrun.runtime.hooks.installation import AtInstallation
+from hookrun.runtime.hooks.kept_zero import KeptZero
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow
 from hookrun.runtime.part import part_of
@@ -83,6 +86,7 @@ class Wiring:
         self._handles = list[RemovableHandle]()
         self._registered = list[RegisteredHook]()
         self.hooked = HookedParameters(model)
+        self._zeros = dict[int, KeptZero]()
         self._passing = {
             (value.hook, value.module)
             for hook in plan.hooks
@@ -212,15 +216,19 @@ class Wiring:
         """Run each `apply` hook once on each of its modules."""
         for hook in self.plan.hooks:
             if hook.spec.hook_type.phase == "installation":
-                paths = {id(modules[match.path]): match.path for match in hook.matches}
+                matches = {id(modules[match.path]): match for match in hook.matches}
                 restored = hook.spec.identity in self._restored
                 for module in children_first(self._model):
-                    self._apply(hook, paths, restored, module)
+                    self._apply(hook, matches, restored, module)
 
-    def _apply(self, hook: PlannedHook, paths: dict[int, str], restored: bool, module: nn.Module) -> None:
-        path = paths.pop(id(module), None)  # a shared module is visited once for each parent
-        if path is not None:
-            AtInstallation.run(module, self._site(hook, path, module), restored=restored)
+    def _apply(self, hook: PlannedHook, matches: dict[int, Match], restored: bool, module: nn.Module) -> None:
+        match = matches.pop(id(module), None)  # a shared module is visited once for each parent
+        if match is not None:
+            here = replace(hook, spec=replace(hook.spec, action=hook.spec.action_on(match.own)))
+            site = self._site(here, match.path, module)
+            site.zeros_of = partial(self._zeros_of, match.path, module)
+            AtInstallation.run(module, site, restored=restored)
+            del site.zeros_of  # a reference cycle
 
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
         by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
@@ -274,6 +282,8 @@ class Wiring:
             self.hooked.on_move.append(self._reduced.move)
         elif distributed.is_available() and distributed.is_initialized():
             gradients = self._gradients_of_ranks()
+        if self._zeros:
+            self._keep_zeros(gradients)
         if self.hooked.places:
             self.closing.callback(follow(before=self.hooked.follow))
         for (path, hook_type), sites in on_gradients.items():
@@ -291,6 +301,38 @@ class Wiring:
             self.closing.callback(
                 follow(partial(steps.run, OPTIMIZER_STEP_PRE), partial(steps.run, OPTIMIZER_STEP_POST))
             )
+        if self._zeros:  # after the hooks that edit parameters
+            self.closing.callback(follow(after=self._fill_stepped))
+
+    # ---- elements that stay 0 ----------------------------------------------------------------------------------
+
+    def _zeros_of(self, path: str, module: nn.Module, name: str) -> KeptZero:
+        """What keeps elements of a parameter of the module at 0, one object for all hooks."""
+        parameter = module.get_parameter(name)
+        self.hooked.places[f"{path}.{name}".lstrip(".")] = module, name, parameter
+        return self._zeros.setdefault(id(parameter), KeptZero(parameter))
+
+    def _keep_zeros(self, gradients: ReducedGradients | GradientsOfWrapped | None) -> None:
+        self._listen(self._model.register_forward_pre_hook, self._fill_changed, prepend=True)
+        for zeros in self._zeros.values():
+            self._registered.append(zeros)
+            self.hooked.on_move.append(zeros.move)
+            if zeros.parameter.requires_grad:
+                self._handles.append(zeros.register(zeros.parameter))
+            if gradients is not None:
+                gradients.add(zeros.parameter, zeros)
+
+    def _fill_changed(self, module: nn.Module, args: Any) -> None:
+        for zeros in self._zeros.values():
+            if zeros.is_changed:
+                zeros.fill()
+
+    def _fill_stepped(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+        mine = set(map(id, parameters))
+        for zeros in self._zeros.values():
+            # without a gradient the step leaves the parameter as it is, and a graph may still need it
+            if id(zeros.parameter) in mine and (zeros.parameter.grad is not None or zeros.is_changed):
+                zeros.fill()
 
     def _gradients_of_ranks(self) -> GradientsOfWrapped | None:
         """For a user's own loop that may wrap the model in DDP or fully_shard; None if no parameter is concerned."""
@@ -333,6 +375,7 @@ class Wiring:
         for registered in self._registered:
             registered.clear()
         self._registered.clear()
+        self._zeros.clear()
         self.hooked.clear()
         self.sequences = self.clock.passes = None
         self.clock.on_change = None  # breaks a reference cycle: clock -> sites -> clock, model

@@ -13,10 +13,10 @@ from pydantic import Field, WithJsonSchema
 
 from hookrun.actions import Action, actions
 from hookrun.actions.python import Python
-from hookrun.actions.values import OutsideValue, RunValue
+from hookrun.actions.values import OutsideValue, RunFaults, RunValue
 from hookrun.config.validation import Section, join, parse, unknown_key
 from hookrun.errors import Problem, nearest
-from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
+from hookrun.hook_types import APPLY, HOOK_TYPES, OWN_KEYS, HookType
 from hookrun.spec.heads import HeadsClause
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.selector.base import shown
@@ -72,6 +72,15 @@ class HookSpec:
         return f"hooks.{self.name}"
 
     @property
+    def takes_parameters(self) -> bool:
+        """Whether the selector may also match parameters, which stand for their modules and the key `parameters`."""
+        return self.hook_type is APPLY and "parameters" in type(self.action).model_fields
+
+    def action_on(self, own: tuple[str, ...]) -> Action:
+        """The action on a module of which the selector matches only these parameters; without any on the module."""
+        return self.action.model_copy(update={"parameters": own}) if own else self.action
+
+    @property
     def takes_part(self) -> bool:
         """Whether it acts on a part of each tensor only."""
         return any(part is not None for part in (self.keys.index, self.keys.tokens, self.keys.heads))
@@ -83,10 +92,12 @@ class HookSpec:
         draws = self.action.draws or self.keys.when.probability < 1 or any(value.draws for value in values)
         return draws and self.hook_type.phase == "forward"
 
-    def run_values(self) -> Iterator[tuple[str, RunValue]]:
+    def run_values(self) -> Iterator[tuple[str, RunValue | RunFaults]]:
         """(key path, value) of each value that it takes from another run."""
         for field, given in self.action.outside_values().items():
             where: str = f"{self.where}.{field}"
+            if isinstance(given, RunFaults):
+                yield where, given
             value = given if isinstance(given, OutsideValue) else None
             while value is not None:
                 if isinstance(value, RunValue):

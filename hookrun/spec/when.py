@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -13,13 +14,17 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    StrictBool,
+    StrictInt,
+    StrictStr,
     WithJsonSchema,
     model_validator,
 )
 
-from hookrun.actions.fields import Number
+from hookrun.actions.fields import Finite, Number
 from hookrun.actions.stats import SIZES, Statistic
 from hookrun.config.validation import Section
+from hookrun.errors import whole_characters
 from hookrun.spec.selector.base import shown
 
 if TYPE_CHECKING:
@@ -120,6 +125,35 @@ class ValueCondition(Section):
         return f"{above}{self.of}" + ("" if self.below is None else f" < {self.below:g}")
 
 
+Scalar = StrictBool | StrictInt | Finite | StrictStr
+"""A value that a field of a sample may have."""
+
+
+def typed(value: Scalar) -> tuple[bool, Scalar]:
+    """The value in a form in which true is not equal to 1; a number and a text are never equal."""
+    return isinstance(value, bool), value
+
+
+def text_of(value: Scalar) -> str:
+    """The value as YAML has it, a text in quotation marks."""
+    return whole_characters(json.dumps(value, ensure_ascii=False))
+
+
+def _in_lists(raw: Any) -> Any:
+    if not isinstance(raw, Mapping):
+        return raw
+    return {name: given if isinstance(given, list | tuple) else [given] for name, given in raw.items()}
+
+
+Wanted = Annotated[
+    dict[str, Annotated[list[Scalar], Field(min_length=1)]],
+    BeforeValidator(_in_lists),
+    Field(min_length=1),
+    WithJsonSchema({"type": "object", "minProperties": 1}),
+]
+"""Field of the data -> the values of which a sample must have one."""
+
+
 class When(Section):
     """The schedule; every given key must hold. Steps, epochs and calls count from 0.
 
@@ -129,6 +163,7 @@ class When(Section):
     rank:        on one process of a run, or on those of a list, for hooks that only observe; a single process is rank 0
     probability: of each firing, drawn from a generator of its own (`seed`)
     value:       for the samples whose part of the tensor, as the action sees it, has such a statistic
+    data:        for the samples that have these values in fields of the data
     """
 
     mode: Literal["train", "eval", "any"] = "any"
@@ -139,11 +174,18 @@ class When(Section):
     probability: float = Field(default=1.0, ge=0, le=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
     value: ValueCondition | None = None
+    data: Wanted | None = None
 
     @property
     def always(self) -> bool:
         """Whether it holds at every firing."""
         return self == When(seed=self.seed)
+
+    @property
+    def of_samples(self) -> str:
+        """The conditions that choose among the samples of a batch, in words; ``""`` if there are none."""
+        fields = [f"{name} {' or '.join(map(text_of, values))}" for name, values in (self.data or {}).items()]
+        return ", ".join(fields if self.value is None else [str(self.value), *fields])
 
     def covers(self, other: When) -> bool:
         """Whether the mode, step and epoch of the other imply those of this one, which has no other conditions."""
@@ -168,8 +210,8 @@ class When(Section):
                 parts.append(f"{name} {text}")
         if self.probability < 1:
             parts.append(f"p={self.probability:g}")
-        if self.value is not None:
-            parts.append(str(self.value))
+        if self.of_samples:
+            parts.append(self.of_samples)
         return ", ".join(parts) or "always"
 
 

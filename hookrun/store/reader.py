@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, StackDataset
 
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError, Lookup
+from hookrun.errors import HookrunError, Lookup, listed
 from hookrun.store.captures.read import (
     Leaf,
     SampleTable,
@@ -35,6 +35,7 @@ from hookrun.store.format import (
     CAPTURES,
     CONFIG,
     ENV,
+    FAULTS,
     GENERATIONS,
     HOOKS,
     LENS,
@@ -52,6 +53,7 @@ from hookrun.store.manifest import recorded_files
 from hookrun.store.records import (
     STREAMS,
     EnvRecord,
+    FaultLine,
     GenerationLine,
     HooksRecord,
     LensLine,
@@ -70,7 +72,7 @@ from hookrun.store.stored_config import data_used, read_yaml
 if TYPE_CHECKING:
     from hookrun.spec.experiment import Data
 
-Table = Literal["metrics", "stats", "samples"]
+Table = Literal["metrics", "stats", "faults", "samples"]
 _SHOWN = 12
 ROWS_AT_ONCE = 4096
 """The rows of a capture that are exported at a time."""
@@ -128,6 +130,14 @@ class Run:
     def stats(self) -> list[dict[str, Any]]:
         """The lines of stats.jsonl in order."""
         return read_records(self.path / STATS, StatsLine)
+
+    @cached_property
+    def faults(self) -> list[dict[str, Any]]:
+        """The lines of faults.jsonl in order: one for each bit that `flip_bits` has flipped.
+
+        With the keys of a line of stats.jsonl (hook, module, moment) and `sample`, `element`, `bit`, `before`, `after`.
+        """
+        return read_records(self.path / FAULTS, FaultLine)
 
     @cached_property
     def lens(self) -> list[dict[str, Any]]:
@@ -288,7 +298,7 @@ class Run:
         of: Table = "metrics",
         form: Literal["pandas", "arrow"] = "pandas",
     ) -> Any:
-        """metrics.jsonl, stats.jsonl or samples.jsonl as a pandas DataFrame or an Arrow table.
+        """metrics.jsonl, stats.jsonl, faults.jsonl or samples.jsonl as a pandas DataFrame or an Arrow table.
 
         There is a row for each line; keys that a line lacks are missing values. HookrunError if there is no such table,
         or the library is not installed.
@@ -429,16 +439,13 @@ def _not_a_run(folder: Path) -> str:
     if not jobs:
         return f"{folder} is not a run directory: it has no {STATUS}; it is {_content(folder)}"
     kind = "a sweep" if (folder / "multirun.yaml").exists() or jobs[0].name.isdigit() else "a folder"
-    names = ", ".join(job.name for job in jobs[:_SHOWN]) + (", …" if len(jobs) > _SHOWN else "")
+    names = listed([job.name for job in jobs], _SHOWN)
     return f"{folder} is {kind} of {len(jobs)} runs: {names}\nOpen one of them: open_run({str(jobs[-1])!r})"
 
 
 def _content(folder: Path) -> str:
     names = sorted(entry.name for entry in folder.iterdir())
-    if not names:
-        return "empty"
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"with {', '.join(names[:_SHOWN])}{more}"
+    return f"with {listed(names, _SHOWN)}" if names else "empty"
 
 
 def _by_number(job: Path) -> tuple[int, str]:

@@ -25,7 +25,7 @@ from pydantic import (
 
 from hookrun.spec.objective import Direction, Goal, OfRun
 from hookrun.store.files import StoreError, read_json, read_lines
-from hookrun.store.format import GENERATIONS, LENS, METRICS, SAMPLES, STATS, TOKENS
+from hookrun.store.format import FAULTS, GENERATIONS, LENS, METRICS, SAMPLES, STATS, TOKENS
 
 MOST_NAME = 1_000
 """Most characters of the name of a hook, module, parameter or metric."""
@@ -247,6 +247,18 @@ class StatsLine(Record):
     spent: Count | None = None
 
 
+class FaultLine(StatsLine):
+    """A line of faults.jsonl: a bit that was flipped. It also has the element's value `before` and `after`.
+
+    element: the index in the whole flattened tensor, with the rows of all ranks
+    draw:    the number of the random draw: the call of the module in this run, and the tensor in that call
+    """
+
+    element: Count
+    bit: Annotated[int, Field(ge=0, lt=64)]
+    draw: Annotated[list[Count], Field(min_length=1, max_length=2)]
+
+
 Of = Literal["batch", "epoch"]
 """The numbers of a line are means over one logged batch, or over a whole pass through the split."""
 
@@ -417,6 +429,7 @@ class GenerationLine(Record):
 STREAMS: Mapping[str, type[Record]] = {
     METRICS: MetricsLine,
     STATS: StatsLine,
+    FAULTS: FaultLine,
     SAMPLES: SampleLine,
     TOKENS: TokenLine,
     GENERATIONS: GenerationLine,

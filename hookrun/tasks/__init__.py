@@ -22,6 +22,7 @@ from hookrun.discovery import discovered
 from hookrun.errors import (
     CompileError,
     HookrunError,
+    Mistakes,
     Problem,
     Refusal,
     SpecError,
@@ -98,21 +99,12 @@ def prepare(
     Raises SpecError, or CompileError where only hooks do not fit the model, with every mistake.
     """
     trust = trust | of_environment()
-    problems, notes = list[Problem](), tuple[str, ...]()
+    mistakes = Mistakes()
     with read_once(trust):
-        try:
-            check_objective(experiment, [*SPLITS, *tasks()])
-        except SpecError as error:
-            problems += error.errors
-        try:
-            ready = task_of(experiment).prepare(experiment, trust=trust, cache=cache)
-        except Refusal as error:
-            if not problems:
-                raise
-            problems += error.errors
-            notes = error.notes
-    if problems:
-        raise SpecError(list(dict.fromkeys(problems)), notes)
+        mistakes.tried(check_objective, experiment, [*SPLITS, *tasks()])
+        ready = mistakes.tried(task_of(experiment).prepare, experiment, trust=trust, cache=cache)
+    mistakes.refuse()
+    assert ready is not None  # else there is a mistake
     return ready
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -17,7 +18,6 @@ from hookrun.tasks.under_hooks import TaskOfOneSplit
 
 if TYPE_CHECKING:
     from hookrun.data import DataInfo
-    from hookrun.plan.plan import ResolvedPlan
     from hookrun.tasks.base import JobCache
     from hookrun.tasks.metrics.losses import TrainLoss
     from hookrun.tasks.run.backward_pass import Score
@@ -49,6 +49,9 @@ class AttributeTask(TaskOfOneSplit):
     """
 
     task_name: ClassVar[str] = "attribute"
+    not_compiled: ClassVar[str] = (
+        "task=attribute takes the place of outputs of modules, which is not possible in a compiled model"
+    )
     repeats_passes: ClassVar[bool] = True
     metrics: ClassVar[None] = None
 
@@ -91,18 +94,10 @@ class AttributeTask(TaskOfOneSplit):
         """The mean score, whose direction depends on what it is."""
         return {f"{self.split}/score": None}
 
-    def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
+    def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
         """The common problems of the settings, and those of the score."""
-        return super().problems(settings, info) + score_problems(self.score, SCORE, info)
-
-    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
-        """A problem with `compute.compile`: the task exchanges outputs of modules, which a graph does not have."""
-        if not settings.compute.compile:
-            return []
-        what = (
-            "task=attribute takes the place of outputs of modules, which is not possible in a compiled model"
-        )
-        return [Problem("compute.compile", what, "set it to false")]
+        yield from super().problems(settings, info)
+        yield from score_problems(self.score, SCORE, info)
 
     def prepare(
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
@@ -117,11 +112,11 @@ class AttributeTask(TaskOfOneSplit):
             raise compile_error(f"{WHERE}.method", what, "make F.relu a module, or use integrated_gradients")
         return prepared
 
-    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+    def lines(self, settings: Settings, trained: Trained | None) -> Iterator[str]:
         """One line about the method."""
         how = f" in {self.steps} steps from {self.baseline:g}" if self.method == INTEGRATED else ""
         to = "the inputs" if self.select is None else str(self.select)
-        return [f"{self.method}{how}: attributes {self.score} to {to}"]
+        yield f"{self.method}{how}: attributes {self.score} to {to}"
 
     def _module(self, prepared: Prepared) -> str | None:
         """The path of the selected module; None: the inputs. Raises CompileError unless there is exactly one."""
@@ -139,14 +134,20 @@ class AttributeTask(TaskOfOneSplit):
 
     def perform(self, context: RunContext) -> None:
         """Attribute the scores of the split's samples, and write attributions.safetensors."""
-        from hookrun.tasks.run.attributing import Attributing, AttributionRows, Method
+        from hookrun.tasks.run.attributing import Attributing, AttributionRows
         from hookrun.tasks.run.backward_pass import Scoring
         from hookrun.tasks.run.batches import Batches
 
         batches = Batches(context.prepared, self.split)
         scoring = Scoring(self.score, SCORE, context.prepared.loss, context.measuring)
-        method = Method(self.method, self.steps, self.baseline)
-        attributing = Attributing(context, method, scoring, self._module(context.prepared))
+        attributing = Attributing(
+            context,
+            scoring,
+            self._module(context.prepared),
+            method=self.method,
+            steps=self.steps,
+            baseline=self.baseline,
+        )
         rows, names = AttributionRows(), context.sample_names({self.split: batches})
         with context.evaluating(batches, self.name, {"rows": rows, "names": names}) as (passed, _):
             for batch in passed:

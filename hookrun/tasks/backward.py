@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -93,30 +93,27 @@ class TaskWithBackward(TaskOfSplits):
         scoring = Scoring(self.backward, WHERE, context.prepared.loss, context.measuring)
         return partial(forward_and_backward, context, scoring)
 
-    def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
+    def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
         """The common problems of the settings, and those of the score."""
-        problems = super().problems(settings, info)
-        return problems + (score_problems(self.backward, WHERE, info) if self.backward is not None else [])
+        yield from super().problems(settings, info)
+        yield from score_problems(self.backward, WHERE, info) if self.backward is not None else ()
 
-    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+    def lines(self, settings: Settings, trained: Trained | None) -> Iterator[str]:
         """One line about the backward pass."""
-        if self.backward is None:
-            return []
-        return [f"one backward pass for each batch, from {self.backward} summed over its samples"]
+        if self.backward is not None:
+            yield f"one backward pass for each batch, from {self.backward} summed over its samples"
 
-    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
+    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> Iterator[str]:
         """Warnings: no hook sees the gradients, fp16 may underflow, parameter gradients are sums over a batch."""
-        notes = super().remarks(settings, hooks)
+        yield from super().remarks(settings, hooks)
         if self.backward is None:
-            return notes
+            return
         enabled = [hook for hook in hooks if hook.keys.enabled]
         if not any(hook.hook_type.needs_backward and self.idle(hook) is None for hook in enabled):
-            notes.append("task.backward: no hook sees its gradients")
+            yield "task.backward: no hook sees its gradients"
         if settings.compute.precision == "fp16":
-            notes.append(
-                "task.backward: without a gradient scaler fp16 gradients below 6e-8 are 0; bf16 and fp32 keep them"
-            )
-        notes += [
+            yield "task.backward: without a gradient scaler fp16 gradients below 6e-8 are 0; bf16 and fp32 keep them"
+        yield from (
             f"{hook.name}: the gradient of a parameter is one for each batch, the sum over its samples; "
             "data.batch_size=1 makes it one for each sample"
             for hook in enabled
@@ -124,5 +121,4 @@ class TaskWithBackward(TaskOfSplits):
             and hook.hook_type.gradient
             and hook.action.captures
             and self.idle(hook) is None
-        ]
-        return notes
+        )

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.analysis.features import Features
     from hookrun.tasks.analysis.input import Analysis
-    from hookrun.tasks.resume.states import Results
     from hookrun.tasks.run.progress import Screen
+    from hookrun.tasks.run.resuming import Results
 
 MOST_BYTES = 2**50
 MOST_FEATURES = 2**24
@@ -98,7 +98,7 @@ class TaskOfCaptures(TaskOfRuns):
 
     def examine(self, prepared: Analysis, run_dir: RunDir, screen: Screen) -> None:
         """Run the analysis."""
-        from hookrun.tasks.resume.states import results_of
+        from hookrun.tasks.run.resuming import results_of
 
         screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
         self.analyse(prepared, run_dir, screen, results_of(prepared, run_dir))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.analysis.input import Analysis
     from hookrun.tasks.analysis.labels import Labels
-    from hookrun.tasks.resume.states import Results
     from hookrun.tasks.run.progress import Screen
+    from hookrun.tasks.run.resuming import Results
 
 PROBES = "probes.safetensors"
 _HEADINGS = ("features", "train", "test", "95 %", "majority", "control")

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.analysis.cka import Way
     from hookrun.tasks.analysis.input import Analysis
-    from hookrun.tasks.resume.states import Results
     from hookrun.tasks.run.progress import Screen
+    from hookrun.tasks.run.resuming import Results
 
 
 class SimilarityTask(TaskOfCaptures):

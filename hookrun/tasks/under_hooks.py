@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -40,11 +40,13 @@ class TaskUnderHooks(Task):
     loggers:     where metrics are also logged: tensorboard, wandb, mlflow
     tensorboard: true adds the logger tensorboard
 
-    scores:      the task computes `train.loss`, which may need targets
+    scores:       the task computes `train.loss`, which may need targets
+    not_compiled: why it cannot run a compiled model; empty if it can
     """
 
     has_plan: ClassVar[bool] = True
     scores: ClassVar[bool] = False
+    not_compiled: ClassVar[str] = ""
 
     loggers: tuple[str, ...] = ()
     tensorboard: bool = False
@@ -104,23 +106,23 @@ class TaskUnderHooks(Task):
 
         return as_call(info.example(EXAMPLE_BATCH), model)
 
-    def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> list[Problem]:
+    def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> Iterable[Problem]:
         """Problems of the model for this task, and of the runs with which its metrics compare the model."""
         from hookrun.tasks.metrics.problems import compared_problems, compared_runs
 
         if not compared_runs(experiment.settings):
-            return []
+            return ()
         if (only := self.only_split()) is None or self.trains:
             splits: Sizes = {split: None for split in SPLITS if info.sizes[split]}
         else:
             splits = {only: self.samples_in_reach(experiment.settings, info.sizes)}
-        return list(compared_problems(experiment, splits, info))
+        return compared_problems(experiment, splits, info)
 
     @abstractmethod
     def perform(self, context: RunContext) -> None:
         """Run the task; the hooks are installed."""
 
-    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
+    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> Iterable[Problem]:
         """Problems of the plan for this task: with `compute.compile`, the hooks that cannot be compiled."""
         from hookrun.plan.plan import uncompilable
 
@@ -223,16 +225,16 @@ class TaskUnderHooks(Task):
             return None
         return parts.tried(check_ranks, plan, model, loss, settings, trains=self.trains)
 
-    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+    def lines(self, settings: Settings, trained: Trained | None) -> Iterable[str]:
         """Lines about the task that are shown with the plan."""
-        return list(trained.lines(settings.train.optimizer)) if trained is not None else []
+        return trained.lines(settings.train.optimizer) if trained is not None else ()
 
-    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
+    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> Iterable[str]:
         """Notes on what a user may not expect of these settings."""
         from hookrun.tasks.training.optimizers import SCHEDULER, schedule_notes
 
         schedule = settings.train.scheduler if self.trains else None
-        return list(schedule_notes(schedule, SCHEDULER)) if schedule is not None else []
+        return schedule_notes(schedule, SCHEDULER) if schedule is not None else ()
 
     def show(self, prepared: Prepared) -> None:
         """Print the whole plan, with lines and notes."""
@@ -249,7 +251,7 @@ class TaskUnderHooks(Task):
         with read_once(prepared.trust):
             return run_under_hooks(prepared, run_dir, self.perform, loggers=names)
 
-    def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
+    def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
         """Problems of the settings; info: None if the data is invalid."""
         from hookrun.tasks.loggers import not_installed
         from hookrun.tasks.metrics.losses import ACTIVATION, NEED_TARGET
@@ -258,26 +260,26 @@ class TaskUnderHooks(Task):
         from hookrun.tasks.training.optimizers import check_optimizer, check_scheduler
 
         train = settings.train
-        problems = list[Problem]()
         if settings.compute.strategy != "none":
             from hookrun.tasks.sharded.rank_fit import settings_misfits
 
-            problems += settings_misfits(settings, scores=self.scores_with_loss())
+            yield from settings_misfits(settings, scores=self.scores_with_loss())
         if self.trains:
-            problems += check_optimizer(train.optimizer)
-            problems += check_scheduler(train.scheduler) if train.scheduler is not None else []
-        problems += metric_problems(self, settings, info)
+            yield from check_optimizer(train.optimizer)
+            yield from check_scheduler(train.scheduler) if train.scheduler is not None else ()
+        yield from metric_problems(self, settings, info)
         scores = self.scores_with_loss() or asked(metrics_of(self), LOSS)
         if scores and info and info.target is None and train.loss.name in NEED_TARGET:
             text = f"{train.loss.name!r} needs targets, and the data {info.name!r} has none"
             hint = "use output, output_mean or output_sum, or name a target"
-            problems.append(Problem("train.loss", text, hint))
+            yield Problem("train.loss", text, hint)
         if settings.compute.compile and train.loss.name == ACTIVATION:
             what = "'activation' reads the output of a module, which a compiled model does not have"
-            problems.append(Problem("train.loss", what, "set compute.compile=false"))
-        problems += not_installed("task.loggers", self.loggers)
-        problems += not_installed("task.tensorboard", ["tensorboard"] if self.tensorboard else [])
-        return problems
+            yield Problem("train.loss", what, "set compute.compile=false")
+        if settings.compute.compile and self.not_compiled:
+            yield Problem("compute.compile", self.not_compiled, "set it to false")
+        yield from not_installed("task.loggers", self.loggers)
+        yield from not_installed("task.tensorboard", ["tensorboard"] if self.tensorboard else [])
 
 
 class TaskOfOneSplit(TaskUnderHooks):

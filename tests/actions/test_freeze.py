@@ -16,6 +16,14 @@ def test_every_parameter_of_the_module_and_its_descendants_stops_training() -> N
     assert [parameter.requires_grad for parameter in model.parameters()] == [False] * 6 + [True] * 2
 
 
+def test_the_named_parameters_alone_stop_training() -> None:
+    linear = nn.Linear(2, 2)
+    build(Freeze(parameters="bias"))(linear)
+    assert linear.weight.requires_grad and not linear.bias.requires_grad
+    wrong = Freeze(parameters="bais").incompatibility(APPLY, linear, ["weight", "bias"])
+    assert wrong == "the module has no parameter 'bais': did you mean 'bias'?"
+
+
 def test_modules_without_parameters_are_refused() -> None:
     assert Freeze().incompatibility(APPLY, nn.Sequential(nn.Linear(1, 1)), []) is None
     assert Freeze().incompatibility(APPLY, nn.ReLU(), ["added"]) is None

@@ -130,6 +130,13 @@ def test_a_plus_is_suggested_where_keys_may_be_added_and_works(typed: str, said,
     assert main(["--cfg", "job", f"+{typed}"]) == 0
 
 
+@pytest.mark.parametrize("key", ["expect", "index", "priority", "enabled", "when.mode"])
+def test_a_key_that_the_hook_may_have_is_only_to_be_added(key: str, said) -> None:
+    typed = f"hooks.clip_fc.{key}=1"
+    assert said("experiment=clip_fc", typed).endswith(f"there is no such key\n      to add it: +{typed}\n")
+    assert "did you mean" in said("experiment=clip_fc", "hooks.clip_fc.factor=1"), "clamp has no factor"
+
+
 @pytest.mark.parametrize("typed", ["train.epoch=3", "sede=3", "compute.precison=bf16"])
 def test_a_plus_is_not_suggested_elsewhere(typed: str, said) -> None:
     assert "+" not in said(typed)

@@ -9,6 +9,7 @@ from token_samples import made, prompts, real, refusal
 
 from hookrun.data import text_files
 from hookrun.data.samples import IGNORED
+from hookrun.data.source import checked_file
 from hookrun.data.text_files import LONGEST, MOST_LINE
 from hookrun.errors import SpecError
 
@@ -56,15 +57,14 @@ def test_a_byte_order_mark_is_not_text_and_the_number_of_lines_is_bounded(tmp_pa
         list(text_files.lines(path, "key"))
 
 
-def test_a_stamp_changes_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_text("a")
-    before = text_files.checked_file("x.txt", tmp_path, "key", (".txt",))
+    before = checked_file("x.txt", tmp_path, "key", (".txt",))
     path.write_text("ab")
-    assert text_files.checked_file("x.txt", tmp_path, "key", (".txt",)) != before
-    monkeypatch.setattr(text_files, "MOST_FILE", 1)
+    assert checked_file("x.txt", tmp_path, "key", (".txt",)) != before
     with pytest.raises(SpecError, match="at most 0 are read"):
-        text_files.checked_file("x.txt", tmp_path, "key", (".txt",))
+        checked_file("x.txt", tmp_path, "key", (".txt",), 1)
 
 
 def test_too_many_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,15 +276,3 @@ def test_fitting_does_not_change_torchs_random_state() -> None:
     before = torch.get_rng_state()
     fitted(ANY_IMAGE, random_crop={"size": 4}, color_jitter={"hue": 0.1})
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_all_mistakes_are_reported_together() -> None:
-    given = {"resiz": {}, "resize": {"sise": 1}, "grayscale": {"num_output": 1}, "flatten": None}
-    parsed, problems = parse_transforms(given, WHERE)
-    assert list(parsed) == ["flatten"]
-    assert problems == [
-        Problem(f"{WHERE}.resiz", "unknown transform", "did you mean 'resize'?"),
-        Problem(f"{WHERE}.resize.size", "is missing", "add `size:`"),
-        Problem(f"{WHERE}.resize.sise", "unknown key", "did you mean 'size'?"),
-        Problem(f"{WHERE}.grayscale.num_output", "unknown key", "did you mean 'num_output_channels'?"),
-    ]

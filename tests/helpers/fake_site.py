@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
 
 import torch
 from torch import Generator, Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from hookrun.actions import Action
 from hookrun.actions.base import HookContext
 from hookrun.actions.user_code import Recorded
-from hookrun.actions.values import InlineFunction
+from hookrun.actions.values import InlineFunction, at_step
 from hookrun.hook_types import FORWARD
+from hookrun.runtime.faults import Faulty
 from hookrun.values.tensors import check_broadcast, scalars
 
 
@@ -73,7 +74,7 @@ class FakeSite:
                 return self.bias.to(like)
 
             return trained
-        value = getattr(self.action, field)
+        value = at_step(getattr(self.action, field), 0)
         if not isinstance(value, float):
             return self.constant(field)
         exact = scalars(value)
@@ -101,6 +102,10 @@ class FakeSite:
     def seed_of(self, parameter: str, seed: int | None) -> int:
         return (self.seed if seed is None else seed) + crc32(f"{self.path}.{parameter}".encode())
 
+    def keep_zero(self, parameter: str, choose: Callable[[Tensor], Tensor]) -> None:
+        tensor = self.module.get_parameter(parameter)
+        tensor.masked_fill_(~choose(torch.ones(tensor.shape, dtype=torch.bool)), 0)
+
     def register_state(self, own: Any) -> None:
         """Does nothing: no state is saved."""
 
@@ -109,6 +114,14 @@ class FakeSite:
 
     def generator(self, like: Tensor) -> Generator:
         return Generator(like.device).manual_seed(5)
+
+    def flipped(
+        self, x: Tensor, bits: Sequence[int], draw: Callable[[int, Any], Any], *, by_sample: bool
+    ) -> Tensor:
+        if isinstance(x, FakeTensor):
+            return x.clone()
+        there = Faulty(x, None, None, {})
+        return there.flipped(there.drawn(None, bits, draw, 5, by_sample))[0]
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         if isinstance(value, tuple):

@@ -13,14 +13,7 @@ from torch import nn
 
 from hookrun.errors import Problem, SpecError
 from hookrun.models import build, names, own_names
-from hookrun.models.arguments import (
-    FROM_DATA,
-    DataDefaults,
-    construct,
-    not_null,
-    positions_of,
-    unfit_tokens,
-)
+from hookrun.models.arguments import FROM_DATA, DataDefaults, construct, not_null, positions_of, unfit_tokens
 from hookrun.models.networks import CNN
 from hookrun.spec.experiment import Model
 
@@ -195,7 +188,7 @@ class Net(nn.Module):
 
 def test_too_few_tokens_or_positions_are_reported_with_the_module() -> None:
     model = Net(8, vocab_size=10)
-    assert unfit_tokens(model, 10, 8) == []
+    assert list(unfit_tokens(model, 10, 8)) == []
     texts = [problem.what for problem in unfit_tokens(model, 11, 9)]
     assert texts == [
         "the model has 10 tokens, and the data has 11",
@@ -204,7 +197,8 @@ def test_too_few_tokens_or_positions_are_reported_with_the_module() -> None:
 
 
 def test_data_without_tokens_and_models_without_a_configuration_are_not_checked() -> None:
-    assert unfit_tokens(Net(8, vocab_size=10), None, 100) == unfit_tokens(nn.Embedding(3, 2), 100, 100) == []
+    for model, vocabulary in ((Net(8, vocab_size=10), None), (nn.Embedding(3, 2), 100)):
+        assert list(unfit_tokens(model, vocabulary, 100)) == []
 
 
 def test_the_smallest_number_of_positions_counts() -> None:

@@ -148,6 +148,46 @@ def test_hooks_find_the_parameters_that_other_hooks_will_add() -> None:
 
 
 @pytest.mark.parametrize(
+    ("select", "filled"),
+    [
+        ("fc.weight", {"fc.weight"}),
+        ("head.bias", {"fc.bias"}),
+        (["conv", "fc.bias"], {"conv.weight", "conv.bias", "fc.bias"}),
+        ("*.bias", {"conv.bias", "fc.bias", "tied.bias"}),
+        ("tied.weight", {"h.0.weight"}),
+        ({"path": "h[1:].weight", "type": "Linear"}, {"h.1.weight", "h.2.weight"}),
+        (r"re:(fc|h\.\d)\.weight", {"fc.weight", "h.0.weight", "h.1.weight", "h.2.weight"}),
+    ],
+)
+def test_a_parameter_selected_on_apply_stands_for_its_module_and_the_key_parameters(
+    select: Any, filled: set[str]
+) -> None:
+    model = Net()
+    with hookrun.hooked(model, {"h": {"select": select, "hook": "apply", "action": "fill", "value": 7}}):
+        assert {name for name, each in model.named_parameters() if each.eq(7).all()} == filled
+    model = Net()
+    with hookrun.hooked(model, {"h": {"select": select, "hook": "apply", "action": "freeze"}}):
+        assert {name for name, each in model.named_parameters() if not each.requires_grad} == filled
+
+
+def test_parameters_on_apply_are_shown_and_mistakes_list_them() -> None:
+    apply = {"hook": "apply", "action": "freeze"}
+    assert "fc (weight) (also head)" in str(plan(Net(), select="fc.weight", **apply))
+    frozen = {"select": "fc.weight", **apply}
+    spec = {"f": frozen, "g": {"select": "fc", "hook": "grad", "action": "print"}}
+    assert problems(Net(), spec) == [
+        "hooks.g: print on fc.weight: carries no gradient: it does not require one"
+    ]
+    (wrong,) = problems(Net(), {"f": {**frozen, "select": ["conv", "fc.wieght"]}})
+    assert "'fc.wieght' (member 2 of the list) matches no module or parameter" in wrong
+    assert "did you mean 'fc.weight'" in wrong
+    (wrong,) = problems(Net(), {"f": {**frozen, "parameters": "bias"}})
+    assert "`select` names parameters, and so does `parameters`" in wrong
+    added = {"hook": "apply", "action": "add_parameter", "name": "x", "shape": [1]}
+    assert "matches no module of Net" in problems(Net(), {"f": {**added, "select": "fc.weight"}})[0]
+
+
+@pytest.mark.parametrize(
     "hook",
     [
         {"hook": "apply", "action": "add_parameter", "name": "logit_bias", "shape": [4]},

@@ -58,6 +58,7 @@ def test_the_whole_plan_names_every_module() -> None:
     whole, some = io.StringIO(), io.StringIO()
     show(plan, Console(file=whole, no_color=True, width=200))
     show(plan, Console(file=some, no_color=True, width=200), limit=4)
+    assert whole.getvalue().splitlines()[0].split()[:3] == ["#", "hook", "modules"]
     assert whole.getvalue().count("Linear") == 12 and "more" not in whole.getvalue()
     assert some.getvalue().count("Linear") == 3 and "and 9 more" in some.getvalue()
 

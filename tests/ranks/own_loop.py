@@ -19,6 +19,7 @@ SPEC = {
     "clip": {"select": "0", "hook": "grad", "action": "clamp", "min": -0.02, "max": 0.02},
     "late": {"select": "2", "hook": "post_accumulate_grad", "action": "clamp", "min": -0.03, "max": 0.03},
 }
+PRUNED = {"half": {"select": ["0", "2"], "hook": "apply", "action": "prune", "amount": 0.5}}
 WRAPPED = {name: {**hook, "select": f"module.{hook['select']}"} for name, hook in SPEC.items()}
 
 
@@ -114,6 +115,15 @@ def cases(rank: int) -> dict[str, float | str]:
                     fully_shard(divided[0])
                     fully_shard(divided)
                 compare(f"{first} first, {parts}", trained(divided, hooks, rank, parts), one)
+    alone = network()
+    with hookrun.hooked(alone, PRUNED) as hooks:
+        one = trained(alone, hooks, None, 2)
+    inside, divided = network(), network()
+    with hookrun.hooked(inside, PRUNED) as hooks:
+        compare("pruned, then DDP", trained(DistributedDataParallel(inside), hooks, rank, 2), one)
+    with hookrun.hooked(divided, PRUNED) as hooks:
+        fully_shard(divided)
+        compare("pruned, then fully_shard", trained(divided, hooks, rank, 2), one)
     plain = network()
     with hookrun.hooked(plain, {"late": SPEC["late"]}) as hooks:
         one = trained(plain, hooks, None, 2)

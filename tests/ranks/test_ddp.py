@@ -96,6 +96,7 @@ EVERY = {
     "kept": "select: conv2, hook: backward, action: capture, target: 'grad_output[0]'",
     "checked": "select: relu1, hook: forward, action: check, policy: stop",
     "read": "select: conv1.weight, hook: weight, action: scale, factor: 0.8",
+    "faulty": "select: relu1, hook: forward, action: flip_bits, count: 1, per: sample, bits: [20]",
 }
 """A hook of every type, each with another action where there is one."""
 
@@ -109,6 +110,11 @@ def test_a_hook_of_every_type(workers: Any, same: Any, cwd: Path) -> None:
     same.metrics(one, two)
     same.rows(one, two)
     assert one.hooks == two.hooks, "as often, and as many elements changed"
+    lists = [
+        sorted((line["mode"], line["step"], line["element"], line["sample"]) for line in run.faults)
+        for run in (one, two)
+    ]
+    assert lists[0] == lists[1] and {line["of_rank"] for line in two.faults} == {0, 1}
 
 
 @pytest.mark.parametrize("size", [1, 9])
@@ -119,6 +125,8 @@ def test_conditions_numbers_and_values_of_the_same_pass(
         "+hooks.few={select: fc, hook: forward, action: capture, when: {value: {of: max, above: 1.3}}}",
         "+hooks.grows={select: relu2, hook: forward, action: noise, std: {from: 0, to: 0.2, steps: [0, 4]}, "
         "when: {value: {of: mean, above: 0.05}}}",
+        "+hooks.label={select: fc, hook: forward, action: capture, when: {data: {label: [0, 1, 2, 3, 4]}}}",
+        "+hooks.odd={select: fc, hook: output_grad, action: scale, factor: 0.5, when: {data: {class: ['1', '7']}}}",
         "+hooks.source={select: conv1, hook: forward, action: capture}",
         "+hooks.patch={select: relu1, hook: forward, action: add_bias, value: {hook: source}}",
         f"data.batch_size={size}",
@@ -128,7 +136,7 @@ def test_conditions_numbers_and_values_of_the_same_pass(
     same.metrics(one, two)
     same.rows(one, two)
     every = len(one.captures["source"]["conv1"])
-    assert 0 < len(one.captures["few"]["fc"]) < every
+    assert all(0 < len(one.captures[name]["fc"]) < every for name in ("few", "label"))
 
 
 OWN = """

@@ -36,6 +36,8 @@ def test_hooks_under_a_wrapper_see_reduced_gradients(free_port, warm, tmp_path) 
             "a look at the model before the backward",
             "after a failed backward",
             "no_sync",
+            "pruned, then DDP",
+            "pruned, then fully_shard",
         ]
     )
     assert max(found.values()) < 1e-6

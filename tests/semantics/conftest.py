@@ -17,6 +17,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "add_bias": {"value": 1},
     "clip_norm": {"max_norm": 0.1},
     "fill": {"value": 1},
+    "flip_bits": {"count": 1},
     "add_parameter": {"name": "extra", "shape": [3]},
     "offload": {"to": "cpu"},
     "cast": {"dtype": "bfloat16"},

@@ -304,6 +304,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "replace": {"value": [1, 2]},
     "add_bias": {"value": [0.25, 0.5]},
     "clip_norm": {"max_norm": 0.1},
+    "flip_bits": {"count": 1},
     "project": {"direction": [1, 2]},
     "python": {"function": "hookrun.examples:soften"},
 }

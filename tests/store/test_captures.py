@@ -198,13 +198,6 @@ def test_rows_of_differing_shapes_are_read_one_by_one(tmp_path: Path) -> None:
         )
 
 
-def test_rows_of_differing_dtypes_are_read_one_by_one(tmp_path: Path) -> None:
-    capture = recorded(tmp_path, [torch.ones(2), torch.ones(2).bfloat16()])
-    assert [row.dtype for row in capture] == [torch.float32, torch.bfloat16]
-    with pytest.raises(HookrunError, match=r"bfloat16 \[2\], float32 \[2\]"):
-        capture[:]
-
-
 def test_reading_does_not_depend_on_the_default_device(tmp_path: Path) -> None:
     torch.set_default_device("meta")
     try:

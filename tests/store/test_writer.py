@@ -84,19 +84,6 @@ def test_it_is_written_in_order_with_the_content_at_the_call(
     assert written == list(range(1, 21))
 
 
-def test_a_failed_write_is_raised_once_and_nothing_is_written_after_it() -> None:
-    def refuse() -> None:
-        raise StoreError("the disk is full")
-
-    writing, written = Background("states"), list[int]()
-    with pytest.raises(StoreError, match="full"):
-        writing.put(refuse)
-        writing.wait()
-    writing.put(partial(written.append, 1))
-    writing.close()
-    assert not written
-
-
 AT = {"epoch": 0, "step": 0, "call": 0}
 ONE, TWO = torch.ones(1), torch.full((2,), 2.0)
 

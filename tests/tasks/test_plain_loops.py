@@ -251,20 +251,3 @@ def test_the_average_of_the_weights_is_validated_and_kept(run, own_model) -> Non
     with torch.no_grad():
         expected = torch.cat([average.eval()(batch.inputs) for batch in batches])
     assert torch.equal(found.captures["seen"]["fc"][:], expected), "hooks see the averages"
-
-
-def test_after_an_error_in_validation_the_weights_are_restored() -> None:
-    from hookrun.tasks.training.ema import WeightAverage
-
-    model = nn.Linear(2, 2)
-    average = WeightAverage(model, 0.5)
-    average.update()
-    first = model.weight.detach().clone()
-    with torch.no_grad():
-        model.weight += 1
-    average.update()
-    second = model.weight.detach().clone()
-    with pytest.raises(KeyboardInterrupt), average.swapped_in():
-        torch.testing.assert_close(model.weight.detach(), (first + second) / 2)
-        raise KeyboardInterrupt
-    assert torch.equal(model.weight, second)

@@ -93,7 +93,7 @@ def decisions(tree: ast.Module) -> Iterator[str]:
 
 
 def test_no_other_file_decides_by_the_name_of_a_task(trees: dict[str, ast.Module]) -> None:
-    own = {f"tasks/{name}.py" for name in tasks()}
+    own = {f"tasks/{name}{place}" for name in tasks() for place in (".py", "/__init__.py")}
     found = {file: list(decisions(tree)) for file, tree in trees.items() if file not in own}
     assert {file: where for file, where in found.items() if where} == {}
 

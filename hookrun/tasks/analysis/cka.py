@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookrun.tasks.analysis.features import BYTES, Features, gram, reading_bytes
-from hookrun.tasks.resume.states import Results
+from hookrun.tasks.run.resuming import Results
 
 PRODUCTS, TILES = "products", "tiles"
 """Names of results: the inner products of all pairs of modules; the finished rows of tiles and their sums."""

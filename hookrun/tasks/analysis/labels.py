@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hookrun.data.info import SPLITS
 from hookrun.data.samples import IGNORED
-from hookrun.data.text_files import checked_file, lines
+from hookrun.data.source import checked_file
+from hookrun.data.text_files import lines
 from hookrun.errors import nearest, spec_error
 from hookrun.store.captures.read import StoredCapture
 from hookrun.store.reader import Run

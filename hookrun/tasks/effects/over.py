@@ -59,6 +59,12 @@ def _values(raw: Any) -> Any:
     if raw == EACH or isinstance(raw, Window):
         return raw
     if isinstance(raw, Mapping):
+        keys = Window.model_fields
+        wrong = [key for key in raw if key not in keys]
+        if wrong:
+            raise ValueError(f"found the key {shown(wrong[0])}: {nearest(str(wrong[0]), keys)}")
+        if "window" not in raw:
+            raise ValueError(f"found {shown(raw)}: `window` is missing, as in {{window: 3, stride: 1}}")
         return Window.model_validate(raw)
     if isinstance(raw, list | tuple) and raw:
         return tuple(raw)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hookrun.errors import CompileError, HookrunError, Problem, spec_error
-from hookrun.spec import Experiment, Settings
+from hookrun.errors import CompileError, HookrunError, spec_error
+from hookrun.spec import Experiment
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.tokens import Tokens, TokensClause
 from hookrun.tasks.under_hooks import TaskOfOneSplit
 
 if TYPE_CHECKING:
-    from hookrun.plan.plan import ResolvedPlan
     from hookrun.runtime.tokens.choice import Texts
     from hookrun.tasks.base import JobCache
     from hookrun.tasks.lens.places import Places
@@ -42,6 +42,7 @@ class LensTask(TaskOfOneSplit):
     """
 
     task_name: ClassVar[str] = "lens"
+    not_compiled: ClassVar[str] = "task=lens observes every block, which is not possible in a compiled model"
 
     parts: Literal["residual", "layers", "heads"] = "residual"
     norm: Literal["applied", "frozen"] | None = None
@@ -79,13 +80,6 @@ class LensTask(TaskOfOneSplit):
         """Whether the final norm uses its scale on the final stream for every part."""
         return self.norm == "frozen" if self.norm is not None else self.parts != "residual"
 
-    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
-        """A problem with `compute.compile`: the lens cannot observe the blocks of a compiled model."""
-        if not settings.compute.compile:
-            return []
-        what = "task=lens observes every block, which is not possible in a compiled model"
-        return [Problem("compute.compile", what, "set it to false")]
-
     def prepare(
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
     ) -> Prepared:
@@ -104,11 +98,16 @@ class LensTask(TaskOfOneSplit):
 
         Raises SpecError or CompileError if the model or the data does not fit.
         """
+        from hookrun.data import TensorInfo
         from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
         from hookrun.tasks.lens.places import find_places
 
         data = prepared.data
-        if data.tokenizer is None and not _names_ids(data.inputs):
+        if isinstance(data.inputs, TensorInfo):
+            has_ids = not data.inputs.dtype.is_floating_point and len(data.inputs.shape) == 1
+        else:
+            has_ids = "input_ids" in data.inputs
+        if data.tokenizer is None and not has_ids:
             raise spec_error(
                 "data.name",
                 f"task=lens reads sequences of tokens, and the samples of the data '{data.name}' are not sequences",
@@ -128,29 +127,25 @@ class LensTask(TaskOfOneSplit):
             raise CompileError(problems)
         return places, texts
 
-    def _said(self, prepared: Prepared, places: Places) -> list[str]:
+    def _said(self, prepared: Prepared, places: Places) -> Iterator[str]:
         """Lines for the plan: what the lens reads at which modules."""
         from hookrun.tasks.lens.reading import cap_of
 
         blocks = f"{places.blocks[0]} to {places.blocks[-1]}" if len(places.blocks) > 1 else places.blocks[0]
         norm = "its scale on the final stream" if self.frozen else "the statistics of each part"
-        lines = [
+        yield (
             f"lens: {self.parts} of {len(places.blocks)} blocks ({blocks}) through {places.final_norm}, with {norm}, "
             f"and {places.unembed}, at tokens {self.positions}"
-        ]
+        )
         if places.heads:
-            lines.append(f"lens: heads of {places.heads[0].path}: {places.heads[0].count}")
+            yield f"lens: heads of {places.heads[0].path}: {places.heads[0].count}"
         if self.frozen and self.parts != "residual" and cap_of(prepared.model) is not None:
-            lines.append(
-                "lens: the model soft-caps its logits; contributions add up to the logits before the cap"
-            )
-        return lines
+            yield "lens: the model soft-caps its logits; contributions add up to the logits before the cap"
 
     def perform(self, context: RunContext) -> None:
         """Read the split. Raises HookrunError if no sample has a token to read, or if the model is not as expected."""
         from hookrun.runtime.tokens.choice import Rule
-        from hookrun.tasks.lens.read_split import changes_logits, read_split
-        from hookrun.tasks.lens.reading import Lens
+        from hookrun.tasks.lens.reading import Lens, changes_logits, read_split
 
         places, texts = self._setup(context.prepared)
         edited = changes_logits(context.prepared.plan, places.unembed)
@@ -167,11 +162,3 @@ class LensTask(TaskOfOneSplit):
         if self.parts == "residual" or self.frozen:
             found |= {name: own[name] for name in names if name in own}
         context.conclude(self.split, found)
-
-
-def _names_ids(inputs: Any) -> bool:
-    """Whether a sample has the input `input_ids`, or is a one-dimensional tensor of integers."""
-    try:
-        return "input_ids" in inputs
-    except TypeError:
-        return not inputs.dtype.is_floating_point and len(inputs.shape) == 1

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from hookrun.errors import HookrunError
 from hookrun.hook_types import FORWARD, FORWARD_PRE
 from hookrun.models.decoder import SumOfTwo
-from hookrun.plan.plan import Match, ResolvedPlan
+from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime import Installation
 from hookrun.runtime.site import HookSite
 from hookrun.tasks.lens.places import HeadsPlace, Places
-from hookrun.tasks.run.observers import observer
+from hookrun.tasks.run.observers import matches, observer
 from hookrun.tasks.training.finite import not_finite
 from hookrun.values.containers import tensors
+from hookrun.values.tensors import computable
 
 EMBED = "embed"
 BIAS = "bias"
@@ -91,13 +92,9 @@ class Observer:
         outputs = dict.fromkeys(
             [*self.embeddings, *inner_paths, *places.blocks, places.final_norm, places.unembed]
         )
-        before, after = (
-            tuple(Match(path, (path,), type(model.get_submodule(path)).__name__, 0) for path in paths)
-            for paths in (inputs, outputs)
-        )
         hooks = (
-            observer("lens inputs", FORWARD_PRE, before, self._entered),
-            observer("lens outputs", FORWARD, after, self._left),
+            observer("lens inputs", FORWARD_PRE, matches(model, inputs), self._entered),
+            observer("lens outputs", FORWARD, matches(model, outputs), self._left),
         )
         self.installation = Installation(ResolvedPlan(type(model).__name__, hooks), model)
 
@@ -200,7 +197,7 @@ def find_structure(
         left = seen.outputs[block]
         of_block = _chains(model, block, seen, left.shape)
         added = [seen.outputs[chain[-1]] for chain in of_block]
-        if not _adds_up([entered, *(wide(rows) * _factor(model, block) for rows in added)], left):
+        if not _adds_up([entered, *(computable(rows) * _factor(model, block) for rows in added)], left):
             of_block = ()
         if places.heads and _attention(of_block, places.heads[layer]) is None:
             raise HookrunError(
@@ -246,12 +243,12 @@ def _adds_up(parts: Sequence[Tensor], expected: Tensor) -> bool:
     """Whether the parts add up to `expected`, within `_SLACK` machine epsilons of the sum of their magnitudes."""
     if any(part.shape != expected.shape for part in parts):
         return False
-    total, magnitude = torch.zeros_like(wide(expected)), torch.zeros_like(wide(expected))
+    total, magnitude = torch.zeros_like(computable(expected)), torch.zeros_like(computable(expected))
     for part in parts:
         total += part
         magnitude += part.abs()
     most = _SLACK * torch.finfo(expected.dtype).eps * magnitude.clamp_min(1e-30)
-    return bool(((total - wide(expected)).abs() <= most).all())
+    return bool(((total - computable(expected)).abs() <= most).all())
 
 
 # ---- parts of the stream ---------------------------------------------------------------------------------------
@@ -275,12 +272,12 @@ def contributions(
     """
     entered = seen.inputs[places.blocks[0]]
     for path in structure.embeddings:
-        yield StreamPart(path, None, None, wide(seen.outputs[path]))
+        yield StreamPart(path, None, None, computable(seen.outputs[path]))
     if not structure.embeddings:
-        yield StreamPart(EMBED, None, None, wide(entered))
+        yield StreamPart(EMBED, None, None, computable(entered))
     for layer, (block, chains) in enumerate(zip(places.blocks, structure.chains, strict=True)):
         if not chains:
-            yield StreamPart(block, layer, None, wide(seen.outputs[block]) - wide(entered))
+            yield StreamPart(block, layer, None, computable(seen.outputs[block]) - computable(entered))
         factor = _factor(model, block)
         attention = _attention(chains, places.heads[layer]) if places.heads else None
         for chain in chains:
@@ -288,7 +285,7 @@ def contributions(
                 yield from _heads(model, seen, layer, chain, places.heads[layer], factor)
             else:
                 name = next(path for path in reversed(chain) if _has_matrix(model, path))
-                yield StreamPart(name, layer, None, wide(seen.outputs[chain[-1]]) * factor)
+                yield StreamPart(name, layer, None, computable(seen.outputs[chain[-1]]) * factor)
         entered = seen.outputs[block]
 
 
@@ -311,7 +308,7 @@ def _heads(
         raise HookrunError(f"{place.path} was not called: name the projections with task.heads")
     each = _head_rows(model, place, read)
     bias = model.get_parameter(place.bias).detach() if place.bias else None
-    constant = torch.zeros_like(each[:, 0]) if bias is None else wide(bias).expand(len(each), -1)
+    constant = torch.zeros_like(each[:, 0]) if bias is None else computable(bias).expand(len(each), -1)
     first = next(number for number, path in enumerate(chain) if place.is_in(path))
     for path in chain[first + 1 :]:
         module: Any = model.get_submodule(path)
@@ -331,9 +328,9 @@ def _heads(
 def _head_rows(model: nn.Module, place: HeadsPlace, read: Tensor) -> Tensor:
     """[N, heads, D]: the contribution of each head."""
     if place.by_output:
-        return wide(read)
+        return computable(read)
     module: Any = model.get_submodule(place.path)
-    weight = wide(module.weight.detach())
+    weight = computable(module.weight.detach())
     # The weight of transformers' Conv1D is already [in, out].
     weight = weight.T if isinstance(module, nn.Linear) else weight
     width, count = weight.shape[0], place.count
@@ -342,7 +339,7 @@ def _head_rows(model: nn.Module, place: HeadsPlace, read: Tensor) -> Tensor:
             f"{place.path}: its input of {read.shape[-1]} features is not the output of {count} heads"
         )
     return torch.einsum(
-        "nhd,hdw->nhw", wide(read).unflatten(-1, (count, -1)), weight.unflatten(0, (count, -1))
+        "nhd,hdw->nhw", computable(read).unflatten(-1, (count, -1)), weight.unflatten(0, (count, -1))
     )
 
 
@@ -371,11 +368,6 @@ class FrozenNorm:
         return rows if self.weight is None else rows * self.weight
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """The tensor in float32; a float64 tensor stays as it is."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
 def rounding(dtype: torch.dtype, expected: Tensor) -> Tensor:
     """[N, 1]: the largest accepted difference between two computations of the rows `expected` [N, D] in this dtype.
 
@@ -395,7 +387,7 @@ def frozen(path: str, module: nn.Module, rows: Tensor, expected: Tensor) -> Froz
             f"{path} ({type(module).__name__}) returned {bad}, so its scale cannot be frozen; a `check` hook on the "
             "blocks finds where they begin, and task.parts=residual task.norm=applied reads the rest"
         )
-    dtype, rows, expected = rows.dtype, wide(rows), wide(expected)
+    dtype, rows, expected = rows.dtype, computable(rows), computable(expected)
     best, least = None, None
     for candidate in _candidates(module, rows):
         made = candidate(rows)
@@ -417,7 +409,7 @@ def _candidates(module: nn.Module, rows: Tensor) -> Iterator[FrozenNorm]:
     )
     known = (torch.finfo(rows.dtype).eps, 1e-5, 1e-6) if given is None else (given,)
     parameters = [getattr(module, name, None) for name in ("weight", "bias")]
-    weight, bias = (wide(each.detach()) if isinstance(each, Tensor) else None for each in parameters)
+    weight, bias = (computable(each.detach()) if isinstance(each, Tensor) else None for each in parameters)
     for parameter in (weight, bias):
         last = 1 if parameter is None else parameter.shape[-1:].numel()
         if parameter is not None and (parameter.numel() != last or last not in (1, rows.shape[-1])):

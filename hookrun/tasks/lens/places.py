@@ -8,14 +8,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookrun.config.validation import join
-from hookrun.errors import compile_error, listed, nearest
+from hookrun.errors import Mistakes, compile_error, listed, nearest
 from hookrun.models.attention_points import HeadwiseProjection
 from hookrun.models.decoder import FromHeads, SumOfHeads
 from hookrun.plan.heads import head_count
 from hookrun.plan.model_tree import ModelNames
 from hookrun.spec.heads import Heads
 from hookrun.spec.selector import Selector
-from hookrun.tasks.run.prepare import Mistakes
 
 FINAL_NORMS = (
     *("ln_final", "ln_f", "norm", "final_layer_norm", "final_layernorm", "final_norm", "norm_f"),
@@ -26,7 +25,6 @@ _LISTS = ("blocks", "layers", "h", "layer", "decoder_layers")
 _PROJECTIONS = ("c_proj", "o_proj", "out_proj", "dense", "wo")
 _ATTENTION = ("attn", "attention")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
-_SHOWN = 6
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ def _blocks(model: nn.Module) -> list[str]:
     looked = f"a list called {listed(_LISTS, 9)}"
     if counts:
         looked = f"a list of {listed(map(str, sorted(counts)), 3)} modules"
-    there = f"found {listed(outermost, _SHOWN)}" if outermost else "there is none"
+    there = f"found {listed(outermost)}" if outermost else "there is none"
     raise compile_error(
         "task.residual",
         f"the blocks of {type(model).__name__} were not found: looked for {looked}, {there}",
@@ -239,7 +237,7 @@ def _heads(model: nn.Module, block: str, chosen: list[str] | None) -> HeadsPlace
     if len(paths) != 1:
         raise compile_error(
             "task.heads",
-            f"{block}: looked for {looked}, found {listed(paths, _SHOWN) if paths else 'none'}",
+            f"{block}: looked for {looked}, found {listed(paths) if paths else 'none'}",
             "name one in each block: task.heads='**.attn.o_proj'",
         )
     place = _place(model, paths[0])

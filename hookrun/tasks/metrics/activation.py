@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from hookrun.config.validation import Section, parse
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.hook_types import FORWARD
-from hookrun.plan.plan import Match, ResolvedPlan
+from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime import Installation
 from hookrun.runtime.part import Part
 from hookrun.runtime.site import HookSite
-from hookrun.tasks.run.observers import observer
+from hookrun.tasks.run.observers import matches, observer
 from hookrun.values.containers import tensors
 from hookrun.values.index import Index
 
@@ -56,9 +56,8 @@ class ActivationLoss:
 
     def watching(self, model: nn.Module) -> Installation:
         """An installation within which the loss sees the module's outputs."""
-        path = self.keys.module
-        match = Match(path, (path,), type(model.get_submodule(path)).__name__, 0)
-        return Installation(ResolvedPlan("", (observer("activation", FORWARD, (match,), self._see),)), model)
+        module = matches(model, [self.keys.module])
+        return Installation(ResolvedPlan("", (observer("activation", FORWARD, module, self._see),)), model)
 
     def _see(self, site: HookSite, value: Any) -> None:
         self._seen = next(tensors(value), None)

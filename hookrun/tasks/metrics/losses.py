@@ -172,15 +172,13 @@ def _wrong_arguments(loss: Loss, name: str, args: Mapping[str, Any]) -> list[Pro
 class TrainLoss:
     """A loss that can be computed.
 
-    needs_target: it needs targets
-    code:         the code of a user's own loss; None for one of hookrun's
-    sums:         it is the sum over a batch; otherwise the mean
-    module:       the module that computes it; None: a function does
+    code:   the code of a user's own loss; None for one of hookrun's
+    sums:   it is the sum over a batch; otherwise the mean
+    module: the module that computes it; None: a function does
     """
 
     name: str
     function: Loss
-    needs_target: bool
     code: Code | None = None
     sums: bool = False
     module: nn.Module | None = None
@@ -206,18 +204,18 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
             f"use {NEXT_TOKEN}, or output if the model computes its own loss",
         )
     if name == ACTIVATION:
-        return TrainLoss(name, ActivationLoss(args, WHERE), needs_target=False)
+        return TrainLoss(name, ActivationLoss(args, WHERE))
     if name in LOSSES:
         loss = LOSSES[name]
         if args and (problems := _wrong_arguments(loss, name, args)):
             raise SpecError(problems)
         loss = replace(loss, args=args) if isinstance(loss, TorchLoss) else loss
-        return TrainLoss(name, loss, name in NEED_TARGET, sums=name in SUMS)
+        return TrainLoss(name, loss, sums=name in SUMS)
     if is_user_code(name, KIND):
         own = load(name, KIND, f"{WHERE}.name" if args else WHERE)
         function = UserFunction.of(own, args, WHERE)
         module = function.call if isinstance(function.call, nn.Module) else None
-        return TrainLoss(own.name, function.loss, False, own.code, module=module)
+        return TrainLoss(own.name, function.loss, own.code, module=module)
     known = [*LOSSES, ACTIVATION, *short_names(KIND)]
     raise spec_error(WHERE, f"found {name!r}, which is not a loss", nearest(name, known))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hookrun.data import DataInfo
-from hookrun.errors import HookrunError, Problem, SpecError, nearest, spec_error
+from hookrun.errors import HookrunError, Mistakes, Problem, nearest, spec_error
 from hookrun.spec.experiment import Train
 from hookrun.spec.objective import By, Direction, MetricKeys, direction_of
 from hookrun.tasks.metrics.losses import UserFunction
@@ -131,11 +130,9 @@ def kl(part: RowPart) -> Tensor | None:
 
 
 def _exp(value: float) -> float:
-    """exp(value), infinite where Python's own function raises OverflowError."""
-    return math.exp(value) if not value > _LARGEST else math.inf
+    """exp(value); infinite where Python's own function raises OverflowError."""
+    return torch.tensor(value, dtype=torch.float64).exp().item()
 
-
-_LARGEST = 709.0
 
 PERPLEXITY, PROBABILITY, RANK = "perplexity", "probability", "rank"
 LOGIT_DIFFERENCE, KL = "logit_difference", "kl"
@@ -191,25 +188,22 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
     """
     if names is None:
         return DEFAULT
-    metrics, problems = list[Metric](), list[Problem]()
+    metrics, mistakes = list[Metric](), Mistakes()
     for place, keys in enumerate(names):
         entry, where = MetricKeys(name=keys) if isinstance(keys, str) else keys, f"{WHERE}.{place}"
-        try:
-            against = None if entry.against is None else entry.against.run
-            metric = replace(_load(entry.name, where), by=entry.by, against=against)
-        except SpecError as error:
-            problems += error.errors
+        loaded = mistakes.tried(_load, entry.name, where)
+        if loaded is None:
             continue
+        metric = replace(loaded, by=entry.by, against=None if entry.against is None else entry.against.run)
         # The same metric may be listed by position, by sample and for the total.
         for other in (each for each in metrics if each.name == metric.name):
             is_same = (other.against, other.code) == (metric.against, metric.code)
             if not is_same or other.by == metric.by:
                 what = f"two metrics have the name '{metric.name}', which is their key in metrics.jsonl"
-                problems.append(Problem(where, what, "leave one out, or give its function another name"))
+                mistakes.add([Problem(where, what, "leave one out, or give its function another name")])
                 break
         metrics.append(metric)
-    if problems:
-        raise SpecError(problems)
+    mistakes.refuse()
     return tuple(metrics)
 
 

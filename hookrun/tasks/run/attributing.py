@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,8 +33,9 @@ from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.backward_pass import Scoring
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
-from hookrun.tasks.run.observers import Exchange, observer, planned
-from hookrun.values.containers import rebuild, tensors
+from hookrun.tasks.run.observers import Exchange, matches, observer, planned
+from hookrun.values.containers import tensors
+from hookrun.values.tensors import computable
 
 MOST_BYTES = 2 * 2**30
 """How much memory the attributions of all samples may take."""
@@ -45,22 +46,25 @@ Values = dict[str, Tensor]
 """Name of an input, or path of a module -> a tensor with a row for each sample."""
 
 
-class Method(NamedTuple):
-    """The method and its keys, as in `task`."""
-
-    name: Literal["integrated_gradients", "grad_cam", "guided_backprop"]
-    steps: int
-    baseline: float
-
-
 class Attributing:
     """Attributes the score of each sample to the inputs or to the output of one module.
 
-    module: the path of the module; None: the inputs, for token ids the module that embeds them
+    module:                  the path of the module; None: the inputs, for token ids the module that embeds them
+    method, steps, baseline: the keys of the task
     """
 
-    def __init__(self, context: RunContext, method: Method, scoring: Scoring, module: str | None) -> None:
-        self._context, self._method, self._scoring = context, method, scoring
+    def __init__(
+        self,
+        context: RunContext,
+        scoring: Scoring,
+        module: str | None,
+        *,
+        method: str,
+        steps: int,
+        baseline: float,
+    ) -> None:
+        self._context, self._scoring = context, scoring
+        self._method, self._steps, self._baseline = method, steps, baseline
         self._module, self._is_embedding = module, False
         self._leaves, self._values = Values(), Values()
         self._relus = 0
@@ -69,7 +73,7 @@ class Attributing:
     def forward(self, batch: Batch) -> Any:
         """The model's output for a batch, which stays as it is if the model writes into its inputs."""
         self._draws = [(site, site.draws_place) for site in self._context.hooks.sites if site.draws]
-        return self._context.forward(_copied(batch))
+        return self._context.forward(batch.copied())
 
     def _again(self, batch: Batch) -> Any:
         """The output for the same samples, with the same random numbers of hooks."""
@@ -89,7 +93,7 @@ class Attributing:
         with self._context.standing_in():
             if self._module is None and not _floating(batch):
                 self._module, self._is_embedding = self._embedding(batch), True
-            match self._method.name:
+            match self._method:
                 case "grad_cam":
                     found = self._grad_cam(*self._gradients(scoring, batch))
                 case "guided_backprop":
@@ -97,7 +101,7 @@ class Attributing:
                 case _:
                     found = self._integrated(scoring, batch)
             result: Values = {"scores": scores}
-            if self._method.name == "integrated_gradients" and len(scores) == len(batch.ids):
+            if self._method == "integrated_gradients" and len(scores) == len(batch.ids):
                 with self._installed(0.0):
                     at_baseline = scoring.of_samples(self._forward(batch, 0.0), batch.target, batch)
                 total = sum(values.flatten(1).sum(1) for values in found.values())
@@ -122,14 +126,14 @@ class Attributing:
     # ---- the methods -----------------------------------------------------------------------------------------------
 
     def _integrated(self, scoring: Scoring, batch: Batch) -> Values:
-        nodes, weights = np.polynomial.legendre.leggauss(self._method.steps)
+        nodes, weights = np.polynomial.legendre.leggauss(self._steps)
         total: Values = {}
         for node, weight in zip(nodes, weights, strict=True):
             _, gradients = self._gradients(scoring, batch, (1 + node) / 2)
             for name, gradient in gradients.items():
                 part = gradient * (weight / 2)
                 total[name] = total[name] + part if name in total else part
-        return {name: each * (self._values[name] - self._method.baseline) for name, each in total.items()}
+        return {name: each * (self._values[name] - self._baseline) for name, each in total.items()}
 
     def _grad_cam(self, values: Values, gradients: Values) -> Values:
         """[B, 1, height, width]: the sum over the channels [B, C, height, width], weighted by their mean gradients."""
@@ -157,7 +161,7 @@ class Attributing:
                 total = scoring(output, batch.target, batch)
             if not self._leaves:
                 raise HookrunError(f"task.select: {self._module} was not called")
-            if self._method.name == "guided_backprop":
+            if self._method == "guided_backprop":
                 self._require_modules(total)
             # a leaf requires no gradient where the model switches gradients off
             leaves = {name: leaf for name, leaf in self._leaves.items() if leaf.requires_grad}
@@ -169,7 +173,7 @@ class Attributing:
             raise HookrunError(
                 f"task.select: the first dimension of what {wrong[0]} returns is not the samples"
             )
-        return self._values, {name: _precise(each) for name, each in found.items()}
+        return self._values, {name: computable(each) for name, each in found.items()}
 
     def _installed(self, share: float) -> Installation:
         return Installation(ResolvedPlan("", self._hooks(share)), self._context.model)
@@ -178,7 +182,7 @@ class Attributing:
         """The model's output with the values at `share` of the way from the baseline, as leaves of the graph."""
         self._leaves, self._values, self._relus = {}, {}, 0
         if self._module is not None:
-            return self._again(_copied(batch))
+            return self._again(batch.copied())
         change = {name: self._leaf(name, tensor, share) for name, tensor in _floating(batch).items()}
         inputs = {**batch.inputs, **change} if isinstance(batch.inputs, dict) else change[""]
         return self._again(replace(batch, inputs=inputs))
@@ -190,7 +194,7 @@ class Attributing:
                 f"task.select: {name} is called several times, or returns several tensors: name another"
             )
         value = self._values[name] = value.detach().clone()
-        start = self._method.baseline
+        start = self._baseline
         leaf = value if share == 1 else start + share * (value - start)
         self._leaves[name] = leaf = leaf.to(value.dtype).requires_grad_(torch.is_grad_enabled())
         return leaf.clone()
@@ -199,11 +203,13 @@ class Attributing:
         hooks = list[PlannedHook]()
         if self._module is not None:
             exchange = Exchange(change=lambda site, value: self._leaf(site.path, value, share))
-            hooks.append(planned("attributed", FORWARD, (self._match(self._module),), exchange))
-        if self._method.name == "guided_backprop":
-            matches = self._matches(nn.ReLU)
-            hooks.append(observer("relus", FORWARD, matches, self._count))
-            hooks.append(planned("guided", OUTPUT_GRAD, matches, Clamp(min=0)))
+            hooks.append(
+                planned("attributed", FORWARD, matches(self._context.model, [self._module]), exchange)
+            )
+        if self._method == "guided_backprop":
+            relus = self._matches(nn.ReLU)
+            hooks.append(observer("relus", FORWARD, relus, self._count))
+            hooks.append(planned("guided", OUTPUT_GRAD, relus, Clamp(min=0)))
         return tuple(hooks)
 
     def _count(self, site: HookSite, value: Any) -> None:
@@ -224,7 +230,7 @@ class Attributing:
 
     def _embedding(self, batch: Batch) -> str:
         """The path of the nn.Embedding that is called with the batch's token ids. HookrunError unless there is one."""
-        batch = _copied(batch)
+        batch = batch.copied()
         inputs = batch.inputs if isinstance(batch.inputs, dict) else {IDS: batch.inputs}
         ids = {tensor.data_ptr() for tensor in ([inputs[IDS]] if IDS in inputs else inputs.values())}
         paths = dict[str, None]()
@@ -245,25 +251,14 @@ class Attributing:
         return next(iter(paths))
 
     def _matches(self, kind: type[nn.Module]) -> tuple[Match, ...]:
-        modules = self._context.model.named_modules()
-        return tuple(self._match(path) for path, module in modules if isinstance(module, kind))
-
-    def _match(self, path: str) -> Match:
-        return Match(path, (path,), type(self._context.model.get_submodule(path)).__name__, 0)
+        model = self._context.model
+        return matches(model, [path for path, module in model.named_modules() if isinstance(module, kind)])
 
 
 def _floating(batch: Batch) -> Values:
     """The floating-point inputs by name; a single input has the name ''."""
     inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {"": batch.inputs}
     return {name: tensor for name, tensor in inputs.items() if tensor.is_floating_point()}
-
-
-def _copied(batch: Batch) -> Batch:
-    return replace(batch, inputs=rebuild(batch.inputs, torch.clone))
-
-
-def _precise(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _from_first_real(values: Tensor, batch: Batch) -> Tensor:

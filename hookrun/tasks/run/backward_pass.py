@@ -19,6 +19,7 @@ from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
 from hookrun.trust.load import METRICS, load
 from hookrun.values.containers import differentiable, rebuild
+from hookrun.values.tensors import computable
 
 Score = Callable[[Any, Tensor, Batch | None], Tensor]
 """(the model's output for a batch, its targets [B, ...], the batch; None: an example of the data) -> the sum of its
@@ -139,8 +140,7 @@ def own_score(keys: BackwardPass, where: str) -> Callable[[Any, Tensor], Tensor]
 
 def _precise(leaf: Any) -> Any:
     """A tensor in half precision as float32: a sum in half precision would be inexact."""
-    is_half = isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
-    return leaf.float() if is_half else leaf
+    return computable(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 def _reduce(context: RunContext) -> None:

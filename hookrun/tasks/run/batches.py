@@ -18,6 +18,7 @@ from hookrun.ranks.alone import ALONE, Ranks, share
 from hookrun.runtime.rng import derived_seed
 from hookrun.signals import left_to_main
 from hookrun.spec import Settings
+from hookrun.spec.when import Wanted, typed
 from hookrun.tasks.run.prepare import Prepared
 from hookrun.tasks.run.session import all_seeded, seeded
 from hookrun.values.containers import rebuild
@@ -33,6 +34,7 @@ class Batch:
     population: how many samples of the split the run can reach
     data:       the samples from which the batch was taken
     whole:      the number of rows of the batch on all ranks together
+    labels:     [B, ...] on the CPU, the targets as they were read
     pattern:    if this rank has no row of the batch, a batch with a row of another rank, for sharded models, whose
                 forward all ranks must call
     """
@@ -44,7 +46,28 @@ class Batch:
     split: Split
     data: Samples
     whole: int
+    labels: Tensor
     pattern: Batch | None = None
+
+    def holding(self, wanted: Wanted) -> Tensor:
+        """[B] bool on the CPU: the samples that have in each of the fields one of the wanted values."""
+        those = {name: {typed(value) for value in values} for name, values in wanted.items()}
+        of_fields = [[typed(value) in those[name] for value in self._field(name)] for name in those]
+        return torch.tensor(
+            [all(each) for each in zip(*of_fields, strict=True)], dtype=torch.bool, device="cpu"
+        )
+
+    def _field(self, name: str) -> list[Any]:
+        """The value of each sample in a field of `DataInfo.known_fields`; None where it has none."""
+        numbers: list[int] = self.ids.tolist()
+        if name in self.data.field_names:
+            return [self.data.fields(number).get(name) for number in numbers]
+        if name in ("label", "class"):
+            labels: list[int] = self.labels.tolist()
+            return labels if name == "label" else [self.data.class_name(label) for label in labels]
+        if name == "file":
+            return [self.data.file(number) for number in numbers]
+        return numbers if name == "sample" else [self.split] * len(numbers)
 
     @property
     def spans(self) -> Mapping[str, Tensor]:
@@ -60,6 +83,10 @@ class Batch:
     def weight(self) -> Tensor | int:
         """The weight of its mean loss: the number of samples, or for sequences of tokens to be predicted."""
         return (self.target != IGNORED).sum() if self.data.of_tokens else len(self.ids)
+
+    def copied(self) -> Batch:
+        """The batch with copies of its inputs, into which a model may write."""
+        return replace(self, inputs=rebuild(self.inputs, lambda leaf: leaf.detach().clone()))
 
     def to(self, device: torch.device | str, **options: Any) -> Batch:
         """The batch with inputs and target on the device; the ids stay on the CPU."""
@@ -216,7 +243,7 @@ class Batches:
     def _batch(self, at: int, ids: Tensor, inputs: Any, target: Any) -> Batch:
         """The batch with the number `at` in the pass, on the device."""
         whole = min(self._batch_size, self.samples - at * self._batch_size)
-        batch = Batch(ids, inputs, target, self._population, self.split, self.data, whole)
+        batch = Batch(ids, inputs, target, self._population, self.split, self.data, whole, target)
         return batch if self._device.type == "cpu" else batch.to(self._device, non_blocking=True)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,27 +26,19 @@ from hookrun.store.run_dir import RunDir
 from hookrun.store.states.files import SECONDS
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.measuring import Measuring
-from hookrun.tasks.resume.states import Resuming
 from hookrun.tasks.run.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.run.compile_check import Compiled, buffers_kept
 from hookrun.tasks.run.prepare import Prepared, as_call
 from hookrun.tasks.run.progress import Screen, numbers
+from hookrun.tasks.run.resuming import Resuming
 from hookrun.tasks.run.sample_names import SampleNames
 from hookrun.tasks.run.session import generator_states, leave_new_memory, set_generators
 from hookrun.tasks.run.sink import RunSink
 from hookrun.tasks.sharded.over_ranks import agreed_stop, draws_of_main, summed
 from hookrun.tasks.sharded.sharding import reshard
-from hookrun.values.containers import rebuild
 
-
-class Resumable(Protocol):
-    """An object with sums over batches, which can be saved and loaded."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state between two batches, as plain values and tensors."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace its state by a saved one."""
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
 
 @dataclass
@@ -59,7 +51,7 @@ class PartialPass:
     """
 
     step: int
-    holding: Mapping[str, Resumable] = field(default_factory=dict)
+    holding: Mapping[str, Stateful] = field(default_factory=dict)
     batches: int = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -115,6 +107,7 @@ class RunContext:
         hooks = [hook.spec for hook in self.prepared.plan.hooks]
         self._may_stop = any(hook.action.value_of(Meaning.POLICY) == "stop" for hook in hooks)
         clauses = [hook.keys.tokens for hook in hooks if hook.keys.tokens is not None]
+        self._of_data = {hook.name: wanted for hook in hooks if (wanted := hook.keys.when.data) is not None}
         self._names_spans = any(tokens.spans for clause in clauses for tokens in clause.filters)
 
     @property
@@ -153,6 +146,7 @@ class RunContext:
             clock.rows = None if clock.stands_in else RowsOfRank(mine, batch.whole)
         if self._names_spans:
             self.hooks.spans = batch.spans
+        clock.holding = {name: batch.holding(wanted) for name, wanted in self._of_data.items()}
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
@@ -170,7 +164,7 @@ class RunContext:
 
         It is computed before the output with hooks, so that layers such as dropout draw the same numbers for both.
         """
-        args, kwargs = as_call(rebuild(batch.inputs, _copied), self.model)
+        args, kwargs = as_call(batch.copied().inputs, self.model)
         states = generator_states()
         with self.hooks.paused(), buffers_kept(self.model), torch.no_grad(), self.autocast():
             try:
@@ -306,7 +300,7 @@ class RunContext:
         if self.prepared.plan.no_output is not None:
             measures, store = False, None
         average = self.average()
-        held: dict[str, Resumable] = {"average": average, **({} if names is None else {"names": names})}
+        held: dict[str, Stateful] = {"average": average, **({} if names is None else {"names": names})}
         with self.evaluating(batches, label, held) as (passed, shown):
             for batch in passed:
                 number = self.hooks.clock.step
@@ -332,7 +326,7 @@ class RunContext:
         self,
         batches: Batches | BatchesOfSplits,
         label: str,
-        holding: Mapping[str, Resumable] | None = None,
+        holding: Mapping[str, Stateful] | None = None,
     ) -> Iterator[tuple[Iterator[Batch], dict[str, float]]]:
         """One pass in evaluation mode without gradients; the clock's step and the model's mode are restored afterwards.
 
@@ -403,7 +397,3 @@ class RunContext:
                 due = not trains and (self.run_dir.shards != shards or self.resuming.seconds >= SECONDS)
                 if self.resuming.point(due):
                     shards = self.run_dir.shards
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf

@@ -24,7 +24,7 @@ from torch.amp import GradScaler
 from hookrun.errors import HookrunError, first_lines, spec_error
 from hookrun.models import RANDOM
 from hookrun.models.weights import change_of
-from hookrun.plan import table
+from hookrun.plan.table import SHOWN, show
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.runtime import Installation
 from hookrun.runtime.install import describe_inactive
@@ -39,7 +39,6 @@ from hookrun.tasks.base import Ready, goal_of
 from hookrun.tasks.loggers import Loggers
 from hookrun.tasks.loggers.base import LoggedRun
 from hookrun.tasks.metrics.activation import ActivationLoss
-from hookrun.tasks.resume.states import Resuming, require_same
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.endings import (
     ending,
@@ -52,6 +51,7 @@ from hookrun.tasks.run.endings import (
 )
 from hookrun.tasks.run.prepare import Prepared
 from hookrun.tasks.run.progress import Screen
+from hookrun.tasks.run.resuming import Resuming, require_same
 from hookrun.tasks.run.session import session
 from hookrun.tasks.run.sink import RunSink
 from hookrun.tasks.sharded.over_ranks import RANKS, bytes_of_all, counts_of_all, effects_of_all, left_out
@@ -116,7 +116,7 @@ def run_under_hooks(
     run_dir.write(MODEL, {**facts, "trained": prepared.task.trains})
     settings, ranks = prepared.settings, run_dir.ranks
     screen = Screen(quiet=not ranks.is_main)
-    show_plan(prepared, screen, table.SHOWN)
+    show_plan(prepared, screen, SHOWN)
     sharded = ranks.several and settings.compute.strategy == "fsdp"
     repeats = prepared.task.repeats_passes
     reduced = ReducedGradients(stands_in=sharded or repeats) if ranks.several or repeats else None
@@ -173,7 +173,7 @@ def run_under_hooks(
                 counts_of_all(run_dir.captures.counts, ranks, run_dir.reached)
         for line in hook_lines(context):
             screen.say(line)
-        inactive, stopped = describe_inactive(hooks.unexplained, table.SHOWN), hooks.stopped
+        inactive, stopped = describe_inactive(hooks.unexplained, SHOWN), hooks.stopped
         if inactive and settings.strict and stopped is None:
             raise HookrunError("\n".join(["strict: hooks matched and did nothing", *inactive]))
         screen.note(inactive, "WARNING")
@@ -236,7 +236,7 @@ def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> N
     """Print the plan with at most `limit` modules for each hook (None: all), the weights' source, lines and notes."""
     several = prepared.settings.compute.strategy != "none"
     console = screen.for_plan(has_hooks=bool(prepared.plan.hooks))
-    table.show(prepared.plan, console, limit, under_ranks(prepared.plan) if several else None)
+    show(prepared.plan, console, limit, under_ranks(prepared.plan) if several else None)
     weights, task = prepared.weights, prepared.task
     if weights == RANDOM and not task.trains:
         weights += (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookrun.actions.base import Action
 from hookrun.hook_types import HookType
@@ -39,6 +39,11 @@ class Exchange(Action):
     def build(self, site: Any) -> Callable[[Any], Any]:
         """`change` for this site."""
         return partial(self.change, site)
+
+
+def matches(model: nn.Module, paths: Iterable[str]) -> tuple[Match, ...]:
+    """The modules at these paths, as what hooks act on."""
+    return tuple(Match(path, (path,), type(model.get_submodule(path)).__name__, 0) for path in paths)
 
 
 def observer(name: str, hook_type: HookType, matches: tuple[Match, ...], see: See) -> PlannedHook:

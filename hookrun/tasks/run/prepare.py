@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hookrun import data, models
-from hookrun.actions.values import InlineFunction, PassValue
 from hookrun.data import DataInfo, Split
 from hookrun.data.info import SPLITS
 from hookrun.data.samples import IGNORED
 from hookrun.data.tokens import AMBIGUOUS
-from hookrun.errors import CompileError, Problem, Refusal, SpecError, listed
+from hookrun.errors import CompileError, Mistakes, Problem, Refusal, SpecError, listed
 from hookrun.models.arguments import unfit_tokens
 from hookrun.plan.model_tree import unhookable
 from hookrun.prove.trial import Example, Plan, compile_plan
-from hookrun.run_values import PendingRun, RunReferences, with_found_weights
+from hookrun.run_values import Rows, RunReferences, with_found_weights
 from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
 from hookrun.runtime.wiring import Around
 from hookrun.spec import Experiment, Settings, Spec
@@ -49,9 +48,6 @@ MOST_CHECKED = 4_096
 
 Score = Callable[[Any, Tensor, None], Tensor]
 """(output, targets, None) -> the score from which a backward pass without training starts."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -89,42 +85,6 @@ class Prepared(Ready):
     def runs(self) -> tuple[UsedRunRecord, ...]:
         """The other runs from which hooks take values."""
         return self.plan.runs
-
-
-@dataclass
-class Mistakes:
-    """Collects mistakes, to tell them all at once.
-
-    problems:      the mistakes so far
-    unchecked:     what could not be checked because of them
-    of_hooks_only: all of them are of hooks that do not fit the model
-    """
-
-    problems: list[Problem] = field(default_factory=list, kw_only=True)
-    unchecked: list[str] = field(default_factory=list, kw_only=True)
-    of_hooks_only: bool = field(default=True, kw_only=True)
-
-    def add(self, problems: Sequence[Problem], *, of_hooks: bool = False) -> None:
-        """Add mistakes.
-
-        of_hooks: they are of hooks that do not fit the model
-        """
-        self.problems += problems
-        self.of_hooks_only &= of_hooks or not problems
-
-    def tried(self, make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
-        """The result of `make`. If it raises SpecError or CompileError, None, and its mistakes are added."""
-        try:
-            return make(*args, **options)
-        except Refusal as error:
-            self.add(error.errors, of_hooks=isinstance(error, CompileError))
-            return None
-
-    def refuse(self) -> None:
-        """Raise SpecError if there are mistakes; CompileError if only hooks do not fit the model."""
-        if self.problems:
-            kind = CompileError if self.of_hooks_only else SpecError
-            raise kind(list(dict.fromkeys(self.problems)), self.unchecked)
 
 
 @dataclass
@@ -212,15 +172,11 @@ def build(
     if parts.loss is not None and parts.loss.module is not None and parts.device is not None:
         parts.loss.module.to(parts.device)
     parts.metrics = parts.tried(load_metrics, metrics_of(settings.task))
-    if cache is None:
-        parts.model, parts.leftover, parts.applied, problems = load_model(
-            settings, info, trust, stands_in=with_data
-        )
-    else:
-        if (key := model_key(settings)) not in cache.model:
-            cache.model.clear()  # frees the last model first: two large models may not fit into memory
-            cache.model[key] = load_model(settings, info, trust)
-        parts.model, parts.leftover, parts.applied, problems = cache.model[key]
+    models_known = {} if cache is None else cache.model
+    if (key := model_key(settings)) not in models_known:
+        models_known.clear()  # frees the last model first: two large models may not fit into memory
+        models_known[key] = load_model(settings, info, trust, stands_in=with_data)
+    parts.model, parts.leftover, parts.applied, problems = models_known[key]
     parts.add(problems)
     if isinstance(function := parts.loss and parts.loss.function, ActivationLoss) and parts.model is not None:
         parts.add(function.problems(parts.model))
@@ -398,7 +354,7 @@ def leftover_problems(plan: Plan, leftover: Mapping[str, Tensor]) -> list[Proble
     return [Problem("model.weights", text, "use the model and the hooks that the file was saved with")]
 
 
-def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> list[Problem]:
+def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> Iterator[Problem]:
     """A problem for each value of another run that lacks the row of a sample which its hook will see.
 
     samples: the hooks see samples with ids below this; None: not known beforehand
@@ -410,22 +366,16 @@ def row_problems(plan: Plan, samples: int | None, *, trains: bool) -> list[Probl
         for field, by_module in hook.values.items()
         for rows in {id(rows): rows for rows in by_module.values()}.values()  # each once
     ]
-    problems = list[Problem]()
     for hook, field_name, rows in values:
-        if (
-            isinstance(rows, Tensor | PendingRun | InlineFunction | PassValue)
-            or rows.draws
-            or samples is None
-        ):
+        if not isinstance(rows, Rows) or rows.draws or samples is None:
             continue
         where = f"{hook.spec.where}.{field_name}"
         if trains and hook.spec.keys.when.mode != "train":
             text = "each training sample uses its own row, and validation samples have no rows"
-            problems.append(Problem(where, text, "add when: {mode: train}"))
+            yield Problem(where, text, "add when: {mode: train}")
         elif len(missing := rows.missing(torch.arange(samples))):
             hint = "capture them in that run too, or limit this run: train.limit_batches"
-            problems.append(Problem(where, rows.lacks(missing), hint))
-    return problems
+            yield Problem(where, rows.lacks(missing), hint)
 
 
 def missing_spans(

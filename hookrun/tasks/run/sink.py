@@ -17,7 +17,7 @@ from hookrun.ranks.alone import share
 from hookrun.runtime.records import Budget, RecordSink
 from hookrun.runtime.site import HookSite
 from hookrun.runtime.snapshot import TRACED, in_reach, opened
-from hookrun.store.format import STATS, TOKENS
+from hookrun.store.format import FAULTS, STATS, TOKENS
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loggers import Loggers
 from hookrun.values.containers import readable
@@ -30,8 +30,7 @@ class RunSink(RecordSink):
     loggers:  the loggers that show records live
     of_rows:  the names of the hooks that see only a rank's own rows of a batch, or act only on some ranks
     bytes:    hook -> the total bytes of the tensors that it has counted
-    counted:  [B], row numbers for a batch whose sample ids are not known; None: a capture has one row for each firing
-    numbered: how many rows of such batches were numbered
+    numbered: how many rows of batches whose sample ids are not known were numbered
     """
 
     wants_calls = True
@@ -42,7 +41,6 @@ class RunSink(RecordSink):
         self.bytes = Counter[str]()
         self.of_rows: Collection[str] = ()
         self.split: Split | None = None
-        self.counted: Tensor | None = None
         self.loggers = loggers if loggers is not None else Loggers()
         self._texts_known = set[int]()
         self._run_dir = run_dir
@@ -134,13 +132,19 @@ class RunSink(RecordSink):
         self._show(text)
 
     def store(self, record: dict[str, Any]) -> None:
-        """Append to stats.jsonl. Each rank writes records of its own rows; what is the same on each, rank 0 writes."""
+        """Append to stats.jsonl or faults.jsonl.
+
+        Each rank writes records of its own rows; what is the same on each, rank 0 writes.
+        """
         ranks = self._run_dir.ranks
         if ranks.several:
             if record["hook"] in self.of_rows:
                 record = {**record, OF_RANK: ranks.rank}
             elif not ranks.is_main:
                 return
+        if "bit" in record:
+            self._run_dir.append(FAULTS, [record])
+            return
         self.bytes[record["hook"]] += record.get("bytes", 0)
         self._run_dir.append(STATS, [record])
         self.loggers.record(record)

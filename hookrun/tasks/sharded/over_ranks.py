@@ -22,7 +22,6 @@ from hookrun.tasks.metrics.average import Average
 RANKS = "ranks"
 """The key of the list of RankStates in a state."""
 
-_SHOWN = 4
 
 RankState = Mapping[str, Any]
 """The keys `generators`, `hooks` and `sums` (key path in `held` -> the state of an Average)."""
@@ -133,7 +132,7 @@ def left_out(before: int, ranks: Ranks, hooks: Mapping[str, Collection[int]]) ->
     """
     if not (gone := [name for name, of in hooks.items() if ranks.size <= min(of) < before]):
         return []
-    what = f"{listed(gone, _SHOWN)}: `when.rank` names only ranks that the run does not have anymore"
+    what = f"{listed(gone)}: `when.rank` names only ranks that the run does not have anymore"
     return [f"{what} ({before} before, {ranks.size} now): it does not act anymore"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -15,70 +17,66 @@ from hookrun.tasks.metrics.losses import TrainLoss
 from hookrun.tasks.sharded.sharding import shard_problems
 from hookrun.values.index import Index
 
-_SHOWN = 4
 _WEIGHTED = ("weight", "ignore_index")
 """Arguments that make a loss a weighted mean, with a total weight that differs from rank to rank."""
 _MEAN_OF_LABELS = ("cross_entropy", "nll")
 
 
-def settings_misfits(settings: Settings, *, scores: bool) -> list[Problem]:
+def settings_misfits(settings: Settings, *, scores: bool) -> Iterator[Problem]:
     """Problems of the settings under several ranks.
 
     scores: the task computes the loss
     """
-    problems, strategy = list[Problem](), settings.compute.strategy
+    strategy = settings.compute.strategy
     if settings.compute.compile:
         what = f"a compiled model under compute.strategy={strategy} is not known to compute the same as one process"
-        problems.append(Problem("compute.compile", what, "leave one of them out"))
+        yield Problem("compute.compile", what, "leave one of them out")
     if strategy == "fsdp" and settings.compute.precision == "fp16":
         what = "the gradient scaler of fp16 is not known to be correct with sharded gradients"
-        problems.append(Problem("compute.precision", what, "use bf16, or compute=ddp"))
+        yield Problem("compute.precision", what, "use bf16, or compute=ddp")
     loss = settings.train.loss
     given = [key for key in _WEIGHTED if key in loss.args]
     if scores and loss.name in _MEAN_OF_LABELS and given:
         what = (
             f"{', '.join(given)} makes {loss.name} a weighted mean, which is not the mean of the ranks' means"
         )
-        problems.append(Problem(f"train.loss.{given[0]}", what, "leave it out, or use compute.strategy=none"))
-    return problems
+        yield Problem(f"train.loss.{given[0]}", what, "leave it out, or use compute.strategy=none")
 
 
-def hook_misfits(plan: ResolvedPlan) -> list[Problem]:
+def hook_misfits(plan: ResolvedPlan) -> Iterator[Problem]:
     """A problem for each hook whose results would depend on the number of ranks: it sees only a rank's own rows."""
-    problems, alone = list[Problem](), "use compute.strategy=none"
+    alone = "use compute.strategy=none"
     for hook in plan.hooks:
         spec, action = hook.spec, hook.spec.action
         if not spec.hook_type.of_rows:
             continue
-        name, misfits = action.action_name, list[tuple[str, str, str]]()
+        name, where = action.action_name, spec.where
         draws = action.draws and not action.own_functions()  # those are refused when they draw
         if draws and "generator" in action.uses:
             what = f"{name} may draw random numbers for the rows of a batch, which would differ by rank"
-            misfits.append(("action", what, alone))
+            yield Problem(f"{where}.action", what, alone)
         if draws and spec.keys.tokens is not None:
             what = f"{name} may draw random numbers for positions, and each rank has its own positions"
-            misfits.append(("tokens", what, alone))
+            yield Problem(f"{where}.tokens", what, alone)
         if action.mixes_rows:
             what = f"{name} needs all rows of the batch together, and each rank has only its own"
             hint = f"put it on the gradients of parameters (optimizer_step_pre), or {alone}"
-            misfits.append(("action", what, hint))
+            yield Problem(f"{where}.action", what, hint)
         for field, value in action.outside_values().items():
             if value.draws:
-                misfits.append((field, "each rank would draw other samples for its rows", alone))
+                yield Problem(f"{where}.{field}", "each rank would draw other samples for its rows", alone)
         if (index := spec.keys.index) is not None and _picks_rows(index, hook):
             what = f"'{index}' picks rows of the batch by their place, and each rank has only its own"
-            misfits.append(("index", what, alone))
+            yield Problem(f"{where}.index", what, alone)
         whole = [
             match.path or "(root)"
             for match in hook.matches
             if match.bytes is not None and not match.per_sample
         ]
         if action.captures and whole:
-            what = f"it has no row for each sample on {listed(whole, _SHOWN)}, and each rank would have another value"
+            what = f"it has no row for each sample on {listed(whole)}, and each rank would have another value"
             hint = "narrow `select`, or name a part with a row for each sample by `target`"
-            misfits.append(("action", what, hint))
-        problems += [Problem(f"{spec.where}.{key}", what, hint) for key, what, hint in misfits]
-    return problems
+            yield Problem(f"{where}.action", what, hint)
 
 
 def _picks_rows(index: Index, hook: PlannedHook) -> bool:
@@ -92,18 +90,17 @@ def _picks_rows(index: Index, hook: PlannedHook) -> bool:
     return bool(items) and items[0] != slice(None)
 
 
-def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains: bool) -> list[str]:
+def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains: bool) -> Iterator[str]:
     """A line for each result that necessarily differs between one process and several ranks."""
     modules = [(path or "(root)", module) for path, module in model.named_modules()] if trains else []
-    lines = list[str]()
     if norms := [path for path, module in modules if isinstance(module, _BatchNorm)]:
-        lines.append(f"batch statistics are those of a rank's own rows: {listed(norms, _SHOWN)}")
+        yield f"batch statistics are those of a rank's own rows: {listed(norms)}"
     if drops := [path for path, module in modules if _drops(module)]:
-        lines.append(f"dropout draws other masks on each rank: {listed(drops, _SHOWN)}")
+        yield f"dropout draws other masks on each rank: {listed(drops)}"
     if trains and loss.code is not None:
-        lines.append(f"train.loss: {loss.name} is assumed to be the mean over the samples of a batch")
-    differing = [(hook.spec.name, what) for hook in plan.hooks if (what := _differs(hook)) is not None]
-    return [*lines, *(f"{name}: {what}" for name, what in differing)]
+        yield f"train.loss: {loss.name} is assumed to be the mean over the samples of a batch"
+    differing = ((hook.spec.name, _differs(hook)) for hook in plan.hooks)
+    yield from (f"{name}: {what}" for name, what in differing if what is not None)
 
 
 def _differs(hook: PlannedHook) -> str | None:
@@ -147,8 +144,8 @@ def check_ranks(
 
     Raises CompileError for what several ranks cannot do, and under `strict` also for results that differ.
     """
-    problems = hook_misfits(plan)
-    lines = differences(plan, model, loss, trains=trains)
+    problems = list(hook_misfits(plan))
+    lines = list(differences(plan, model, loss, trains=trains))
     if settings.compute.strategy == "fsdp":
         problems += shard_problems(settings, model, plan)
         if (dtype := settings.compute.fsdp.mixed_precision) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from hookrun.spec.selector import Names
 from hookrun.values.containers import rebuild
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_SHOWN = 4
 
 
 def units(fsdp: Fsdp, model: nn.Module) -> list[str]:
@@ -30,32 +29,28 @@ def units(fsdp: Fsdp, model: nn.Module) -> list[str]:
     return sorted(paths, key=lambda path: path.count("."), reverse=True)
 
 
-def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> list[Problem]:
+def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> Iterator[Problem]:
     """Problems of sharding the model with fully_shard as configured."""
     fsdp, where = settings.compute.fsdp, "compute.fsdp.wrap"
-    problems = list[Problem]()
     paths = units(fsdp, model)
     if fsdp.wrap is not None and not paths:
         nearest = fsdp.wrap.nearest(Names(list(ModelNames(model).modules)))
-        problems.append(Problem(where, f"'{fsdp.wrap}' matches no module", nearest))
+        yield Problem(where, f"'{fsdp.wrap}' matches no module", nearest)
     lists = [path for path in paths if isinstance(model.get_submodule(path), nn.ModuleList | nn.ModuleDict)]
     if lists:
-        what = f"{listed(lists, _SHOWN)} is a list or dict of modules, which is never called itself"
-        problems.append(Problem(where, what, f"name its members, such as '{lists[0]}.*'"))
+        what = f"{listed(lists)} is a list or dict of modules, which is never called itself"
+        yield Problem(where, what, f"name its members, such as '{lists[0]}.*'")
     single = [name for name, each in model.named_parameters() if not each.dim()]
     if single:
-        what = f"fully_shard cannot shard parameters without dimensions: {listed(single, _SHOWN)}"
-        problems.append(Problem("compute.strategy", what, "use compute=ddp"))
+        what = f"fully_shard cannot shard parameters without dimensions: {listed(single)}"
+        yield Problem("compute.strategy", what, "use compute=ddp")
     for hook in plan.hooks:
         action = hook.spec.action
         adds = action.adds(hook.spec.name) is not None
         value = getattr(action, "value", None)
         if adds and getattr(action, "shape", () if isinstance(value, float) else None) == ():
             what = "fully_shard cannot shard a parameter without dimensions, and the hook adds one"
-            problems.append(
-                Problem(f"{hook.spec.where}.action", what, "give it one dimension, such as [0.0]")
-            )
-    return problems
+            yield Problem(f"{hook.spec.where}.action", what, "give it one dimension, such as [0.0]")
 
 
 def shard(model: nn.Module, fsdp: Fsdp, device: torch.device, size: int) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
@@ -19,14 +17,14 @@ from torch.optim import Optimizer
 
 from hookrun.errors import HookrunError, listed, reason
 from hookrun.hook_types import FORWARD, FORWARD_PRE
-from hookrun.plan.plan import Match, PlannedHook
+from hookrun.plan.plan import PlannedHook
 from hookrun.runtime import Installation
 from hookrun.runtime.optimizers import without_compiler
 from hookrun.runtime.records import Memory
 from hookrun.runtime.site import HookSite
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
-from hookrun.tasks.run.observers import observer
+from hookrun.tasks.run.observers import matches, observer
 from hookrun.tasks.run.prepare import as_call
 from hookrun.tasks.run.session import generator_states, set_generators
 from hookrun.tasks.training.finite import all_finite, not_finite
@@ -36,11 +34,8 @@ from hookrun.values.containers import tensors
 WHERE = "train.on_nonfinite"
 
 Outcome = Literal["stepped", "overflow", "skipped"]
-STEPPED: Outcome = "stepped"
-OVERFLOW: Outcome = "overflow"
-"""The gradient scaler itself skipped the step, and continues with a smaller scale."""
-SKIPPED: Outcome = "skipped"
-"""The loss or a gradient was not finite, and the optimizer did not step."""
+"""Of a step. `overflow`: the gradient scaler itself skipped the step, and continues with a smaller scale;
+`skipped`: the loss or a gradient was not finite, and the optimizer did not step."""
 
 LEAST_SCALE = 1.0
 """An overflow at this scale or below is not caused by the scaling, so a smaller scale would not help."""
@@ -100,17 +95,11 @@ class FiniteSteps:
 
         Raises HookrunError if the loss or a gradient is not finite and the policy is `error`.
         """
-        scaler = self._context.scaler
-        if not scaler.is_enabled():
-            try:
-                self._optimizer.step()
-            except _NotFinite:
-                return self._left_out()
-            return STEPPED
+        scaler = self._context.scaler  # one that is not enabled only steps the optimizer
         scale = scaler.get_scale()
         try:
             # Checked here too, since a scaler that overflows does not call the hook.
-            if not all_finite(self.losses):
+            if scaler.is_enabled() and not all_finite(self.losses):
                 raise _NotFinite
             scaler.step(self._optimizer)
         except _NotFinite:
@@ -118,16 +107,16 @@ class FiniteSteps:
             return self._left_out()
         scaler.update()
         if scaler.get_scale() >= scale:
-            return STEPPED
-        return self._left_out() if scale <= LEAST_SCALE else OVERFLOW
+            return "stepped"
+        return self._left_out() if scale <= LEAST_SCALE else "overflow"
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """torch's pre-hook of the optimizer."""
         overflow = getattr(optimizer, "found_inf", None)  # set if the optimizer itself skips the step
         if overflow is not None and overflow.item():
             return
-        groups = [group["params"] for group in optimizer.param_groups]
-        gradients = [each.grad for group in groups for each in group if each.grad is not None]
+        trained = (each for group in optimizer.param_groups for each in group["params"])
+        gradients = [each.grad for each in trained if each.grad is not None]
         finite = all_finite([*self.losses, *gradients])
         if self._context.sharded:  # each rank has only parts of the gradients
             finite = not self._context.ranks.largest([not finite])[0]
@@ -139,12 +128,12 @@ class FiniteSteps:
         policy, clock = context.settings.train.on_nonfinite, context.hooks.clock
         # A check hook has found it already and ends the run. The ranks agree on it, since they communicate below.
         if context.ranks.largest([context.stopped])[0]:
-            return SKIPPED
+            return "skipped"
         self.skipped += 1
         self._in_epoch += 1
         if policy == "skip" and self.skipped > MOST_REPORTED:
             self._before.restore_buffers()
-            return SKIPPED
+            return "skipped"
         wrong = next((number for number, loss in enumerate(self.losses) if not all_finite([loss])), None)
         what = "a gradient is not finite" if wrong is None else f"the loss is {float(self.losses[wrong])}"
         self._optimizer.zero_grad(set_to_none=True)  # frees memory to repeat the step
@@ -161,10 +150,10 @@ class FiniteSteps:
             raise HookrunError(f"{WHERE}: {text}\n    {_HINT}")
         if policy == "stop":
             context.sink.stop = f"{WHERE}: {text}"
-            return SKIPPED
+            return "skipped"
         more = " (later ones are only counted)" if self.skipped == MOST_REPORTED else ""
         context.screen.note([f"{WHERE}: skipped a step: {text}{more}"])
-        return SKIPPED
+        return "skipped"
 
     def end_epoch(self) -> dict[str, float]:
         """Print how many steps of the epoch were skipped; returns the entry for metrics.jsonl, empty without any."""
@@ -189,26 +178,22 @@ _NOT_REPRODUCED = (
     f"{UNKNOWN}: repeated from the same state, the step is finite, so the model, "
     "the loss or a hook depends on something that changes from call to call"
 )
-_SHOWN = 4
 
 
 # ---- the state before a step -----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Buffer:
-    """One buffer of a module, and its copy.
+class _Kept(NamedTuple):
+    """A buffer of a module as it was before a step.
 
-    tensor:  the buffer at the time of the copy
-    version: torch's version counter of `tensor` at the time of the copy; None: writes do not increase the counter
+    tensor:  the buffer itself
+    version: torch's version counter of `tensor`; None: writes do not increase the counter
+    copy:    its content
     """
 
-    path: str
-    module: nn.Module
-    name: str
-    tensor: Tensor | None = None
-    version: int | None = None
-    copy: Tensor | None = None
+    tensor: Tensor
+    version: int | None
+    copy: Tensor
 
 
 class BeforeStep:
@@ -219,50 +204,35 @@ class BeforeStep:
 
     def __init__(self, model: nn.Module, hooks: Installation, *, own_code: bool) -> None:
         self._own_code = own_code
-        modules = model.named_modules()
-        self._buffers = [_Buffer(path, module, name) for path, module in modules for name in module._buffers]
+        self._owners = {
+            (path, name): module for path, module in model.named_modules() for name in module._buffers
+        }
+        self._kept = dict[tuple[str, str], _Kept]()
         self._drawing = [site for site in hooks.sites if site.draws]
         self.take()
 
     def take(self) -> None:
         """Record the state. Only buffers that were written since the last call are copied."""
-        self._generators = generator_states(python=False)
-        self._python = (random.getstate(), np.random.get_state()) if self._own_code else None
+        self._generators = generator_states(python=self._own_code)
         self._draws = {(site.hook_name, site.path): site.draws_place for site in self._drawing}
-        written = list[_Buffer]()
-        for buffer in self._buffers:
-            now = buffer.module._buffers.get(buffer.name)
+        for place, module in self._owners.items():
+            now, kept = module._buffers.get(place[1]), self._kept.get(place)
             if now is None:
-                buffer.tensor = buffer.copy = None
+                self._kept.pop(place, None)
                 continue
             # torch counts no versions of these
-            uncounted = isinstance(buffer.module, _NormBase) or now.is_inference()
+            uncounted = isinstance(module, _NormBase) or now.is_inference()
             version = None if uncounted else now._version
-            if now is buffer.tensor and version is not None and version == buffer.version:
-                continue
-            buffer.tensor, buffer.version = now, version
-            if buffer.copy is None or buffer.copy.shape != now.shape or buffer.copy.dtype != now.dtype:
-                buffer.copy = now.detach().clone()
-            else:
-                written.append(buffer)
-        if written:
-            with torch.no_grad():
-                torch._foreach_copy_(
-                    [buffer.copy for buffer in written],  # type: ignore[misc]
-                    [buffer.tensor for buffer in written],  # type: ignore[misc]
-                )
+            if kept is None or kept.tensor is not now or version is None or kept.version != version:
+                self._kept[place] = _Kept(now, version, now.detach().clone())
 
     @torch.no_grad()
     def restore(self, copy: nn.Module, hooks: Installation) -> None:
         """Set the random generators, and the buffers and hooks' draws of a copy of the model, to the recorded state."""
         set_generators(self._generators)
-        if self._python is not None:
-            random.setstate(self._python[0])
-            np.random.set_state(self._python[1])
         modules = dict(copy.named_modules())
-        for buffer in self._buffers:
-            if buffer.copy is not None:
-                modules[buffer.path]._buffers[buffer.name] = buffer.copy.clone()
+        for (path, name), kept in self._kept.items():
+            modules[path]._buffers[name] = kept.copy.clone()
         for site in hooks.sites:
             if (place := self._draws.get((site.hook_name, site.path))) is not None:
                 site.draws_place = place
@@ -273,18 +243,19 @@ class BeforeStep:
 
         So a batch for which no step was taken does not stay in the running statistics of a batch norm.
         """
-        buffers = [
-            (buffer, now, buffer.copy)
-            for buffer in self._buffers
-            if (now := buffer.module._buffers.get(buffer.name)) is not None and buffer.copy is not None
-        ]
-        wrong = {buffer.path for buffer, now, kept in buffers if not_finite(now) and not not_finite(kept)}
-        for buffer, now, kept in buffers:
-            if buffer.path in wrong and now.is_floating_point():
-                if now is buffer.tensor:
-                    now.copy_(kept)
+        buffers = {place: self._owners[place]._buffers.get(place[1]) for place in self._kept}
+        wrong = {
+            place[0]
+            for place, kept in self._kept.items()
+            if not_finite(buffers[place]) and not not_finite(kept.copy)
+        }
+        for place, kept in self._kept.items():
+            now = buffers[place]
+            if now is not None and place[0] in wrong and now.is_floating_point():
+                if now is kept.tensor:
+                    now.copy_(kept.copy)
                 else:
-                    buffer.module._buffers[buffer.name] = kept.clone()
+                    self._owners[place]._buffers[place[1]] = kept.copy.clone()
 
 
 # ---- the observers ---------------------------------------------------------------------------------------------
@@ -361,9 +332,7 @@ class NonFiniteTracer:
 
     def hooks(self, edits: Sequence[PlannedHook]) -> tuple[PlannedHook, ...]:
         """The edits, and observers before and after each of them and of every module."""
-        modules = tuple(
-            Match(path, (path,), type(module).__name__, 0) for path, module in self.model.named_modules()
-        )
+        modules = matches(self.model, dict(self.model.named_modules()))
         hooks = [
             observer("inputs", FORWARD_PRE, modules, self._entered),
             observer("outputs", FORWARD, modules, self._returned),
@@ -555,8 +524,8 @@ def _of_loss(
     if not used:
         return origin.text
     writers = [_named(hook) for hook in context.prepared.plan.hooks if _writes(hook, used[0])]
-    by = f"; {listed(writers, _SHOWN)} changes it" if writers else ""
-    others = f"; so are {listed(used[1:], _SHOWN)}" if used[1:] else ""
+    by = f"; {listed(writers)} changes it" if writers else ""
+    others = f"; so are {listed(used[1:])}" if used[1:] else ""
     return f"not finite before the forward of this step: {already[used[0]]}{others}{by}"
 
 

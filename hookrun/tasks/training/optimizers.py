@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from hookrun.config.validation import missing_arguments, parameters, unknown_arguments, wrong_call
-from hookrun.errors import Problem, SpecError, nearest, spec_error
+from hookrun.errors import Mistakes, Problem, SpecError, nearest, spec_error
 from hookrun.runtime.optimizers import without_compiler
 from hookrun.runtime.sharded import whole
 from hookrun.spec.experiment import MOST, Named, Schedule, Scheduler, Train
@@ -201,15 +201,13 @@ def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGr
     by_name = dict(model.named_parameters(remove_duplicate=False))
     for name in (name for group in groups for name in group.names):
         by_name.setdefault(name, nn.Parameter(torch.zeros(1, 1)))
-    named, problems = train.optimizer, list[Problem]()
+    named, mistakes = train.optimizer, Mistakes()
     for group in groups:
         if group.where:  # torch checks only the default values, not those of groups
             alone = replace(group, args={})
-            try:
-                make_optimizer(named.model_copy(update=dict(group.args)), [alone], by_name, group.where)
-            except SpecError as error:
-                problems += error.errors
-    if problems:
+            updated = named.model_copy(update=dict(group.args))
+            mistakes.tried(make_optimizer, updated, [alone], by_name, group.where)
+    if problems := mistakes.problems:
         return problems
     try:
         optimizer = make_optimizer(named, groups, by_name)

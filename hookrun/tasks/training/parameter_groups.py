@@ -19,7 +19,6 @@ from hookrun.spec.parameters import AddedBy, Choice
 from hookrun.spec.selector import Selector
 
 PARAMETERS, GROUPS = "train.parameters", "train.optimizer.groups"
-_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Trained:
             if group.where:
                 args = ", ".join(f"{key}={value}" for key, value in group.args.items()) or "no arguments"
                 place = group.where.removeprefix("train.optimizer.")
-                names = listed(group.names, _SHOWN)
+                names = listed(group.names)
                 yield f"  {place} ({group.label}): {args} for {names}"
 
 
@@ -108,7 +107,7 @@ def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[P
             owner.setdefault(name, (number, group.select))
         for (other, select), both in shared.items():
             text = (
-                f"'{group.select}' and '{select}' of groups.{other} both name {listed(both, _SHOWN)}; "
+                f"'{group.select}' and '{select}' of groups.{other} both name {listed(both)}; "
                 "a parameter can be in only one group"
             )
             hint = "narrow one of the two, for example by `select: {path: ..., exclude: ...}`"
@@ -145,7 +144,7 @@ def _members(
         else:
             selected, mistakes = _selected(member, place, names)
         if selected and trained.isdisjoint(selected):
-            text = f"'{member}' names only parameters that are not trained: {listed(selected, _SHOWN)}"
+            text = f"'{member}' names only parameters that are not trained: {listed(selected)}"
             hint = "leave it out, or do not freeze them by hooks, the model or `train.parameters`"
             mistakes.append(Problem(place, text, hint))
         problems += mistakes

@@ -15,7 +15,7 @@ from hookrun.tasks.run.batches import Batch, Batches
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.sharded.sharding import sharded_states, whole_states
 from hookrun.tasks.training.ema import WeightAverage
-from hookrun.tasks.training.nonfinite import SKIPPED, STEPPED, FiniteSteps
+from hookrun.tasks.training.nonfinite import FiniteSteps
 from hookrun.tasks.training.optimizers import clip
 
 Share = Tensor | float
@@ -136,19 +136,19 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
         norm = clip(settings, optimizer)
         training.steps.losses += training.gradients.losses(losses, shares)
         outcome = training.steps.step()
-        if training.average is not None and outcome is STEPPED:
+        if training.average is not None and outcome == "stepped":
             training.average.update()
 
-        if outcome is not SKIPPED:
+        if outcome != "skipped":
             training.means.include(of_step)
-        if is_logged and outcome is not SKIPPED:
+        if is_logged and outcome != "skipped":
             values = context.sum_over_ranks(of_step).read()
             shown.update(values)
             clipped = {"grad_norm": float(norm)} if norm is not None else {}
             context.log("train", values, "batch", lr=optimizer.param_groups[0]["lr"], **clipped)
         if is_logged:
             context.sink.settle()
-    if training.scheduler is not None and training.interval == "step" and outcome is STEPPED:
+    if training.scheduler is not None and training.interval == "step" and outcome == "stepped":
         training.scheduler.step()
     hooks.step()
     context.agree()

@@ -158,6 +158,43 @@ def gradient_mlp(settings: Settings) -> Result:
         return measured(work, ways, settings, target=1.08)
 
 
+def quantize_mlp(settings: Settings) -> Result:
+    """mlp of width 512, quantize 7 ReLU outputs to 8 bits."""
+    import torch
+    from torch import nn
+
+    subject, ways = mlp(width=512, batch=256), Ways()
+
+    def ranged(seen: Any) -> Any:
+        """Scale and zero for the range of a tensor."""
+        low, high = seen.amin().clamp_max(0), seen.amax().clamp_min(0)
+        scale = ((high - low) / 255).clamp_min(torch.finfo(torch.float32).tiny)
+        return scale, (-(low / scale).round()).clamp(0, 255)
+
+    def plainly(output: Any) -> Any:
+        scale, zero = ranged(output.detach())
+        inside = output.clamp(-zero * scale, (255 - zero) * scale)
+        steps = ((inside.detach() / scale).round() + zero).clamp(0, 255)
+        return inside + ((steps - zero) * scale - inside).detach()
+
+    def fused(output: Any) -> Any:
+        scale, zero = ranged(output.detach())
+        return torch.fake_quantize_per_tensor_affine(output, scale, zero.int(), 0, 255)
+
+    def add(name: str, model: Any) -> None:
+        ways.add(name, lambda: model(subject.x), lambda: {"output": model(subject.x)})
+
+    with threads(1):
+        for name, edit in (("by hand", plainly), ("by hand, fake_quantize", fused)):
+            model = subject.make()
+            by_hand.edits(model, nn.ReLU, edit)
+            add(name, model)
+        ours = subject.make()
+        hooked(ways, ours, select="type:ReLU", action="quantize")
+        add(OURS, ours)
+        return measured("mlp of width 512, quantize 7 ReLU outputs", ways, settings, target=1.05)
+
+
 def weight_mlp(settings: Settings) -> Result:
     """mlp, scale 8 weights as they are read."""
     from torch.func import functional_call
@@ -242,6 +279,7 @@ ROWS = (
     capture_mlp_inference,
     scale_mlp,
     gradient_mlp,
+    quantize_mlp,
     weight_mlp,
     early_exit_resnet18,
     compiled("scale 8 Linear outputs", {"select": "type:Linear", "action": "scale", "factor": 2.0}),

@@ -20,7 +20,7 @@ from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks import parse_experiment, task_of
 from hookrun.tasks.analysis import cka, linear_probe
-from hookrun.tasks.resume import states as resuming
+from hookrun.tasks.run import resuming
 
 SMALL = ("compute.device=cpu", "compute.threads=1")
 SEEN = "+hooks.seen={select: [flatten,layers.1,fc], hook: forward, action: capture}"

@@ -141,7 +141,7 @@ def test_a_frame_has_a_line_for_each_row_and_missing_values(run: Any) -> None:
 
 
 def test_a_table_that_there_is_not_is_an_error_that_names_those_there_are(run: Any) -> None:
-    with pytest.raises(HookrunError, match="no table 'wrong'; there are: metrics, stats, samples"):
+    with pytest.raises(HookrunError, match="no table 'wrong'; there are: metrics, stats, faults, samples"):
         prompts(run).table("wrong")
 
 

@@ -396,6 +396,8 @@ def test_a_run_that_was_cut_off_within_a_batch_goes_on_to_equal_files(effects, m
     [
         ("{factor: [0.5]}", ("task.hook=other",), "task.hook: found 'other'"),
         ("{fcator: [1]}", (), "did you mean 'factor'"),
+        ("{index: {windo: [2, 2], stride: 1}}", (), "found the key 'windo': did you mean 'window'?"),
+        ("{index: {stride: 1}}", (), "`window` is missing"),
         ("{factor: each}", (), "task.over.factor"),
         ("{index: [':, 3', ':, 200']}", (), "200 is out of bounds"),
         ("{module: [relu1, relu9]}", (), "relu9"),

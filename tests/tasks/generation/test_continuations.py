@@ -17,12 +17,10 @@ from hookrun.data import DataInfo, describe
 from hookrun.errors import HookrunError
 from hookrun.spec.experiment import Data
 from hookrun.spec.task import Sampling
-from hookrun.tasks.generation.continuing import (
+from hookrun.tasks.generate.continuing import (
     Continuation,
-    GenerationKeys,
     NextTokens,
     cannot_generate,
-    continue_prompts,
     divergence,
     generates,
     most_probable,
@@ -30,17 +28,8 @@ from hookrun.tasks.generation.continuing import (
     padded,
     prompts_of,
     restricted,
-    runs_together,
 )
-from hookrun.tasks.generation.generation import (
-    SHOWN,
-    Sums,
-    Texts,
-    record_of,
-    show,
-    stop_tokens,
-    vocabulary_of,
-)
+from hookrun.tasks.generate.generation import SHOWN, Sums, Texts, record_of, show, stop_tokens, vocabulary_of
 
 
 def scores(*tokens: int) -> Tensor:
@@ -124,39 +113,6 @@ def test_probabilities_and_kl_are_of_float64_and_in_nats() -> None:
     assert min(divergence(near, near + 1e-9) for near in normal(200, 40) * 5) >= 0
 
 
-CPU = torch.device("cpu")
-
-
-class Positional(nn.Module):
-    """A model whose next token depends on all earlier tokens except padding, and on the position."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
-        sums = (input_ids * attention_mask).cumsum(1)
-        return nn.functional.one_hot((3 * sums + position_ids) % 11, 11).float()
-
-
-class Plain(nn.Module):
-    """As above, without a mask: it counts padding too."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.one_hot((3 * x.cumsum(1) + torch.arange(x.shape[1])) % 11, 11).float()
-
-
-def continued(model: nn.Module, prompts: list[list[int]]) -> list[list[int]]:
-    choosing = NextTokens(None, [0] * len(prompts), stop=(9,), most=4)
-    continue_prompts(model, prompts, choosing, GenerationKeys(), CPU, stop=(9,), pad=0)
-    return choosing.tokens
-
-
-def test_prompts_of_different_lengths_continue_together_as_alone() -> None:
-    prompts = [[1, 2, 3], [5], [4, 4, 1], [2, 7]]
-    found = continued(Positional(), prompts)
-    assert found == [continued(Positional(), [prompt])[0] for prompt in prompts]
-    assert all(len(each) == 4 or each[-1] == 9 for each in found)
-    assert runs_together(Positional()) and not runs_together(Plain())
-    assert continued(Plain(), prompts[::2]) == [continued(Plain(), [prompt])[0] for prompt in prompts[::2]]
-
-
 def test_padding_is_on_the_given_side() -> None:
     tokens, mask = padded([[1, 2, 3], [4]], 7, left=True)
     assert tokens.tolist() == [[1, 2, 3], [7, 7, 4]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
@@ -187,7 +143,7 @@ def test_scores_are_those_of_the_last_token_in_at_least_float32() -> None:
             HookrunError, match=r"needs scores \[batch, length, vocabulary\] for tokens \[2, 3\]"
         ):
             next_scores(wrong, ids)
-    assert not generates(Plain()) and not cannot_generate(Plain())
+    assert not generates(nn.Identity()) and not cannot_generate(nn.Identity())
 
 
 def model(end: Any, generation_end: Any = None, vocabulary: int | None = 50) -> nn.Module:

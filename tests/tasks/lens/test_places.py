@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from hookrun.errors import CompileError, HookrunError
 from hookrun.spec.selector import parse_selector
-from hookrun.tasks.lens.contributions import frozen, rounding, wide
+from hookrun.tasks.lens.contributions import frozen, rounding
 from hookrun.tasks.lens.places import HeadsPlace, Places, find_places
+from hookrun.values.tensors import computable
 
 
 def found(model: nn.Module, *, by_head: bool = False, **given: Any) -> Places:
@@ -153,7 +154,7 @@ def test_low_precision_is_computed_in_float32_and_float64_stays() -> None:
     for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
         module = drawn(nn.LayerNorm(8)).to(dtype)
         found = frozen("ln", module, X.to(dtype), module(X.to(dtype)))
-        assert found.scale.dtype is wide(X.to(dtype)).dtype is expected
+        assert found.scale.dtype is computable(X.to(dtype)).dtype is expected
     one, two, half = (
         rounding(dtype, torch.ones(2, 3)) for dtype in (torch.float32, torch.float64, torch.bfloat16)
     )

@@ -15,8 +15,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.lens import reading
-from hookrun.tasks.lens.read_split import PartMeans, write_lines
-from hookrun.tasks.lens.reading import Lens, PartRead, ScoredPositions, cap_of
+from hookrun.tasks.lens.reading import Lens, PartMeans, PartRead, ScoredPositions, cap_of, write_lines
 
 ASKED = ScoredPositions(ROWS, torch.tensor([7, -100, 2]), torch.tensor([1, -100, -100]))
 
@@ -32,42 +31,6 @@ def read(
     with torch.no_grad():
         found = list(lens.read(seen, output, ASKED, structure))
     return {(part.key[0], part.key[2]): part for part in found}, output[ROWS]
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_the_last_stream_gives_the_models_own_logits(frozen: bool) -> None:
-    found, logits = read(decoder(), frozen=frozen)
-    assert list(found) == [("embed", None), ("blocks.0.resid_post", None), ("blocks.1.resid_post", None)]
-    last, embedded = found["blocks.1.resid_post", None], found["embed", None]
-    top = logits.softmax(-1).topk(3)
-    assert torch.equal(last.top, top.indices)
-    torch.testing.assert_close(last.probabilities, top.values)
-    torch.testing.assert_close(last.answer_logit[[0, 2]], logits[[0, 2], [7, 2]])
-    torch.testing.assert_close(last.wrong_logit[0], logits[0, 1])
-    assert last.kl is not None and embedded.kl is not None
-    assert last.kl.max() < 1e-6 and (embedded.kl > 1e-3).all()
-    best = logits.argmax(-1)
-    assert last.right[[0, 2]].tolist() == [bool(best[0] == 7), bool(best[2] == 2)]
-
-
-@pytest.mark.parametrize("parts", ["layers", "heads"])
-@pytest.mark.parametrize("bias", [False, True])
-def test_contributions_and_the_rest_sum_to_the_logits(parts: str, bias: bool) -> None:
-    model = decoder()
-    if bias:
-        model.unembed.bias = nn.Parameter(torch.arange(20.0))
-    hooks = {
-        "mlp": edit("blocks.0.mlp"),
-        "after": edit("ln_final"),
-        "scores": edit("unembed", factor=-1),
-        "whole": edit("", factor=3),
-    }
-    for some in ({}, hooks):
-        found, logits = read(model, parts, frozen=True, **some)
-        total = torch.stack([part.answer_logit for part in found.values()]).sum(0)
-        torch.testing.assert_close(total[[0, 2]], logits[[0, 2], [7, 2]], rtol=1e-4, atol=1e-4)
-        assert (("(rest)", None) in found) == bool(some)
-        assert all(part.kl is None for part in found.values())
 
 
 def test_blocks_of_positions_do_not_change_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,21 +124,6 @@ def test_a_part_that_is_missing_in_a_batch_counts_as_nothing_there() -> None:
     assert [(line["module"], line.get("head"), line["positions"]) for line in lines] == [
         ("a", None, 8), ("a", 1, 4), ("b", None, 4)
     ]  # fmt: skip
-
-
-def test_saved_sums_go_on_to_the_same_numbers() -> None:
-    straight, first, again = PartMeans(), PartMeans(), PartMeans()
-    again.load_state_dict(first.state_dict())
-    assert again.sums == {}
-    for means in (straight, first):
-        means.add(A, part(factor=0.1), READ_AT)
-        means.add(None, part(), READ_AT)
-    again.load_state_dict(first.state_dict())
-    for means in (straight, again):
-        means.add(B, part(factor=0.3), READ_AT)
-        means.add(A, part(factor=0.7), READ_AT)
-    assert again.sums == straight.sums
-    assert first.sums[A]["positions"] == 4, "the saved object is not written to"
 
 
 class Lines:

@@ -132,25 +132,6 @@ def test_a_function_of_a_batch_is_called_for_each_sample() -> None:
     assert [line["mean"] for _, line in pictures.lines()] == pytest.approx(scores.mean((1, 2)).tolist())
 
 
-def test_saved_sums_continue_to_the_same_bits() -> None:
-    torch.manual_seed(0)
-    straight, saved = (
-        Average(load_metrics([MetricKeys(name="mean_squared_error", by="sample")])) for _ in range(2)
-    )
-    empty = saved.state_dict()
-    for number in range(6):
-        rows = of_samples(torch.randn(50) * 1e6, torch.zeros(50))
-        ids = torch.randint(0, 7, (50,))
-        for average in (straight, saved):
-            average.add(None, rows, ids=ids)
-        if number in (1, 3):
-            state = saved.state_dict()
-            saved.load_state_dict(state)
-    assert list(saved.lines()) == list(straight.lines()) and saved.read() == straight.read()
-    saved.load_state_dict(empty)
-    assert not list(saved.lines()) and saved.read() == {}
-
-
 @pytest.mark.parametrize(
     ("output", "target"),
     [

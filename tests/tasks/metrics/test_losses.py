@@ -176,16 +176,12 @@ def test_losses_take_torchs_arguments() -> None:
     assert loss("ownlosses:one").shape == ()
 
 
-def test_a_loss_says_what_it_needs_and_what_code_it_is() -> None:
-    for name, needs, sums in (
-        ("cross_entropy", True, False),
-        ("output_sum", False, True),
-        ("output", False, False),
-    ):
+def test_a_loss_says_whether_it_is_a_sum_and_what_code_it_is() -> None:
+    for name, sums in (("cross_entropy", False), ("output_sum", True), ("output", False)):
         found = load_loss(Named(name=name))
-        assert (found.name, found.needs_target, found.sums, found.code) == (name, needs, sums, None)
+        assert (found.name, found.sums, found.code) == (name, sums, None)
     own = load_loss(Named(name="ownlosses:mine"))
-    assert (own.name, own.needs_target) == ("mine", False)
+    assert own.name == "mine"
     assert own.code is not None and own.code.name == "ownlosses:mine"
 
 

@@ -16,8 +16,8 @@ from hookrun.store.verify import verify
 from hookrun.tasks.analysis import cka
 from hookrun.tasks.analysis.cka import Way, linear_cka_of_all
 from hookrun.tasks.analysis.features import Features
-from hookrun.tasks.resume import states as resuming
-from hookrun.tasks.resume.states import Results, Resuming
+from hookrun.tasks.run import resuming
+from hookrun.tasks.run.resuming import Results, Resuming
 
 BATCHES = 3
 SMALL = [
@@ -33,15 +33,18 @@ HOOKS = [
     "+hooks.noisy={select: conv1, hook: forward, action: noise, std: 0.5}",
     "+hooks.seldom={select: fc, hook: forward, action: scale, factor: 2, when: {probability: 0.5}}",
     "+hooks.grows={select: fc, hook: forward, action: scale, factor: {from: 1, to: 2, steps: [0, 3]}}",
+    "+hooks.some={select: relu1, hook: forward, action: capture, when: {data: {label: [3, 4]}}}",
+    "+hooks.other={select: fc, hook: forward, action: noise, when: {data: {class: '5'}}}",
     "+hooks.late={select: fc, hook: forward, action: stats, when: {step: {start: 1, every: 2}}}",
     "+hooks.warned={select: fc, hook: forward, action: check, max: 0.5, policy: warn}",
     "+hooks.shown={select: fc, hook: forward, action: print}",
+    "+hooks.faulty={select: relu1, hook: forward, action: flip_bits, count: 3, bits: [20]}",
 ]
 TASKS = {
-    "predict": ["task=predict", "task.metrics=[loss,accuracy]"],
     "evaluate": ["task=evaluate", "task.split=all", "data.workers=2", "train.limit_batches=2"],
-    "gradients": [
+    "predict": [
         "task=predict",
+        "task.metrics=[loss,accuracy]",
         "+task.backward={score: top}",
         "+hooks.grads={select: relu1, hook: output_grad, action: capture}",
         "+hooks.weights={select: fc, hook: grad, action: noise}",
@@ -93,6 +96,7 @@ def recorded(run: Run) -> dict[str, Any]:
     names = (
         "metrics.jsonl",
         "stats.jsonl",
+        "faults.jsonl",
         "samples.jsonl",
         "hooks.json",
         "generations.jsonl",

@@ -18,9 +18,9 @@ from hookrun.errors import HookrunError
 from hookrun.ranks.alone import Ranks
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states.files import SECONDS
-from hookrun.tasks.resume.states import Resuming
 from hookrun.tasks.run.batches import Batches
 from hookrun.tasks.run.context import RunContext
+from hookrun.tasks.run.resuming import Resuming
 
 Performed = Callable[..., str | None]
 STATS = {"select": "fc", "hook": "forward", "action": "stats", "of": ["mean"]}

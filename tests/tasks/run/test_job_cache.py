@@ -98,7 +98,7 @@ def test_models_are_equal_if_all_that_builds_or_freezes_them_is() -> None:
 def test_one_model_at_a_time_is_kept_and_a_mistake_in_it_is_not_made_again(monkeypatch) -> None:
     last, made = list[weakref.ref[nn.Module]](), list[str]()
 
-    def load(settings: Any, info: Any, trust: Any) -> Any:
+    def load(settings: Any, info: Any, trust: Any, *, stands_in: bool) -> Any:
         assert all(model() is None for model in last), "two large models may not fit into memory"
         made.append(settings.model.name)
         if settings.model.name == "cnn":

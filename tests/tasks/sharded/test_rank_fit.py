@@ -95,12 +95,12 @@ def test_noise_at_tokens_is_refused_because_each_rank_has_its_own_positions() ->
 def test_results_that_differ_are_named_and_those_of_layers_only_in_training() -> None:
     loss, plan = load_loss(Named(name="mse")), planned(seen={"action": "stats"}, kept={"action": "capture"})
     told = "seen: stats reports each rank's own rows"
-    assert differences(plan, Net(), loss, trains=False) == [told]
-    assert differences(plan, Net(), loss, trains=True) == [
+    assert list(differences(plan, Net(), loss, trains=False)) == [told]
+    assert list(differences(plan, Net(), loss, trains=True)) == [
         "batch statistics are those of a rank's own rows: norm", "dropout draws other masks on each rank: drop", told
     ]  # fmt: skip
     attention = nn.Sequential(nn.MultiheadAttention(4, 2, dropout=0.1), nn.MultiheadAttention(4, 2))
-    assert differences(planned(), attention, loss, trains=True) == [
+    assert list(differences(planned(), attention, loss, trains=True)) == [
         "dropout draws other masks on each rank: 0"
     ]
 

@@ -42,7 +42,8 @@ def batch(*values: float, target: float = 0.0) -> Batch:
     inputs = torch.tensor(values, dtype=torch.float32)[:, None].repeat(1, 2)
     ids = torch.arange(len(values)) + 10
     data: Any = None
-    return Batch(ids, inputs, torch.full_like(inputs, target), 99, "train", data, len(values))
+    targets = torch.full_like(inputs, target)
+    return Batch(ids, inputs, targets, 99, "train", data, len(values), targets)
 
 
 def asked(

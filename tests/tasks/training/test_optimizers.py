@@ -18,7 +18,6 @@ from hookrun.tasks.training.optimizers import (
     check_arguments,
     check_optimizer,
     check_scheduler,
-    clip,
     last_milestone,
     make_optimizer,
     make_scheduler,
@@ -173,6 +172,7 @@ def test_the_last_milestone_may_be_that_of_an_inner_schedule() -> None:
         (sequential(CONSTANT, EMPTY, milestones=[2]), ["schedulers.1.name", "schedulers.1.schedulers"]),
         (sequential(CONSTANT, CONSTANT, milestones=[4]), []),
         (sequential(CONSTANT, CONSTANT, milestones=[4, 5]), ["milestones"]),
+        (sequential(CONSTANT, CONSTANT, CONSTANT, milestones=[5, 5]), ["milestones"]),
         (sequential(CONSTANT, CONSTANT, milestones="4"), ["milestones"]),
         (sequential(milestones=[4]), ["schedulers"]),
         (Schedule(name="ConstantLR", schedulers=()), ["schedulers"]),
@@ -220,28 +220,6 @@ def test_saving_a_user_s_optimizer_and_schedule_is_tried_first(tmp_path, monkeyp
     said = refused(Train(scheduler=Scheduler(name="ownsteps:Schedule")))
     assert said.startswith("train.scheduler.name: the state of Sch") and "model is a" in said
     sys.modules.pop("ownsteps")
-
-
-def with_gradients() -> torch.optim.SGD:
-    """Two groups, whose gradients 3 and 4 have the norm 5, and a parameter without a gradient."""
-    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
-    for parameter, value in zip(parameters, (3.0, -4.0), strict=False):
-        parameter.grad = torch.tensor([value])
-    return torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=1)
-
-
-def test_clipping_is_over_all_groups_and_returns_the_norm_before() -> None:
-    for settings, expected in (
-        ({"clip_grad_norm": 1.0}, [0.6, -0.8]),
-        ({"clip_grad_value": 3.5}, [3.0, -3.5]),
-        ({}, [3.0, -4.0]),
-    ):
-        made = with_gradients()
-        norm = clip(Train(**settings), made)
-        found = [p.grad.item() for group in made.param_groups for p in group["params"] if p.grad is not None]
-        assert found == pytest.approx(expected, abs=1e-5), settings
-        assert (norm is None) == (not settings), settings
-        assert norm is None or norm.item() == pytest.approx(5), settings
 
 
 BIAS = {"select": "relu1", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}

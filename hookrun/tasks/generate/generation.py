@@ -14,9 +14,8 @@ from hookrun.data import DataInfo
 from hookrun.data.tokenizer import FromFolder
 from hookrun.plan.texts import Tokenizer, decoder_of, tokenizer_of
 from hookrun.runtime.rng import derived_seed
-from hookrun.tasks.generation.continuing import (
+from hookrun.tasks.generate.continuing import (
     Continuation,
-    GenerationKeys,
     NextTokens,
     continue_prompts,
     divergence,
@@ -39,23 +38,24 @@ _MOST_TOKEN, _MOST_SHOWN = 20, 160
 
 
 class Generation:
-    """Continues the prompts of a run, one batch at a time."""
+    """Continues the prompts of a run, one batch at a time, as its `GenerateTask` says."""
 
-    def __init__(self, keys: GenerationKeys, context: RunContext) -> None:
+    def __init__(self, context: RunContext) -> None:
         model, info = context.model, context.prepared.data
-        self._keys, self._context = keys, context
+        task: Any = context.prepared.task
+        self._task, self._context = task, context
         self._texts = Texts(tokenizer_of(model, info.tokenizer).tokenizer)
-        self._stop = stop_tokens(keys.stop, model, info)
+        self._stop = stop_tokens(task.stop, model, info)
         self._begins = _config_value(model, "forced_bos_token_id")
         self._pad = 0 if info.tokenizer is None else info.tokenizer.pad_id
 
     def records(self, batch: Batch) -> list[dict[str, Any]]:
         """The lines of generations.jsonl for the samples of the batch, in their order."""
         context, texts = self._context, self._texts
-        prompts = prompts_of(batch, self._keys.prompt_tokens)
-        before = generator_states() if self._keys.without_hooks else {}
+        prompts = prompts_of(batch, self._task.prompt_tokens)
+        before = generator_states() if self._task.without_hooks else {}
         now, without = self._continued(batch, prompts), list[Continuation]()
-        if self._keys.without_hooks:
+        if self._task.without_hooks:
             after = generator_states()
             set_generators(before)  # so that random numbers that the model itself draws are the same
             with context.hooks.paused():
@@ -71,20 +71,26 @@ class Generation:
 
     def _continued(self, batch: Batch, prompts: Sequence[list[int]]) -> list[Continuation]:
         """The continuation of each prompt; prompts run together, or those of each length by themselves."""
-        context, keys, samples = self._context, self._keys, batch.ids.tolist()
+        context, task, samples = self._context, self._task, batch.ids.tolist()
         lengths = [0 if runs_together(context.model) else len(ids) for ids in prompts]
         continued = dict[int, Continuation]()
         for length in dict.fromkeys(lengths):
             rows = [row for row, each in enumerate(lengths) if each == length]
-            context.set_batch(batch if len(rows) == len(prompts) else replace(batch, ids=batch.ids[rows]))
+            context.set_batch(replace(batch, ids=batch.ids[rows], labels=batch.labels[rows]))
             seeds = [
                 derived_seed(context.settings.seed, "generation", batch.split, samples[row]) for row in rows
             ]
-            most, stop, pad = keys.max_new_tokens, self._stop, self._pad
-            choosing = NextTokens(keys.sampling, seeds, stop=stop, most=most, begins=self._begins, pad=pad)
+            choosing = NextTokens(
+                task.sampling,
+                seeds,
+                stop=self._stop,
+                most=task.max_new_tokens,
+                begins=self._begins,
+                pad=self._pad,
+            )
             group, device = [prompts[row] for row in rows], context.prepared.device
             with context.autocast():
-                continue_prompts(context.model, group, choosing, keys, device, stop=stop, pad=pad)
+                continue_prompts(context.model, group, choosing, device, cache=task.cache)
             continued |= {row: choosing.continuation(place) for place, row in enumerate(rows)}
         return [continued[row] for row in range(len(prompts))]
 

@@ -5,12 +5,12 @@ Prompts are padded again, on the side that lets each prompt continue as it would
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from hookrun.errors import HookrunError
 from hookrun.runtime.rng import derived_seed
@@ -20,18 +20,6 @@ from hookrun.tasks.metrics.metrics import kl
 from hookrun.tasks.metrics.rows import RowPart, token_scores
 from hookrun.tasks.run.batches import Batch
 from hookrun.values.tensors import computable
-
-
-@dataclass(frozen=True)
-class GenerationKeys:
-    """The keys of task=generate; see `GenerateTask`."""
-
-    max_new_tokens: int = 32
-    sampling: Sampling | None = None
-    without_hooks: bool = False
-    stop: tuple[int, ...] | None = None
-    prompt_tokens: int | None = None
-    cache: bool = True
 
 
 def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
@@ -51,13 +39,10 @@ def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
 
 def padded(prompts: Sequence[list[int]], pad: int, *, left: bool) -> tuple[Tensor, Tensor]:
     """Tokens and attention mask, both [n, length of the longest prompt] int64, padded on the left or on the right."""
-    width = max(map(len, prompts))
-    tokens = torch.full((len(prompts), width), pad)
-    mask = torch.zeros_like(tokens)
-    for row, ids in enumerate(prompts):
-        part = slice(width - len(ids), width) if left else slice(0, len(ids))
-        tokens[row, part], mask[row, part] = torch.tensor(ids), 1
-    return tokens, mask
+    rows, side = [torch.tensor(ids) for ids in prompts], "left" if left else "right"
+    tokens = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side=side)
+    masks = [torch.ones_like(row) for row in rows]
+    return tokens, pad_sequence(masks, batch_first=True, padding_side=side)
 
 
 def runs_together(model: nn.Module) -> bool:
@@ -73,23 +58,20 @@ def continue_prompts(
     model: nn.Module,
     prompts: Sequence[list[int]],
     choosing: NextTokens,
-    keys: GenerationKeys,
     device: torch.device,
     *,
-    stop: tuple[int, ...],
-    pad: int,
+    cache: bool = True,
 ) -> None:
     """Compute the scores of each next token with the model and choose it with `choosing`, until all prompts end.
 
-    stop: tokens that end a sequence
-    pad:  the padding token
+    cache: keep keys and values from token to token, if the model can
     """
-    tokens = padded(prompts, pad, left=not (generates(model) and has_encoder(model)))
+    tokens = padded(prompts, choosing.pad, left=not (generates(model) and has_encoder(model)))
     input_ids, mask = (each.to(device) for each in tokens)
     if generates(model):
-        _generate(model, input_ids, mask, choosing, keys, stop=stop, pad=pad)
+        _generate(model, input_ids, mask, choosing, cache=cache)
     else:
-        LoopContinuer(model).generate(input_ids, mask, choosing, stop)
+        LoopContinuer(model).generate(input_ids, mask, choosing)
 
 
 def generates(model: nn.Module) -> bool:
@@ -108,16 +90,7 @@ def has_encoder(model: nn.Module) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
-def _generate(
-    model: Any,
-    input_ids: Tensor,
-    mask: Tensor,
-    choosing: NextTokens,
-    keys: GenerationKeys,
-    *,
-    stop: tuple[int, ...],
-    pad: int,
-) -> None:
+def _generate(model: Any, input_ids: Tensor, mask: Tensor, choosing: NextTokens, *, cache: bool) -> None:
     """Continue prompts with transformers' `generate`, which handles each architecture's cache and positions.
 
     hookrun chooses the tokens: a logits processor sets the scores of all other tokens to -inf, so that greedy search
@@ -133,12 +106,12 @@ def _generate(
     config_class: Any = transformers.GenerationConfig  # Any: the class is not typed
     own = model.generation_config
     model.generation_config = config_class(
-        max_new_tokens=keys.max_new_tokens,
+        max_new_tokens=choosing.most,
         do_sample=False,
         num_beams=1,
-        use_cache=keys.cache,
-        eos_token_id=list(stop) or None,
-        pad_token_id=pad,
+        use_cache=cache,
+        eos_token_id=sorted(choosing.stop) or None,
+        pad_token_id=choosing.pad,
         bos_token_id=own.bos_token_id,
         decoder_start_token_id=own.decoder_start_token_id,
     )
@@ -160,9 +133,10 @@ class LoopContinuer(nn.Module):
         super().__init__()
         self.model = model
 
-    def generate(self, input_ids: Tensor, mask: Tensor, choosing: NextTokens, stop: tuple[int, ...]) -> None:
+    def generate(self, input_ids: Tensor, mask: Tensor, choosing: NextTokens) -> None:
         """Append tokens until all sequences end; input_ids and mask: [B, T], padded on the left."""
-        generation_config = SimpleNamespace(eos_token_id=list(stop))  # noqa: F841 - read by hooks with `tokens`
+        # hooks with `tokens` read this variable
+        generation_config = SimpleNamespace(eos_token_id=sorted(choosing.stop))  # noqa: F841
         batch_size, names = len(input_ids), parameters_of(self.model)
         while not choosing.is_over:
             named = {MASK: mask} if MASK in names else {}
@@ -227,14 +201,14 @@ class NextTokens:
         self.tokens: list[list[int]] = [[] for _ in seeds]
         self.first: Tensor | None = None
         self._sampling, self._seeds = sampling, seeds
-        self._stop, self._most, self._begins, self._pad = frozenset(stop), most, begins, pad
+        self.stop, self.most, self.pad, self._begins = frozenset(stop), most, pad, begins
         self._open = [True] * len(seeds)
         self._step = 0
 
     @property
     def is_over(self) -> bool:
         """Whether every sequence has its end token or its largest number of tokens."""
-        return self._step >= self._most or not any(self._open)
+        return self._step >= self.most or not any(self._open)
 
     def continuation(self, row: int) -> Continuation:
         """What was chosen for a sequence. It has at least one token."""
@@ -247,16 +221,16 @@ class NextTokens:
         Raises HookrunError if a sequence has no finite score.
         """
         if self.is_over:  # a loop on an accelerator may call once more before it stops
-            return torch.full((len(self.tokens),), self._pad)
+            return torch.full((len(self.tokens),), self.pad)
         if self.first is None:
             self.first = logits.clone()
         chosen = self._chosen(logits).tolist()
         for row, token in enumerate(chosen):
             if not self._open[row]:
-                chosen[row] = self._pad
+                chosen[row] = self.pad
                 continue
             self.tokens[row].append(token)
-            self._open[row] = token not in self._stop
+            self._open[row] = token not in self.stop
         self._step += 1
         return torch.tensor(chosen)
 

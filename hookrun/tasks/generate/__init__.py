@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -43,6 +43,9 @@ class GenerateTask(TaskOfSplits):
     """
 
     task_name: ClassVar[str] = "generate"
+    not_compiled: ClassVar[str] = (
+        "task=generate calls the model for one token at a time, which cannot be compiled"
+    )
 
     max_new_tokens: Count = 32
     sampling: Sampling | None = None
@@ -64,33 +67,30 @@ class GenerateTask(TaskOfSplits):
             {f"{self.split}/{name}": None for name in ("changed", "kl_first")} if self.without_hooks else {}
         )
 
-    def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
-        """The common problems of the settings, compilation, and data whose samples are not prompts."""
-        problems = super().problems(settings, info)
-        if settings.compute.compile:
-            what = f"task={self.name} calls the model for one token at a time, which cannot be compiled"
-            problems.append(Problem("compute.compile", what, "leave it false"))
-        return problems if info is None else [*problems, *_wrong_inputs(info)]
+    def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
+        """The common problems of the settings, and data whose samples are not prompts."""
+        yield from super().problems(settings, info)
+        yield from () if info is None else _wrong_inputs(info)
 
-    def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> list[Problem]:
+    def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> Iterator[Problem]:
         """A model that cannot generate, stop tokens outside its vocabulary, and too few positions."""
-        from hookrun.tasks.generation.continuing import cannot_generate, has_encoder
-        from hookrun.tasks.generation.generation import vocabulary_of
+        from hookrun.tasks.generate.continuing import cannot_generate, has_encoder
+        from hookrun.tasks.generate.generation import vocabulary_of
 
-        problems = super().model_problems(experiment, info, model)
+        yield from super().model_problems(experiment, info, model)
         if cannot_generate(model):
             what = f"{type(model).__name__} does not predict next tokens, so nothing can be generated"
             hint = "use model.args.class=causal_lm or seq2seq_lm"
-            problems.append(Problem("model.args.class", what, hint))
+            yield Problem("model.args.class", what, hint)
         vocabulary = vocabulary_of(model, info)
         if beyond := [str(each) for each in self.stop or () if vocabulary is not None and each >= vocabulary]:
             what = (
                 f"the model has {vocabulary} tokens, numbered from 0, and does not have {listed(beyond, 8)}"
             )
-            problems.append(Problem("task.stop", what, "name tokens that the model has"))
-        return [*problems, *self._too_long(info, model, encoder=has_encoder(model))]
+            yield Problem("task.stop", what, "name tokens that the model has")
+        yield from self._too_long(info, model, encoder=has_encoder(model))
 
-    def _too_long(self, info: DataInfo, model: Module, *, encoder: bool) -> list[Problem]:
+    def _too_long(self, info: DataInfo, model: Module, *, encoder: bool) -> Iterator[Problem]:
         """A problem if prompt and new tokens need more positions than the model has.
 
         encoder: the prompt is read by an encoder, so that it takes no positions of the decoder
@@ -101,11 +101,11 @@ class GenerateTask(TaskOfSplits):
         limit = positions_of(model)
         ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
         if limit is None or ids is None or len(ids.shape) != 1 or ids.shape[0] <= 0:
-            return []
+            return
         prompt = 1 if encoder else min(ids.shape[0], self.prompt_tokens or ids.shape[0])
         needed, (positions, where) = prompt + self.max_new_tokens - 1, limit
         if needed <= positions or prompt > positions:
-            return []
+            return
         what = f"{self.max_new_tokens} new tokens after prompts of up to {prompt} need {needed} positions, "
         what += f"and the model has {positions} ({where})"
         most = positions - prompt + 1
@@ -114,11 +114,11 @@ class GenerateTask(TaskOfSplits):
             hint = (
                 f"set it to at most {most}, shorten the prompts (task.prompt_tokens), or take another model"
             )
-        return [Problem("task.max_new_tokens", what, hint)]
+        yield Problem("task.max_new_tokens", what, hint)
 
-    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
+    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> Iterator[Problem]:
         """The common problems of the plan, and under `without_hooks` hooks that change the model itself."""
-        problems = super().plan_problems(plan, settings)
+        yield from super().plan_problems(plan, settings)
         for hook in (
             planned.spec for planned in plan.hooks if self.without_hooks and planned.spec.keys.enabled
         ):
@@ -126,15 +126,14 @@ class GenerateTask(TaskOfSplits):
             if hook.hook_type.phase == "installation" and not can_pause:
                 what = "changes the model itself, so the pass without hooks would still have the change"
                 hint = f"leave task.without_hooks out, and compare with a run without {hook.name}"
-                problems.append(Problem(f"{hook.where}.hook", what, hint))
-        return problems
+                yield Problem(f"{hook.where}.hook", what, hint)
 
     def example(self, info: DataInfo, model: Module) -> Example:
         """The arguments of a call with prompts; for an encoder-decoder also with the first token of an answer."""
         import torch
 
         from hookrun.runtime.tokens.calls import DECODER_IDS
-        from hookrun.tasks.generation.continuing import has_encoder
+        from hookrun.tasks.generate.continuing import has_encoder
         from hookrun.tasks.run.prepare import EXAMPLE_BATCH
 
         args, kwargs = super().example(info, model)
@@ -144,34 +143,29 @@ class GenerateTask(TaskOfSplits):
         kept = {name: kwargs[name] for name in ("input_ids", "attention_mask") if name in kwargs}
         return args, {**kept, DECODER_IDS: first}
 
-    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+    def lines(self, settings: Settings, trained: Trained | None) -> Iterator[str]:
         """One line about the length of the continuations and how tokens are chosen."""
         how = "always the most probable one" if self.sampling is None else f"drawn with {self.sampling}"
         more = "; then once more without the hooks" if self.without_hooks else ""
         tokens = counted(self.max_new_tokens, "token")
-        return [f"each prompt is continued by up to {tokens}, {how}{more}"]
+        yield f"each prompt is continued by up to {tokens}, {how}{more}"
 
-    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
+    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> Iterator[str]:
         """The common notes, and a note if `without_hooks` is set and there are no hooks."""
-        notes = super().remarks(settings, hooks)
+        yield from super().remarks(settings, hooks)
         if self.compare is not None:
-            notes.append("task.compare is the old name of task.without_hooks: write the new one")
+            yield "task.compare is the old name of task.without_hooks: write the new one"
         if self.without_hooks and not any(hook.keys.enabled for hook in hooks):
-            notes.append("task.without_hooks: there are no hooks, so both continuations are the same")
-        return notes
+            yield "task.without_hooks: there are no hooks, so both continuations are the same"
 
     def perform(self, context: RunContext) -> None:
         """Continue every sample. Raises HookrunError if the split has no samples."""
-        from hookrun.tasks.generation.continuing import GenerationKeys
-        from hookrun.tasks.generation.generation import Generation, Sums, show
+        from hookrun.tasks.generate.generation import Generation, Sums, show
         from hookrun.tasks.run.batches import BatchesOfSplits
 
         batches = BatchesOfSplits(context.prepared, self.splits)
         names = context.sample_names(batches.parts)
-        keys = GenerationKeys(
-            self.max_new_tokens, self.sampling, self.without_hooks, self.stop, self.prompt_tokens, self.cache
-        )
-        generation, sums = Generation(keys, context), Sums()
+        generation, sums = Generation(context), Sums()
         with context.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
             for batch in passed:
                 with context.logged(context.hooks.clock.step):
@@ -185,7 +179,7 @@ class GenerateTask(TaskOfSplits):
         show(sums, context.screen.console, compared=self.without_hooks)
 
 
-def _wrong_inputs(info: DataInfo) -> list[Problem]:
+def _wrong_inputs(info: DataInfo) -> Iterator[Problem]:
     """Why the samples cannot be used as prompts."""
     from hookrun.data import TensorInfo
 
@@ -194,9 +188,7 @@ def _wrong_inputs(info: DataInfo) -> list[Problem]:
     if ids is None or len(ids.shape) != 1 or ids.dtype.is_floating_point:
         what = f"task=generate continues sequences of tokens (input_ids), and the data {info.name!r} has none"
         hint = "use data=prompts, text, names, repeated_tokens or modular_addition, or data of your own with input_ids"
-        return [Problem(where, what, hint)]
-    assert not isinstance(info.inputs, TensorInfo)
-    if more := [name for name in info.inputs if name not in _USED]:
+        yield Problem(where, what, hint)
+    elif not isinstance(info.inputs, TensorInfo) and (more := sorted(info.inputs.keys() - _USED)):
         what = f"task=generate passes input_ids and attention_mask to the model, but not {listed(more, 4)}"
-        return [Problem(where, what, "leave these inputs out of the data")]
-    return []
+        yield Problem(where, what, "leave these inputs out of the data")

@@ -1,1 +1,0 @@
-"""Text that a model continues under hooks, token by token."""

@@ -1,0 +1,48 @@
+"""lottery and quantize_map: what is left of a trained network with fewer weights, or with fewer bits, in numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+import hookrun
+from hookrun.store.reader import Run
+
+
+def weights(run: Run) -> dict[str, Tensor]:
+    return load_file(run.path / "checkpoints/last.safetensors")
+
+
+def test_a_fifth_of_the_weights_trains_nearly_as_well_if_it_is_chosen_well(shipped) -> None:
+    ticket = shipped("lottery")
+    dense = hookrun.open_run(next(Path("outputs/needs").glob("*/*/checkpoints")).parent)
+    chosen_at_random = shipped(
+        "lottery", "+hooks.ticket.method=random_unstructured", "~hooks.ticket.importance_scores"
+    )
+    accuracy = [each.metrics[-1]["accuracy"] for each in (dense, ticket, chosen_at_random)]
+    assert accuracy[0] > 0.97 and accuracy[1] > 0.95 and accuracy[1] > accuracy[2] + 0.02
+    trained, of_ticket = weights(dense), weights(ticket)
+    for name in ("conv1.weight", "conv2.weight", "fc.weight"):
+        smallest = trained[name].abs().flatten().argsort()[: round(0.8 * trained[name].numel())]
+        pruned = of_ticket[name].flatten() == 0
+        assert set(pruned.nonzero().flatten().tolist()) == set(smallest.tolist())
+
+
+def test_the_ticket_begins_with_the_initial_weights_of_the_dense_network(shipped) -> None:
+    still = ("train.optimizer.lr=0", "+train.optimizer.weight_decay=0", "train.epochs=1")
+    before, ticket = weights(shipped("lottery_dense", *still)), weights(shipped("lottery", *still))
+    for name, weight in ticket.items():
+        assert weight.equal(before[name] * (weight != 0))
+
+
+def test_eight_bits_lose_nothing_and_two_bits_need_a_scale_for_each_channel(shipped) -> None:
+    found = shipped("quantize_map").effects
+    by_channel = shipped("quantize_map", "hooks.round.per=channel").effects
+    assert found.axes == {"module": ["conv1.weight", "conv2.weight", "fc.weight"], "bits": [2, 3, 4, 6, 8]}
+    unedited = float(found["unedited"])
+    assert unedited == pytest.approx(0.91, abs=0.03)
+    assert (found["exact"][:, -1] - unedited).abs().max() < 0.01
+    assert found["exact"][1, 0] < unedited - 0.1 < by_channel["exact"][1, 0] - 0.03
