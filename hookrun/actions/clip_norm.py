@@ -25,7 +25,7 @@ class ClipNorm(Action):
     norm_type: the p of the p-norm, by default 2; .inf for the largest absolute value
     per:       the tensors that have one norm, as if they were one vector. all: those of all selected parameters;
                module: those of each module; tensor: each tensor by itself. By default all on optimizer hooks, tensor on
-               a single parameter (`grad`, `post_accumulate_grad`), module on the value of a module
+               a single parameter (`weight`, `grad`, `post_accumulate_grad`), module on the value of a module
 
     Formula and rounding are those of torch.nn.utils.clip_grad_norm_; a NaN in one tensor makes all of them NaN.
     """
@@ -43,15 +43,16 @@ class ClipNorm(Action):
         """`all` needs a hook that sees all parameters at once, and `module` one that sees more than one."""
         if hook_type.on == "optimizer" or self.per in (None, "tensor", hook_type.on):
             return super().carried_by(hook_type)
+        kind = "parameter" if hook_type.on_parameters else "module"
         return (
-            f"`per: {self.per}` takes several tensors together, and {hook_type} sees one {hook_type.on} at a time: "
+            f"`per: {self.per}` takes several tensors together, and {hook_type} sees one {kind} at a time: "
             "use optimizer_step_pre, or leave `per` out"
         )
 
     def said(self, hook_type: HookType) -> Mapping[str, object]:
         """The parameters that a plan shows, always with `per`."""
-        defaults = {"optimizer": "all", "parameter": "tensor", "module": "module"}
-        return {**super().said(hook_type), "per": self.per or defaults[hook_type.on]}
+        default = {"optimizer": "all", "module": "module"}.get(hook_type.on, "tensor")
+        return {**super().said(hook_type), "per": self.per or default}
 
     def together_by(self, path: str) -> str:
         """The module of the parameter if each module has its own norm."""

@@ -67,7 +67,14 @@ class Initialiser(Section):
             inspect.signature(getattr(torch.nn.init, self.name)).bind(None, **self.args)
         except TypeError as error:
             return f"args: {self.name}: {error}"
-        return None if self.fits(shape) else f"{self.name} does not take a tensor of shape {list(shape)}"
+        if not self.fits(shape):
+            return f"{self.name} does not take a tensor of shape {list(shape)}"
+        small = [*shape[:1], *(min(size, 2) for size in shape[1:])]  # `dirac_` divides the first dimension
+        try:
+            self.fill(torch.empty(small), 0)
+        except ValueError as error:
+            return f"args: {error}"
+        return None
 
     def fill(self, tensor: Tensor, seed: int) -> None:
         """Fill the tensor in place, with the same numbers on every device. ValueError for arguments that do not fit."""
@@ -83,7 +90,7 @@ class Initialiser(Section):
             torch.default_generator.manual_seed(seed)  # `sparse_` draws from this one, too
             try:
                 tensor.copy_(function(new, **args))
-            except (TypeError, ValueError, RuntimeError) as error:
+            except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
                 raise ValueError(f"{self.name}: {error}") from error
 
 

@@ -19,6 +19,7 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
 from hookrun.config.validation import Section
+from hookrun.errors import nearest
 from hookrun.trust.callables import Code, code_of_given, is_tensor, tensor_digest
 from hookrun.values.index import Index
 from hookrun.values.tensors import ordinary_tensors
@@ -372,7 +373,14 @@ def _value(raw: Any) -> Any:
     if isinstance(raw, dict):
         if (kind := next((key for key in _MAPPINGS if key in raw), None)) is None:
             expected = "expected `file`, `run` and `capture`, `hook`, or from, to, steps"
-            raise ValueError(f"found the keys {', '.join(map(str, raw))}, {expected}")
+            fields = {
+                field.alias or name
+                for kind in _MAPPINGS.values()
+                for name, field in kind.model_fields.items()
+            }
+            typo = next((key for key in raw if key not in fields), None)
+            hint = "" if typo is None else f"; {typo}: {nearest(str(typo), fields)}"
+            raise ValueError(f"found the keys {', '.join(map(str, raw))}, {expected}{hint}")
         return _MAPPINGS[kind].model_validate(raw)
     if isinstance(raw, tuple(_MAPPINGS.values())):
         return raw

@@ -70,6 +70,11 @@ def _decide(site: HookSite, decided: bool) -> bool:
 
 def function_of(site: HookSite) -> Op:
     """The action's function, applied to the part that `index`, `tokens` and `heads` select."""
+    function = _function_of_part(site)
+    return _passing_on(site, function) if site.passes_on else function
+
+
+def _function_of_part(site: HookSite) -> Op:
     action = site.spec.action
     part = (
         None if "flipped" in action.uses else site.part
@@ -80,8 +85,6 @@ def function_of(site: HookSite) -> Op:
         function = _straight_through(function)
     by_sample = bool(site.spec.keys.when.of_samples)
     checks_each = action.own_functions() or "args" in action.uses or part is not None or by_sample
-    if site.passes_on:
-        function = _passing_on(site, function)
     if by_sample and action.observes:
         function = observer_of_samples(site, function)
     if not checked or not checks_each:
@@ -105,8 +108,9 @@ def _passing_on(site: HookSite, capture: Op) -> Op:
                 f"another hook takes the value, a {type(value).__name__}: name one tensor by `target`"
             )
         require_no_checkpoint()
+        seen = value if site.passed_part is None else site.passed_part.of(value)
         # a copy, since it may be written in place later
-        site.clock.passed_on.now[site.hook_name, site.path] = value.clone()
+        site.clock.passed_on.now[site.hook_name, site.path] = seen.clone()
         return None if site.clock.stands_in else capture(value)
 
     return capture_and_pass
@@ -307,7 +311,7 @@ def count(site: HookSite, old: Tensor, new: Tensor | Packed) -> None:
 def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
     scope, observes = site.spec.action.scope, site.spec.action.observes
     # of an observer detached: autograd would save an index, and activation checkpointing counts what is saved
-    of = (lambda tensor: part.of(tensor.detach())) if observes and not site.passes_on else part.of
+    of = (lambda tensor: part.of(tensor.detach())) if observes else part.of
     if scope == "value":
         if site.spec.keys.tokens is not None:
             return _observer_of_tokens(site, function, of)
@@ -319,8 +323,7 @@ def _on_part(site: HookSite, function: Op, part: TensorPart) -> Op:
 
     def act_on_part(tensor: Tensor) -> Any:
         if part.nothing_of(tensor):
-            site.found_nothing()
-            return None
+            return site.untouched(tensor)
         new = function(of(tensor))
         if new is None or observes:
             return new

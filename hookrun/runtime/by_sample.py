@@ -1,4 +1,5 @@
-"""Conditions by sample: an edit is kept in the rows of a tensor for which `when` holds, an observer sees those rows."""
+"""Conditions by sample: an edit is kept in the rows of a tensor for which `when` holds; observers and own functions see
+those rows only."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from hookrun.values.tensors import require_whole
 
 
 def edit_of_samples(site: HookSite, edit: Edit) -> Edit:
-    """The edit, computed for the whole tensor and kept where the conditions hold; all other rows stay as they are."""
+    """The edit, computed for the whole tensor and kept where the conditions hold; all other rows stay as they are.
+
+    A user's own function gets the rows for which the conditions hold: it may record what it sees, and the gradients of
+    its parameters would be NaN where a row that does not count has an infinite derivative.
+    """
     holds = _holding(site)
 
     def edit_rows(x: Tensor) -> Any:
@@ -26,7 +31,17 @@ def edit_of_samples(site: HookSite, edit: Edit) -> Edit:
         new = edit(torch.where(mask, x, x.detach()) if x.requires_grad else x)
         return None if new is None else torch.where(mask, new, x)
 
-    return edit_rows
+    def edit_chosen(x: Tensor) -> Any:
+        rows = _rows(site, holds(x))
+        if rows is None:
+            raise ValueError("`when` chooses samples, and which ones is not known while the model is traced")
+        if not len(rows):
+            return site.untouched(x)
+        places = rows.to(x.device)
+        new = edit(x[places])
+        return None if new is None else x.index_put((places,), new)
+
+    return edit_chosen if site.spec.action.own_functions() else edit_rows
 
 
 def observer_of_samples(site: HookSite, observe: Edit) -> Edit:
@@ -55,7 +70,7 @@ def _rows(site: HookSite, mask: Tensor) -> Tensor | None:
     known = readable(mask)
     if known is not None and known.shape != mask.shape:
         raise ValueError(
-            "`when` chooses samples: torch.vmap maps over them, and an observer cannot choose among them"
+            "`when` chooses samples: torch.vmap maps over them, and this action cannot choose among them"
         )
     return None if known is None else known.nonzero().squeeze(1).cpu()
 

@@ -309,13 +309,16 @@ class TokensPart(TensorPart):
         return chosen
 
 
-def part_of(hook: PlannedHook, path: str, current: CurrentCall) -> TensorPart | None:
-    """The part at one module: `heads` first, then `index` within these, then `tokens`; None: the whole tensor."""
+def part_of(hook: PlannedHook, path: str, current: CurrentCall, *, once: bool = False) -> TensorPart | None:
+    """The part at one module: `heads` first, then `index` within these, then `tokens`; None: the whole tensor.
+
+    once: positions that a generation computes again are left out, as captures do
+    """
     keys, action = hook.spec.keys, hook.spec.action
     parts = list[TensorPart]()
     tokens = None
     if keys.tokens is not None:
-        tokens = TokensPart(Rule(keys.tokens, action.observes, hook.texts), current)
+        tokens = TokensPart(Rule(keys.tokens, once, hook.texts), current)
     if keys.heads is not None:
         parts.append(HeadsPart(keys.heads, hook.heads[path], -1 if tokens is None else tokens.dims[0]))
     if keys.index is not None:

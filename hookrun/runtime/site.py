@@ -36,7 +36,7 @@ from hookrun.run_values import FaultList, PendingRun, Rows, Source
 from hookrun.runtime.checkpointing import repeating, require_no_checkpoint
 from hookrun.runtime.clock import Calls, Clock, CurrentCall
 from hookrun.runtime.faults import Draw, Faulty
-from hookrun.runtime.part import part_of
+from hookrun.runtime.part import TensorPart, part_of
 from hookrun.runtime.rng import Draws, Fill, derived_seed, drawn, kept_samples
 from hookrun.runtime.snapshot import copied
 from hookrun.trust.load import Trusted
@@ -139,6 +139,7 @@ class HookSite:
     current:   the state of the firing in each thread
     part:      the part of a tensor that the action acts on; None: all of it
     passes_on: other hooks take what it sees, as it sees it
+    passed_part: the part of it that they take, also of positions that a generation computes again; None: all of it
     tokenizer: for the text of tokens; None: not known
     zeros_of:  name of a parameter of the module -> its KeptZero, while an `apply` hook runs
     """
@@ -172,12 +173,13 @@ class HookSite:
         self._idle_at = 0
         self.target_was_none = False
         self.passes_on = False
+        self.passed_part: TensorPart | None = None
         self.let_through = False
         self.changed: Tensor | int = 0
         self.total = 0
         self.tokenizer = hook.tokenizer
         self.current = CurrentCall(path, clock, calls) if current is None else current
-        self.part = part_of(hook, path, self.current)
+        self.part = part_of(hook, path, self.current, once=action.observes)
         own_seed = action.value_of(Meaning.SEED)
         seed = seed if own_seed is None else own_seed
         self.seed = derived_seed(seed, self.hook_name, path)
@@ -777,6 +779,20 @@ class HookSite:
         if self._idle_at != self.fired:
             self._idle_at = self.fired
             self.idle += 1
+
+    def untouched(self, x: Tensor) -> Tensor | None:
+        """Nothing in x is for the action; None, or x with gradients of 0 for the parameters that the hook trains.
+
+        Other ranks may have something for it, and sharded gradients are reduced only if each rank has them.
+        """
+        self.found_nothing()
+        trained, action = list(self._own), self.spec.action
+        if action.trains:
+            trained.append(str(action.adds(self.hook_name)))
+        if not trained or not torch.is_grad_enabled():
+            return None
+        nothing = torch.cat([getattr(self.module, name).flatten()[:0] for name in trained])
+        return x + nothing.sum().to(x)
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:

@@ -31,6 +31,7 @@ from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.kept_zero import KeptZero
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow
+from hookrun.runtime.part import part_of
 from hookrun.runtime.reduced import GradientsOfWrapped, ReducedGradients
 from hookrun.runtime.sharded import HookedParameters, is_sharded, move_inside_sharding, sharded_too_early
 from hookrun.runtime.site import HookSite, Sink
@@ -168,7 +169,8 @@ class Wiring:
 
     def _site(self, hook: PlannedHook, path: str, module: nn.Module, calls: Calls | None = None) -> HookSite:
         site = HookSite(hook, path, module, self.clock, self.sink, self.plan.seed, calls)
-        site.passes_on = (hook.spec.name, path) in self._passing
+        if (hook.spec.name, path) in self._passing:
+            site.passes_on, site.passed_part = True, part_of(hook, path, site.current)
         self.sites.append(site)
         return site
 

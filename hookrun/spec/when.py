@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -107,8 +108,10 @@ class ValueCondition(Section):
             raise ValueError(f"of: {self.of} is the same for every sample")
         if self.above is None and self.below is None:
             raise ValueError("give above, below or both")
-        if self.above is not None and self.below is not None and self.above >= self.below:
-            raise ValueError(f"nothing is above {self.above:g} and below {self.below:g}: it never fires")
+        above = -math.inf if self.above is None else self.above
+        below = math.inf if self.below is None else self.below
+        if above >= below:
+            raise ValueError(f"nothing is above {above:g} and below {below:g}: it never fires")
         return self
 
     def holds(self, statistic: Tensor) -> Tensor:

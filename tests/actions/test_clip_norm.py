@@ -148,11 +148,18 @@ def test_per_of_a_module_s_value_of_several_tensors(per: str | None, norms: tupl
 
 @pytest.mark.parametrize(
     ("hook", "per"),
-    [("grad", "all"), ("grad", "module"), ("post_accumulate_grad", "all"), ("forward", "all")],
+    [
+        ("grad", "all"),
+        ("grad", "module"),
+        ("post_accumulate_grad", "all"),
+        ("forward", "all"),
+        ("weight", "module"),
+    ],
 )
 def test_per_is_refused_where_a_firing_sees_fewer_tensors(hook: str, per: str) -> None:
     spec = {"clip": {"select": "fc", "hook": hook, "action": "clip_norm", "max_norm": 1.0, "per": per}}
+    kind = "module" if hook == "forward" else "parameter"
     with pytest.raises(
-        hookrun.CompileError, match=f"`per: {per}` takes several tensors together, and {hook} sees one"
+        hookrun.CompileError, match=f"`per: {per}` takes several tensors together, and {hook} sees one {kind}"
     ):
         hookrun.compile(spec, nn.Sequential(OrderedDict(fc=nn.Linear(2, 2))))

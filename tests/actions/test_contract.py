@@ -99,6 +99,12 @@ def test_these_are_all_actions_that_see_tensors() -> None:
     )
 
 
+@pytest.mark.parametrize("action", ALL.values())
+def test_a_plan_can_show_its_parameters_on_every_hook_type(action: Action) -> None:
+    for hook_type in action.hook_types:
+        assert set(action.said(hook_type)) <= set(type(action).model_fields), hook_type
+
+
 @each_edit
 def test_an_edit_keeps_shape_and_dtype_and_does_not_write_its_input(action: Action) -> None:
     for kind, x in each_tensor():

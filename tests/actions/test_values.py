@@ -93,6 +93,7 @@ def test_other_values_are_refused_with_what_is_expected() -> None:
         ([], "empty"),
         ([True], "expected numbers"),
         ({"key": "x"}, "expected `file`, `run` and"),
+        ({"form": 0, "to": 1, "steps": [0, 9]}, "from, to, steps; form: did you mean 'from'"),
     ):
         with pytest.raises(ValidationError, match=said):
             value(raw)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-import hookrun
 from hookrun.actions import actions
 from hookrun.cli import main
 from hookrun.cli.running import RefusedByMain, agreed, ranks_of
@@ -553,16 +552,6 @@ def test_a_failure_on_one_rank_is_raised_by_all_and_reported_once() -> None:
 SMALL = ["experiment=clip_fc", "train.epochs=1", "train.limit_batches=2", "compute=cpu", "hydra.run.dir=run"]
 
 
-@pytest.mark.parametrize(("policy", "state"), [("stop", "stopped"), ("error", "failed")])
-def test_a_failed_check_exits_with_3(policy: str, state: str, cwd: Path) -> None:
-    hook = (
-        f"+hooks.low={{select: fc, hook: forward, action: check, min: -2000, max: -1000, policy: {policy}}}"
-    )
-    assert main([*SMALL, hook]) == 3
-    status = hookrun.open_run(cwd / "run").status
-    assert (status["status"], status["exit_code"]) == (state, 3)
-
-
 def test_hooks_that_do_not_fit_the_model_leave_no_files(cwd: Path, capsys) -> None:
     assert main([*SMALL, "hooks.clip_fc.select=fd"]) == 2
     printed = capsys.readouterr().err
@@ -570,9 +559,8 @@ def test_hooks_that_do_not_fit_the_model_leave_no_files(cwd: Path, capsys) -> No
     assert list(cwd.iterdir()) == []
 
 
-def test_latest_is_made_in_the_folder_of_outputs_only(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_is_made_in_the_folder_of_outputs_only(cwd: Path, notes, monkeypatch) -> None:
     monkeypatch.setenv("HOOKRUN_OUTPUT", str(cwd / "mine"))
-    argv = ["task=evaluate", "model=mlp", "train.limit_batches=1", "compute.device=cpu"]
     for folder, is_made in (("mine/outputs", True), ("elsewhere", False), ("mine/outputs2", False)):
-        assert main([*argv, f"hydra.run.dir={cwd / folder / 'run'}"]) == 0
+        assert main(["seed=5", f"hydra.run.dir={cwd / folder / 'run'}"]) == 0
         assert (cwd / folder / "latest").is_symlink() == is_made, folder

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -43,32 +45,37 @@ def say(capfd: pytest.CaptureFixture[str]) -> Say:
     return run
 
 
+@contextmanager
+def failing_at(number: int) -> Iterator[None]:
+    """Training fails at its n-th step."""
+    step, left = training.train_step, [number]
+
+    def failing(*args: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("the machine is gone")
+        step(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "train_step", failing)
+        yield
+
+
+@pytest.fixture(scope="module")
+def failed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of six steps, outputs/one, that failed in its fifth step."""
+    folder = tmp_path_factory.mktemp("failed")
+    with pytest.MonkeyPatch.context() as patch, failing_at(5), redirect_stderr(StringIO()) as said:
+        patch.chdir(folder)
+        assert main([*SMALL, "hydra.run.dir=outputs/one"]) == 1
+    assert "to go on: hookrun resume=outputs/one" in said.getvalue()
+    return folder
+
+
 @pytest.fixture
-def fail_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Make training fail at its n-th step from now on; 0: never."""
-    step = training.train_step
-
-    def at(number: int) -> None:
-        left = [number]
-
-        def failing(*args: Any) -> None:
-            left[0] -= 1
-            if left[0] == 0:
-                raise RuntimeError("the machine is gone")
-            step(*args)
-
-        monkeypatch.setattr(training, "train_step", failing)
-
-    return at
-
-
-@pytest.fixture
-def failed(cwd: Path, fail_at: Callable[[int], None], say: Say) -> Path:
-    """A run of six steps that failed in its fifth step."""
-    fail_at(5)
-    code, said = say([*SMALL, "hydra.run.dir=outputs/one"])
-    fail_at(0)
-    assert code == 1 and "to go on: hookrun resume=outputs/one" in said
+def failed(failed_once: Path, cwd: Path) -> Path:
+    """A copy of the run that failed in its fifth step."""
+    shutil.copytree(failed_once / "outputs", cwd / "outputs", symlinks=True)
     return cwd / "outputs" / "one"
 
 
@@ -131,17 +138,16 @@ def test_another_version_is_refused(failed: Path, say: Say, monkeypatch: pytest.
     assert files(failed) == before
 
 
-def test_changed_data_is_refused(cwd: Path, fail_at: Callable[[int], None], say: Say) -> None:
+def test_changed_data_is_refused(cwd: Path, say: Say) -> None:
     def write(value: float) -> None:
         images, labels = torch.full((30, 1, 8, 8), value), torch.arange(30) % 10
         save_file({"x": images, "y": labels}, "data.safetensors")
 
     write(0.0)
-    fail_at(5)
     data = ["data=tensors", "data.args={file: data.safetensors, input: x, target: y}", "data.batch_size=5"]
-    code, said = say([*SMALL, *data, "model.args.num_classes=10", "hydra.run.dir=one"])
+    with failing_at(5):
+        code, said = say([*SMALL, *data, "model.args.num_classes=10", "hydra.run.dir=one"])
     assert code == 1, said
-    fail_at(0)
     write(1.0)
     code, said = say(["resume=one"])
     assert code == 2 and "data.safetensors: its content has changed" in said, said

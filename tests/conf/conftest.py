@@ -1,9 +1,10 @@
-"""The tutorials' rows as runs, and what their hooks are in hand-written PyTorch."""
+"""Shipped experiments as runs, each once, and what the tutorials' hooks are in hand-written PyTorch."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,14 +54,35 @@ def names_model(_trained: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    """Run the experiment of a row; the run must end well and every hook must fire."""
+def shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, capsys, pages: None
+) -> Callable[..., Run]:
+    """Run an experiment: it ends well without a warning or a word on stderr, every hook fires, a page is drawn."""
     monkeypatch.chdir(tmp_path)
+
+    def run(name: str, *overrides: str, code: int = 0) -> Run:
+        if name.startswith("lm/"):
+            request.getfixturevalue("names_model")
+        capsys.readouterr()
+        assert main([f"experiment={name}", *SMALL, *overrides]) == code
+        printed = capsys.readouterr()
+        if code == 0:
+            assert "WARNING" not in printed.out
+            assert printed.err == ""
+        print(printed.out, end="")
+        print(printed.err, end="", file=sys.stderr)
+        return hookrun.open_run("outputs/latest")
+
+    return run
+
+
+@pytest.fixture
+def tutorial(shipped: Callable[..., Run]) -> Callable[..., Run]:
+    """Run the experiment of a row, as `shipped` does."""
 
     def run(row: int, *overrides: str, name: str = "", code: int = 0) -> Run:
         (found,) = [file.stem for file in TUTORIALS.glob(f"{row:02}_{name}*.yaml")]
-        assert main([f"experiment=tutorial/{found}", *SMALL, *overrides]) == code
-        return hookrun.open_run("outputs/latest")
+        return shipped(f"tutorial/{found}", *overrides, code=code)
 
     return run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,34 +35,48 @@ def weights(run: Run, name: str = "last") -> dict[str, torch.Tensor]:
     return load_file(run.path / f"checkpoints/{name}.safetensors")
 
 
+TESTS = "".join(file.read_text() for file in sorted(Path(__file__).parent.glob("test_*.py")))
+"""What is run by `shipped("NAME"` is not run a second time here, nor is a tutorial's row by `tutorial(ROW`."""
+ELSEWHERE = re.compile(r'shipped\(\s*"([^"]*)"')
 EXPERIMENTS = sorted(
-    file.relative_to(CONF / "experiment").with_suffix("").as_posix()
+    name
     for file in (CONF / "experiment").rglob("*.yaml")
+    if (name := file.relative_to(CONF / "experiment").with_suffix("").as_posix())
+    not in ELSEWHERE.findall(TESTS)
+    and not name.startswith("tutorial/")
 )
+HOOK_SETS = {
+    file.stem: yaml.safe_load(file.read_text()) or {} for file in sorted((CONF / "hooks").glob("*.yaml"))
+}
 
 
-@pytest.mark.usefixtures("pages")
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_it_runs_and_every_hook_fires(name: str, capsys, request: pytest.FixtureRequest) -> None:
-    if name.startswith("lm/"):
-        request.getfixturevalue("names_model")
-        capsys.readouterr()
-    assert main([f"experiment={name}", *SMALL, "-r", "strict=true"]) == 0
-    printed = capsys.readouterr()
-    assert "WARNING" not in printed.out
-    assert printed.err == ""
-    assert hookrun.open_run("outputs/latest").status["status"] == "done"
+def test_it_runs_and_every_hook_fires(name: str, shipped) -> None:
+    assert shipped(name, *SMALL, "-r").status["status"] == "done"
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "hooks").glob("*.yaml")))
-def test_every_hook_set_fits_the_small_network_and_runs(name: str, capsys) -> None:
-    task = "predict" if name == "stop_forward" else "train"
+def together() -> list[list[str]]:
+    """Hook sets whose hooks have different names and do not hinder each other: what is frozen has no gradient."""
+    groups = [["freeze", "add_parameter", "linear"], ["stop_forward"]]
+    for name in sorted(HOOK_SETS.keys() - {name for group in groups for name in group}):
+        for group in groups[2:]:
+            if not any(HOOK_SETS[other].keys() & HOOK_SETS[name].keys() for other in group):
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    return groups
+
+
+@pytest.mark.parametrize("names", together(), ids=",".join)
+def test_every_hook_set_fits_the_small_network_and_runs(names: list[str], capsys) -> None:
+    task = "predict" if "stop_forward" in names else "train"
     small = (*SMALL, "train.limit_batches=1", "data.batch_size=8", "strict=true")
-    assert main([f"hooks={name}", f"task={task}", *small]) == 0
-    hooks = yaml.safe_load((CONF / f"hooks/{name}.yaml").read_text()) or {}
+    assert main([f"hooks=[{','.join(names)}]", f"task={task}", *small]) == 0
     plan, said, _ = capsys.readouterr().out.partition("\nplan ")
     assert said, "the plan is printed before the run"
-    assert all(f" {name} " in plan for name, hook in hooks.items() if hook.get("enabled", True))
+    for hooks in map(HOOK_SETS.get, names):
+        assert all(f" {name} " in plan for name, hook in hooks.items() if hook.get("enabled", True))
     assert "unchecked" not in plan
 
 
@@ -74,30 +89,31 @@ def test_clip_fc_reaches_95_percent_on_digits() -> None:
     assert accuracies[-1] >= 0.95
 
 
-def test_clip_fc_bounds_the_gradient_that_the_optimizer_uses() -> None:
+def test_clip_fc_bounds_the_gradient_that_the_optimizer_uses(shipped) -> None:
     seen = "+hooks.seen={select: fc, hook: post_accumulate_grad, action: capture}"
-    gradient = run("clip_fc", seen).captures["seen"]["fc.weight"][0:2]
+    gradient = shipped("clip_fc", *SMALL, seen).captures["seen"]["fc.weight"][0:2]
     assert gradient.abs().max() == pytest.approx(0.01)
 
 
-def test_captured_features_are_rows_in_data_order() -> None:
-    found = run("capture_features")
+def test_captured_features_are_rows_in_data_order(shipped) -> None:
+    found = shipped("capture_features", *SMALL)
     assert found.captures["features"]["relu2"].shape == (128, 128, 4, 4)
     assert found.captures["features"]["fc"].sample_ids.tolist() == list(range(128))
     assert found.predictions is not None
     assert torch.equal(found.predictions[0:128], found.captures["features"]["fc"][0:128])
 
 
-def test_scaling_by_one_changes_nothing_and_by_half_does() -> None:
+def test_scaling_by_one_changes_nothing_and_by_half_does(shipped) -> None:
+    half = shipped("scale_activations", *SMALL).metrics[-1]["loss"]
     losses = [
-        run("scale_activations", f"hooks.scale.factor={factor}").metrics[-1]["loss"] for factor in (1, 0.5)
+        run("scale_activations", more).metrics[-1]["loss"]
+        for more in ("hooks.scale.factor=1", "+hooks.scale.enabled=false")
     ]
-    assert losses[0] == run("scale_activations", "+hooks.scale.enabled=false").metrics[-1]["loss"]
-    assert losses[0] != losses[1]
+    assert losses[0] == losses[1] != half
 
 
-def test_early_features_cost_about_half_of_the_operations() -> None:
-    found = run("early_exit_features", "data.batch_size=4")
+def test_early_features_cost_about_half_of_the_operations(shipped) -> None:
+    found = shipped("early_exit_features", *SMALL, "data.batch_size=4")
     assert [found.captures["features"][layer].shape for layer in ("layer1", "layer2")] == [(8, 64), (8, 128)]
     hooks = yaml.safe_load((CONF / "experiment/early_exit_features.yaml").read_text())["hooks"]
     model, images, operations = (
@@ -112,36 +128,30 @@ def test_early_features_cost_about_half_of_the_operations() -> None:
     assert round(operations[1] / operations[0], 2) == 0.55, "as the comment says"
 
 
-def test_ablation_zeroes_the_first_channels_in_validation_only() -> None:
+def test_ablation_zeroes_the_first_channels_in_validation_only(shipped) -> None:
     seen = "+hooks.seen={select: relu2, hook: forward, action: capture}"
-    captured = run("zero_ablation", seen).captures["seen"]["relu2"]
+    captured = shipped("zero_ablation", *SMALL, seen).captures["seen"]["relu2"]
     assert captured[0:128][:, :8].abs().sum() > 0, "training"
     assert captured[128:256][:, :8].abs().sum() == 0, "validation"
     assert captured[128:256][:, 8:].abs().sum() > 0
 
 
-def test_the_added_bias_is_trained_and_saved() -> None:
-    bias = weights(run("add_bias"))["flatten.offset_bias"]
+def test_the_added_bias_is_trained_and_saved(shipped) -> None:
+    bias = weights(shipped("add_bias", *SMALL))["flatten.offset_bias"]
     assert bias.abs().sum() > 0
 
 
-def test_noise_is_repeatable_and_only_in_validation() -> None:
-    first, second, none = (
-        run("noise_robustness"),
-        run("noise_robustness"),
-        run("noise_robustness", "hooks.noise.std=0"),
-    )
-    assert first.metrics == second.metrics
-    train = [[line for line in each.metrics if line["split"] == "train"] for each in (first, none)]
+def test_noise_is_only_in_validation(shipped) -> None:
+    noisy, none = shipped("noise_robustness", *SMALL), run("noise_robustness", "hooks.noise.std=0")
+    train = [[line for line in found.metrics if line["split"] == "train"] for found in (noisy, none)]
     assert train[0] == train[1]
-    assert first.metrics[-1]["loss"] != none.metrics[-1]["loss"]
+    assert noisy.metrics[-1]["loss"] != none.metrics[-1]["loss"]
 
 
-def test_only_the_highest_bit_of_the_exponent_takes_the_network_down() -> None:
-    assert main(["experiment=fault_map", "compute.threads=1", "compute.device=cpu"]) == 0
-    run = hookrun.open_run("outputs/latest")
-    accuracy = dict(zip(run.effects.axes["module"], run.effects["exact"], strict=True))
-    bits = dict(enumerate(run.effects.axes["bits"]))
+def test_only_the_highest_bit_of_the_exponent_takes_the_network_down(shipped) -> None:
+    effects = shipped("fault_map").effects
+    accuracy = dict(zip(effects.axes["module"], effects["exact"], strict=True))
+    bits = dict(enumerate(effects.axes["bits"]))
     highest = next(number for number, bit in bits.items() if bit == "[30]")
     low = next(number for number, bit in bits.items() if bit == "[22]")
     assert all(accuracy[layer][highest] < 0.5 for layer in ("conv1", "conv2"))
@@ -149,21 +159,19 @@ def test_only_the_highest_bit_of_the_exponent_takes_the_network_down() -> None:
     assert accuracy["fc"][-1] < 0.5, "the sign of a score"
 
 
-def test_a_bound_helps_against_faults_that_are_repeated() -> None:
-    def accuracy(name: str, *overrides: str) -> tuple[float, str]:
-        assert main([f"experiment={name}", "compute.threads=1", "compute.device=cpu", *overrides]) == 0
-        run = hookrun.open_run("outputs/latest")
+def test_a_bound_helps_against_faults_that_are_repeated(shipped) -> None:
+    def accuracy(run: Run) -> tuple[float, str]:
         return run.metrics[-1]["accuracy"], (run.path / "faults.jsonl").read_text()
 
-    bounded, faults = accuracy("replay_faults")
-    plain, same = accuracy("replay_faults", "~hooks.bound")
-    assert (plain, faults) == accuracy("bit_flips") and faults == same
+    bounded, faults = accuracy(shipped("replay_faults"))
+    plain, same = accuracy(shipped("replay_faults", "~hooks.bound"))
+    assert (plain, faults) == accuracy(shipped("bit_flips")) and faults == same
     assert (plain, bounded) == (pytest.approx(0.50, abs=0.03), pytest.approx(0.85, abs=0.03))
 
 
-def test_gradient_norms_are_those_of_the_gradients() -> None:
+def test_gradient_norms_are_those_of_the_gradients(shipped) -> None:
     seen = "+hooks.seen={select: fc.weight, hook: grad, action: capture}"
-    found = run("gradient_norms", seen)
+    found = shipped("gradient_norms", *SMALL, seen)
     (line,) = [line for line in found.stats if line["module"] == "fc.weight"]
     gradient = found.captures["seen"]["fc.weight"][0]
     assert line["norm"] == pytest.approx(gradient.norm().item(), rel=1e-5)
@@ -176,15 +184,34 @@ def test_the_nan_hunt_names_module_and_step(capsys) -> None:
     assert hookrun.open_run("outputs/latest").status["status"] == "failed"
 
 
-def test_the_parameters_of_a_frozen_backbone_do_not_change() -> None:
-    frozen, trained = (
-        weights(run("freeze_backbone")),
-        weights(run("freeze_backbone", "+hooks.freeze.enabled=false")),
-    )
-    start = weights(run("freeze_backbone", "train.optimizer.lr=0", "+train.optimizer.weight_decay=0"))
+def test_the_parameters_of_a_frozen_backbone_do_not_change(shipped) -> None:
+    frozen = weights(shipped("freeze_backbone", *SMALL))
+    trained = weights(run("freeze_backbone", "+hooks.freeze.enabled=false"))
+    start = hookrun.build(experiment="freeze_backbone", overrides=SMALL)[0].state_dict()
     assert torch.equal(frozen["conv1.weight"], start["conv1.weight"])
     assert not torch.equal(trained["conv1.weight"], start["conv1.weight"])
     assert not torch.equal(frozen["fc.weight"], start["fc.weight"])
+
+
+def test_a_trained_picture_raises_the_activation_of_its_channel(shipped) -> None:
+    found = shipped("feature_visualization")
+    raised = [-line["loss"] for line in found.metrics if line["split"] == "val"]
+    assert raised[-1] > 3 * raised[0] > 0
+    picture = found.captures["seen"]["conv1"]
+    assert picture[:].shape == (30, 1, 8, 8) and not torch.equal(picture[0], picture[-1])
+
+
+def test_attributions_are_maps_over_pictures_and_colours_of_tokens(shipped) -> None:
+    few = ("data.batch_size=5", "train.limit_batches=2")
+    found = shipped("grad_cam", *few)
+    assert found.attributions["attributions"].shape == (10, 1, 4, 4)
+    page = (found.path / "report.html").read_text(encoding="utf-8")
+    assert page.count('class="overlay"') == 10 and "data-strength" in page
+    tokens = ("model=decoder", "data=names", "task.score=logit_difference")
+    found = shipped("integrated_gradients", *tokens, *few)
+    page = (found.path / "report.html").read_text(encoding="utf-8")
+    assert "attribution of each token" in page and "lowers" in page
+    assert shipped("integrated_gradients", *few).metrics[-1]["delta"] < 0.01
 
 
 def test_the_sweep_is_four_runs(tmp_path: Path) -> None:

@@ -5,27 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.cli import main
-from hookrun.store.reader import Run
 
-SMALL = ["compute.threads=1", "compute.device=cpu", "task.max_new_tokens=5", "data.batch_size=4"]
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pages: None, names_model: None
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def run(name: str, *overrides: str) -> Run:
-    assert main([f"experiment=lm/{name}", *SMALL, *overrides]) == 0
-    return hookrun.open_run("outputs/latest")
+SMALL = ("task.max_new_tokens=5", "data.batch_size=4")
 
 
 def continued(name: str, module: str, hook: Any, *, after: int = 0) -> list[list[int]]:
@@ -49,8 +34,8 @@ def continued(name: str, module: str, hook: Any, *, after: int = 0) -> list[list
     return found
 
 
-def test_steering_adds_the_difference_of_the_two_means(tmp_path: Path) -> None:
-    found = run("steer", "hooks.steer.value.factor=20")
+def test_steering_adds_the_difference_of_the_two_means(tmp_path: Path, shipped) -> None:
+    found = shipped("lm/steer", *SMALL, "hooks.steer.value.factor=20")
     rows = {}
     for path in (tmp_path / "outputs" / "needs").glob("*/*/captures"):
         seen = hookrun.open_run(path.parent).captures["seen"]["blocks.0.resid_post"]
@@ -62,12 +47,14 @@ def test_steering_adds_the_difference_of_the_two_means(tmp_path: Path) -> None:
         "steer", "blocks.0.resid_post", lambda output, number: output + direction
     )
     assert found.metrics[-1]["changed"] == 1 and found.metrics[-1]["kl_first"] > 0.001
-    nothing = run("steer", "hooks.steer.value.factor=0").metrics[-1]
+    nothing = shipped("lm/steer", *SMALL, "hooks.steer.value.factor=0").metrics[-1]
     assert nothing["changed"] == nothing["kl_first"] == 0
 
 
-def test_the_neurons_are_clamped_while_generating_and_no_others() -> None:
-    found = run("neuron_clamp", "vars.value=40")  # large enough to change the tokens of any trained model
+def test_the_neurons_are_clamped_while_generating_and_no_others(shipped) -> None:
+    found = shipped(
+        "lm/neuron_clamp", *SMALL, "vars.value=40"
+    )  # large enough to change the tokens of any trained model
     values = found.captures["seen"]["blocks.1.mlp.act"]
     assert values[:][:, [1, 5]].unique().tolist() == [40.0]
     assert not (values[:][:, [0, 2, 3, 4, 6, 7]] == 40).any()

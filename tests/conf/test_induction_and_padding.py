@@ -19,9 +19,8 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_
     monkeypatch.chdir(tmp_path)
 
 
-def test_two_layers_of_attention_learn_to_repeat_and_the_second_has_induction_heads() -> None:
-    assert main(["experiment=lm/induction", *FAST, "train.epochs=4", "train.checkpoint.save=none"]) == 0
-    run = hookrun.open_run("outputs/latest")
+def test_two_layers_of_attention_learn_to_repeat_and_the_second_has_induction_heads(shipped) -> None:
+    run = shipped("lm/induction", "train.epochs=4", "train.checkpoint.save=none")
     values = [line for line in run.metrics if line["split"] == "val"]
     assert values[0]["accuracy"] < 0.6 < 0.95 < values[-1]["accuracy"]
     assert values[-1]["loss"] < 0.3

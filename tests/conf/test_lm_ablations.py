@@ -8,35 +8,21 @@ from typing import Any
 import pytest
 
 import hookrun
-from hookrun.cli import main
 from hookrun.store.effects import Effects
 
-SMALL = ("compute.threads=1", "compute.device=cpu")
-pytestmark = pytest.mark.usefixtures("no_pages", "names_model")
 
-
-def effects(*words: str) -> Effects:
-    """The effects of one run."""
-    known = set(Path("outputs").glob("2*"))
-    assert main([*words, *SMALL]) == 0
-    (folder,) = set(Path("outputs").glob("2*")) - known
-    found: Effects = hookrun.open_run(folder).effects
-    return found
-
-
-def test_heads_and_positions_of_one_trained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    silenced = effects("experiment=lm/head_ablation")
+def test_heads_and_positions_of_one_trained_model(shipped) -> None:
+    silenced: Effects = shipped("lm/head_ablation").effects
     model = next(Path("outputs/needs").glob("*/*/status.json")).parent
     trained = [line for line in hookrun.open_run(model).metrics if line["split"] == "val"][-1]
     assert trained["accuracy"] > 0.95
     assert silenced.axes == {"module": ["blocks.0.attn.z", "blocks.1.attn.z"], "heads": [0, 1, 2, 3]}
     assert silenced["unedited"] > 4 and silenced["exact"].min() < silenced["unedited"] - 1
-    divergence = effects("experiment=lm/head_ablation", "task.metric=kl", "task.method=exact")
+    divergence: Effects = shipped("lm/head_ablation", "task.metric=kl", "task.method=exact").effects
     assert (divergence["exact"] > 0).all() and divergence["unedited"] == 0
-    averaged = effects("experiment=lm/mean_ablation")
+    averaged: Effects = shipped("lm/mean_ablation").effects
     assert averaged.axes == silenced.axes and not averaged["exact"].equal(silenced["exact"])
-    patched = effects("experiment=lm/patch_residual")
+    patched: Effects = shipped("lm/patch_residual").effects
     cells = {(cell["module"][7], cell["tokens"]): cell for cell in patched.cells()}
     assert cells["1", -5]["exact"] < -4, "in the corrupted sentence the model names the wrong one"
     assert cells["1", -1]["restored"] == pytest.approx(1, abs=1e-6), (
@@ -46,33 +32,27 @@ def test_heads_and_positions_of_one_trained_model(tmp_path: Path, monkeypatch: p
     assert cells["0", -5]["exact"] > cells["0", -1]["exact"] + 4, (
         "the name that comes again is read where it stands"
     )
-    names = effects("experiment=lm/name_map")
+    names: Effects = shipped("lm/name_map").effects
     assert names["placebo"].shape == (8, 2, 4)
-    estimates = effects("experiment=lm/attribution_patching")
+    estimates: Effects = shipped("lm/attribution_patching").effects
     assert estimates["gradient"].shape == (2, len(estimates.axes["tokens"]))
     runs = list(Path("outputs/needs").glob("*/*/status.json"))
     assert len(runs) == 2, "the model is trained once for all runs, and so is the clean run"
 
 
-def test_the_direction_of_a_repeated_name_is_what_the_answer_needs(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
+def test_the_direction_of_a_repeated_name_is_what_the_answer_needs(shipped) -> None:
     def accuracy(*more: str) -> float:
-        assert main(["experiment=lm/refusal_direction", *SMALL, *more]) == 0
-        return float(hookrun.open_run("outputs/latest").metrics[-1]["accuracy"])
+        return float(shipped("lm/refusal_direction", *more).metrics[-1]["accuracy"])
 
     assert accuracy("hooked=false") > 0.95
     assert accuracy() < 0.7
     assert accuracy("+hooks.remove.remove=false") < 0.1
 
 
-def test_what_the_model_would_predict_after_each_layer(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
+def test_what_the_model_would_predict_after_each_layer(shipped) -> None:
     def lens(*more: str) -> list[dict[str, Any]]:
         few = ("train.limit_batches=1", "data.batch_size=16", "task.tokens=-1")
-        assert main(["experiment=lm/logit_lens", *SMALL, *few, *more]) == 0
-        return [line for line in hookrun.open_run("outputs/latest").metrics if "module" in line]
+        return [line for line in shipped("lm/logit_lens", *few, *more).metrics if "module" in line]
 
     stream = lens()
     assert [line["module"] for line in stream] == ["embed", "blocks.0.resid_post", "blocks.1.resid_post"]

@@ -9,31 +9,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import hookrun
-from hookrun.cli import main
 from hookrun.store.reader import Run
-
-SMALL = ("compute.threads=1", "compute.device=cpu")
-pytestmark = pytest.mark.usefixtures("no_pages")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def run(name: str, *overrides: str) -> Run:
-    assert main([f"experiment={name}", *SMALL, *overrides]) == 0
-    return hookrun.open_run("outputs/latest")
 
 
 def weights(run: Run) -> dict[str, Tensor]:
     return load_file(run.path / "checkpoints/last.safetensors")
 
 
-def test_a_fifth_of_the_weights_trains_nearly_as_well_if_it_is_chosen_well() -> None:
-    ticket = run("lottery")
+def test_a_fifth_of_the_weights_trains_nearly_as_well_if_it_is_chosen_well(shipped) -> None:
+    ticket = shipped("lottery")
     dense = hookrun.open_run(next(Path("outputs/needs").glob("*/*/checkpoints")).parent)
-    chosen_at_random = run(
+    chosen_at_random = shipped(
         "lottery", "+hooks.ticket.method=random_unstructured", "~hooks.ticket.importance_scores"
     )
     accuracy = [each.metrics[-1]["accuracy"] for each in (dense, ticket, chosen_at_random)]
@@ -45,15 +31,16 @@ def test_a_fifth_of_the_weights_trains_nearly_as_well_if_it_is_chosen_well() -> 
         assert set(pruned.nonzero().flatten().tolist()) == set(smallest.tolist())
 
 
-def test_the_ticket_begins_with_the_initial_weights_of_the_dense_network() -> None:
+def test_the_ticket_begins_with_the_initial_weights_of_the_dense_network(shipped) -> None:
     still = ("train.optimizer.lr=0", "+train.optimizer.weight_decay=0", "train.epochs=1")
-    before, ticket = weights(run("lottery_dense", *still)), weights(run("lottery", *still))
+    before, ticket = weights(shipped("lottery_dense", *still)), weights(shipped("lottery", *still))
     for name, weight in ticket.items():
         assert weight.equal(before[name] * (weight != 0))
 
 
-def test_eight_bits_lose_nothing_and_two_bits_need_a_scale_for_each_channel() -> None:
-    found, by_channel = run("quantize_map").effects, run("quantize_map", "hooks.round.per=channel").effects
+def test_eight_bits_lose_nothing_and_two_bits_need_a_scale_for_each_channel(shipped) -> None:
+    found = shipped("quantize_map").effects
+    by_channel = shipped("quantize_map", "hooks.round.per=channel").effects
     assert found.axes == {"module": ["conv1.weight", "conv2.weight", "fc.weight"], "bits": [2, 3, 4, 6, 8]}
     unedited = float(found["unedited"])
     assert unedited == pytest.approx(0.91, abs=0.03)

@@ -17,8 +17,13 @@ NAMES = sorted(file.stem for file in (ROOT / "conf/experiment/tutorial").glob("*
 SMALL = ("compute.threads=1", "compute.device=cpu", "strict=true")
 
 
-def test_every_row_has_an_experiment() -> None:
+def test_every_row_has_an_experiment_and_a_test_that_runs_it() -> None:
     assert sorted({int(name[:2]) for name in NAMES}) == list(range(1, 23))
+    tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_tutorials_of_*.py"))
+    assert {int(row) for row in re.findall(r"tutorial\((\d+)", tests)} == set(range(1, 23))
+    assert [name for name in NAMES if name.startswith("21")] == [
+        f"21_saved_tensors_{form}" for form in ("smaller", "to_cpu", "to_disk")
+    ], "the test of row 21 runs these"
 
 
 def readme_rows() -> list[tuple[str, str]]:

@@ -107,15 +107,17 @@ def test_14_both_inputs_and_the_output_in_this_order(tutorial: Runs, capsys: Any
     model.add.register_forward_pre_hook(lambda module, args: seen.extend(args))
     model.add.register_forward_hook(lambda module, args, output: seen.append(output))
     model()
-    run = tutorial(14)
+    shown = [
+        f"+hooks.{name}={{select: add, hook: {hook}, action: print}}"
+        for name, hook in (("shown_inputs", "forward_pre"), ("shown_output", "forward"))
+    ]
+    run = tutorial(14, *shown)
     inputs = run.captures["inputs"]["add"]
     found = [inputs["[0]"][0], inputs["[1]"][0], run.captures["output"]["add"][0]]
     assert_close(found, [value.detach() for value in seen])
 
-    capsys.readouterr()
-    tutorial(14, "hooks.inputs.action=print", "hooks.output.action=print")
-    printed = [line for line in capsys.readouterr().out.splitlines() if "shape=" in line]
-    assert printed == ["inputs  add [0]  shape=[1]", "inputs  add [1]  shape=[1]", "output  add  shape=[1]"]
+    printed = [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines() if "shape=" in line]
+    assert printed == ["add [0]  shape=[1]", "add [1]  shape=[1]", "add  shape=[1]"]
 
 
 def test_14_in_memory_the_inputs_are_one_entry(tmp_path: Path, model_of: Models) -> None:

@@ -18,116 +18,9 @@ from warm_processes import WarmProcesses
 import hookrun
 from hookrun.cli import main
 from hookrun.store.captures.read import StoredCapture
-from hookrun.store.files import StoreError
-from hookrun.store.reader import Run, open_run
+from hookrun.store.reader import Run
 from hookrun.store.states import checkpoint
 from hookrun.store.verify import verify
-
-KILLS, RESUMED = 12, 2
-
-# One process forks a child for each run and resumption; it draws the moments from the time that a whole run needs.
-PROGRAM = """
-import contextlib, os, random, shutil, signal, sys, time
-
-from hookrun.cli import main
-
-CAPTURE, NOISE = "{select: relu2, hook: forward, action: capture}", "{select: conv1, hook: forward, action: noise}"
-ARGV = ["compute.device=cpu", "compute.threads=1", "compute.capture_buffer=1", "data.batch_size=16", "task=predict",
-        "task.split=train", f"+hooks.h={CAPTURE}", f"+hooks.n={NOISE}"]
-
-
-def run(argv):
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-        return main(argv)
-
-
-def child(argv):
-    pid = os.fork()
-    if pid == 0:
-        os._exit(run(argv))
-    return pid
-
-
-assert run([*ARGV, "hydra.run.dir=whole"]) == 0
-start = time.perf_counter()
-assert os.waitpid(child([*ARGV, "hydra.run.dir=again"]), 0)[1] == 0
-duration = time.perf_counter() - start
-draw = random.Random(0)
-kills, resumed = map(int, sys.argv[1:])
-for number in range(kills):
-    pid = child([*ARGV, f"hydra.run.dir={number}"])
-    time.sleep(duration * draw.uniform(0.5 if number < resumed else 0, 1))
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    if number < resumed and os.path.exists(f"{number}/status.json"):
-        shutil.copytree(str(number), f"{number}.resumed")
-        assert os.waitpid(child([f"resume={number}.resumed"]), 0)[1] == 0
-"""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> Path:
-    path = tmp_path_factory.mktemp("runs")
-    done = warm.run(PROGRAM, KILLS, RESUMED, cwd=path)
-    assert done.returncode == 0, done.stderr
-    return path
-
-
-def opened(folder: Path) -> list[Run]:
-    """The runs that had begun when they were killed."""
-    found = []
-    for number in range(KILLS):
-        try:
-            found.append(open_run(folder / str(number)))
-        except StoreError:
-            assert not (folder / str(number) / "status.json").exists()
-    return found
-
-
-def test_every_indexed_shard_is_complete_and_equals_that_of_an_uninterrupted_run(folder: Path) -> None:
-    whole = open_run(folder / "whole").captures["h"]["relu2"]
-    counts = set()
-    for run in opened(folder):
-        checked = verify(run.path)
-        assert checked.bad == [], run.path
-        counts.add(checked.shards)
-        if checked.shards and "h" in run.captures:
-            rows = run.captures["h"]["relu2"]
-            assert torch.equal(rows[:], whole[rows.sample_ids]), run.path
-    assert len(whole) == 1438 and len(counts) > 3, "killed early, late and in between"
-
-
-def test_a_killed_run_is_read_as_done_or_cut_off(folder: Path) -> None:
-    runs = opened(folder)
-    assert len(runs) > KILLS / 4
-    ends = {str(run.status["status"]) for run in runs if run.cut_off == ""}
-    assert ends <= {"done"}
-    assert any(run.cut_off for run in runs)
-
-
-def shards(path: Path) -> list[dict[str, Any]]:
-    index = path / "captures" / "index.jsonl"
-    return [json.loads(line) for line in index.read_text().splitlines()] if index.exists() else []
-
-
-def test_resumed_runs_have_the_results_of_an_uninterrupted_one(folder: Path) -> None:
-    whole = open_run(folder / "whole")
-    resumed = list(folder.glob("*.resumed"))
-    assert resumed
-    for path in resumed:
-        run = open_run(path)
-        assert run.status["status"] == "done" and verify(path).bad == []
-        assert run.metrics == whole.metrics
-        assert (path / "samples.jsonl").read_text() == (folder / "whole" / "samples.jsonl").read_text()
-        for found, there in (
-            (run.captures["h"]["relu2"], whole.captures["h"]["relu2"]),
-            (run.predictions, whole.predictions),
-        ):
-            assert torch.equal(found[:], there[:]) and torch.equal(found.sample_ids, there.sample_ids)
-        before, after = shards(path.with_suffix("")), shards(path)
-        kept = [shard for shard in before if shard in after]
-        assert len(kept) >= len(before) - 4, "only the shards that the writer had at once are written again"
-
 
 SWEEP = [
     "-m", "model=mlp", "+hooks.features={select: layers.0, hook: forward, action: capture}", "seed=1,2,3",
@@ -178,7 +71,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 # One process forks a child for each run. A child is killed by SIGKILL at the n-th call of a
 # function, and a second child resumes the run.
 KILLED = """
-import json, os, signal, sys
+import json, os, shutil, signal, sys
 
 from warm_children import first_child
 
@@ -225,6 +118,7 @@ for name, (argv, kills) in json.loads(sys.argv[1]).items():
     codes[name] = [first_child(lambda: run([*argv, "hydra.run.dir=whole"]))]
     for number, (*kill, more) in enumerate(kills):
         codes[name].append(child([*argv, *more, f"hydra.run.dir=killed{number}"], kill))
+        shutil.copytree(f"killed{number}", f"cut{number}")
         codes[name].append(child([f"resume=killed{number}"]))
     os.chdir("..")
 print(json.dumps(codes))
@@ -251,11 +145,11 @@ TRAINING = {"step": (1, 2, 5), "fsync": (30,), "line": (12,), "rename": (2,), "r
 WHILE_IT_TRAINS: list[Kill] = [(name, call, []) for name, calls in TRAINING.items() for call in calls]
 WITH_WORKERS: Kill = ("step", 4, ["data.workers=2"])
 # A slow disk joins the flushes of several shards: 12 is less than what any run has.
-IN_A_PASS: list[Kill] = [("batch", 2, []), ("batch", 11, []), ("fsync", 12, [])]
+IN_A_PASS: list[Kill] = [("batch", 2, []), ("batch", 11, []), ("fsync", 12, []), ("replace", 6, [])]
 RUNS = {
     "train": (TRAIN, [*WHILE_IT_TRAINS, WITH_WORKERS]),
     "predict": ([*PASS, "task=predict"], IN_A_PASS),
-    "evaluate": ([*PASS, "task=evaluate"], IN_A_PASS),
+    "evaluate": ([*PASS, "task=evaluate"], IN_A_PASS[1:2]),
 }
 
 
@@ -274,6 +168,11 @@ class Ended(NamedTuple):
         assert_equal(content(killed), content(where / "whole"), f"{kill}")
         assert not list(killed.rglob("state_*")), "states are left"
         assert not list(killed.rglob(".*.tmp")), "a torn file is left"
+
+
+def shards(path: Path) -> list[dict[str, Any]]:
+    index = path / "captures" / "index.jsonl"
+    return [json.loads(line) for line in index.read_text().splitlines()] if index.exists() else []
 
 
 @pytest.fixture(scope="module")
@@ -328,5 +227,30 @@ def test_training_with_workers_is_the_same_as_without(ended: Ended) -> None:
 @pytest.mark.parametrize("task", ["predict", "evaluate"])
 def test_a_pass_without_training(ended: Ended, task: str) -> None:
     """Rows that fill a shard are there when the run is killed after it."""
-    for number in range(len(IN_A_PASS)):
+    for number in range(len(RUNS[task][1])):
         ended.is_as_whole(task, number)
+
+
+def by_sample(run: Run) -> dict[tuple[Any, ...], torch.Tensor]:
+    """(split, epoch, step, sample) -> the row of the hook `all`."""
+    rows = run.captures["all"]["fc"]
+    columns = (rows.splits, rows.epochs.tolist(), rows.steps.tolist(), rows.sample_ids.tolist())
+    return dict(zip(zip(*columns, strict=True), rows[:], strict=True))
+
+
+def test_a_killed_run_is_read_as_cut_off_and_all_that_it_indexed_is_right(ended: Ended) -> None:
+    counts = set()
+    for task, (_, kills) in RUNS.items():
+        whole = by_sample(hookrun.open_run(ended.folder / task / "whole"))
+        for number, kill in enumerate(kills):
+            path = ended.folder / task / f"cut{number}"
+            run, checked = hookrun.open_run(path), verify(path)
+            assert checked.bad == [] and run.cut_off, (task, kill)
+            counts.add(checked.shards)
+            if "all" in run.captures:
+                for place, row in by_sample(run).items():
+                    assert torch.equal(row, whole[place]), (task, kill, place)
+            after = shards(path.with_name(f"killed{number}"))
+            kept = [shard for shard in shards(path) if shard in after]
+            assert len(kept) >= checked.shards - 4, "only what the writer had at once is written again"
+    assert len(counts) > 3, "killed early, late and in between"

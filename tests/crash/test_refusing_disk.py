@@ -338,9 +338,7 @@ def test_a_run_does_not_write_into_another_run_of_its_name(tmp_path: Path, at_fo
     }
 
 
-@pytest.mark.parametrize(
-    "lost", ["captures/000000.safetensors", "plan.json", "env.json", ".hydra/config.yaml", ".hydra"]
-)
+@pytest.mark.parametrize("lost", ["captures/000000.safetensors", "plan.json", ".hydra"])
 def test_a_run_that_has_lost_a_file_of_its_own_fails_at_the_end(
     tmp_path, at_forward, capsys, lost: str
 ) -> None:

@@ -126,6 +126,66 @@ def test_observers_see_the_rows_and_captures_name_their_samples() -> None:
     assert installed.fired["s", "0"] == 3 and len(records) == 2
 
 
+class Root(nn.Module):
+    """A module of the user's own with an infinite derivative: NaN for negative numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor, context: Any) -> Tensor:
+        context.record("rows", len(x))
+        return self.factor * x.sqrt()
+
+
+def test_an_own_function_gets_those_rows_only() -> None:
+    model, x = net(), INPUT.nan_to_num().abs()
+    x[2:4] *= -1
+    keys = {
+        "hook": "forward",
+        "action": "python",
+        "function": Root,
+        "when": {"value": {"of": "min", "above": 0}},
+    }
+    with hookrun.hooked(model, {"h": {"select": "0", **keys}}) as hooks:
+        output = model(x)
+        output.sum().backward()
+        model(-x.abs())
+        (factor,) = hooks.parameters()
+    rows = x.min(1).values > 0
+    expected = torch.where(rows[:, None], x.abs().sqrt(), x).requires_grad_()
+    assert torch.equal(output, expected.sigmoid())
+    (grad,) = torch.autograd.grad(expected.sigmoid().sum(), expected)
+    torch.testing.assert_close(factor.grad, (grad * expected)[rows].sum(0).detach())
+    assert [record["rows"] for record in hooks.records] == [int(rows.sum())]
+    assert hooks.fired["h", "0"] == 2
+
+
+OWN = {"action": "python", "function": Root}
+LATER = {"tokens": {"position": 3, "missing": "skip"}}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {**OWN, "when": {"value": HALF}},
+        {**OWN, **LATER},
+        {"action": "add_bias", "value": [1.0] * 4, "trainable": True, **LATER},
+    ],
+    ids=["value", "tokens", "bias"],
+)
+def test_parameters_of_a_hook_without_rows_have_gradients_of_0(keys: dict[str, Any]) -> None:
+    model, x = nn.Sequential(Pass()), torch.full((2, 3, 4), 0.1).requires_grad_()
+    with hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", **keys}}) as hooks:
+        for given in (torch.ones(2, 4, 4), x):
+            hooks.tokens(torch.zeros(given.shape[:2], dtype=torch.int64))
+            output = model(given)
+        output.sum().backward()
+        (trained,) = hooks.parameters()
+    assert trained.grad is not None and not trained.grad.any(), "sharded gradients need one on every rank"
+    assert torch.equal(output, x) and x.grad is not None and torch.equal(x.grad, torch.ones(2, 3, 4))
+
+
 @pytest.mark.parametrize(
     "keys", [{"action": "scale", "factor": 3}, {"action": "project", "direction": [1, 0, 0, 1]}]
 )
@@ -151,6 +211,7 @@ def test_every_dtype_keeps_its_form(dtype: torch.dtype) -> None:
     [
         ({"value": {"of": "norm"}}, "above, below or both"),
         ({"value": {"of": "norm", "above": 2, "below": 2}}, "it never fires"),
+        ({"value": {"of": "norm", "above": float("inf")}}, "it never fires"),
         ({"value": {"of": "numel", "above": 2}}, "the same for every sample"),
         ({"value": {"of": "nrm", "above": 2}}, "'nrm'"),
         ({"value": {"of": "norm", "above": float("nan")}}, "found nan"),

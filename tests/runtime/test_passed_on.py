@@ -103,6 +103,31 @@ def test_parts_and_other_edits_take_it_whatever_is_stored(source: Any, keys: Any
         torch.testing.assert_close(seen, first.detach())
 
 
+class Reader(nn.Module):
+    """Reads tokens, without a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Embedding(9, 4), nn.Linear(4, 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.second(self.first(input_ids))
+
+    def generate(self, input_ids: Tensor) -> list[Tensor]:
+        tokens = torch.tensor([[5, 6, 7, 8]])
+        return [self(input_ids), *(self(torch.cat([input_ids, tokens[:, :new]], 1)) for new in (1, 2))]
+
+
+def test_tokens_that_a_generation_computes_again_are_passed_on_again() -> None:
+    net, part = Reader(), {"tokens": {"phase": "generation"}}
+    last = net.generate(torch.tensor([[1, 2, 3]]))[-1]
+    with hookrun.hooked(net, hooks({**CAPTURE, **part}, **part)) as installed:
+        output = net.generate(torch.tensor([[1, 2, 3]]))[-1]
+    assert torch.equal(output[:, :3], last[:, :3])
+    assert torch.equal(output[:, 3:], net.first(torch.tensor([[5, 6]])))
+    assert [len(rows) for rows in installed.captures["c"]["first"]] == [1, 1], "each token is stored once"
+
+
 def test_the_latest_call_counts_and_an_earlier_pass_never_does() -> None:
     net, both = Net(again=3), list[Tensor]()
     source = {**CAPTURE, "select": "second"}

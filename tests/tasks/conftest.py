@@ -12,6 +12,8 @@ import pytest
 
 import hookrun
 from hookrun.cli import main
+from hookrun.compose.compose import compose_dict
+from hookrun.errors import HookrunError
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks import parse_experiment, prepare
@@ -51,6 +53,49 @@ def run(tmp_path: Path) -> Callable[..., Run]:
         return hookrun.open_run(tmp_path / f"run{count}")
 
     return run
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """As `run`, but the tests of a file that type the same command line share its run, which they only read."""
+    folder = tmp_path_factory.mktemp("shared")
+    runs = dict[tuple[str, ...], Run]()
+
+    def shared(*overrides: str, code: int = 0) -> Run:
+        if overrides not in runs:
+            path = folder / f"run{len(runs)}"
+            assert main([*SMALL, f"hydra.run.dir={path}", *overrides]) == code
+            runs[overrides] = hookrun.open_run(path)
+        return runs[overrides]
+
+    return shared
+
+
+@pytest.fixture
+def ready() -> Callable[..., Any]:
+    """Prepare what a command line would run, and do not run it."""
+
+    def ready(*overrides: str) -> Any:
+        return prepare(parse_experiment(compose_dict([*SMALL, *overrides])))
+
+    return ready
+
+
+@pytest.fixture
+def fails(ready: Callable[..., Any], tmp_path: Path) -> Callable[..., str]:
+    """The error that ends the task of a command line, which could be prepared."""
+
+    def fails(*overrides: str) -> str:
+        prepared = ready(*overrides)
+        run_dir = RunDir.create(tmp_path / f"failed{len(list(tmp_path.glob('failed*')))}")
+        try:
+            with pytest.raises(HookrunError) as raised:
+                prepared.task.execute(prepared, run_dir)
+        finally:
+            run_dir.close()
+        return str(raised.value)
+
+    return fails
 
 
 def _files(folder: Path) -> set[Path]:

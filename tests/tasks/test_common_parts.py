@@ -1,16 +1,28 @@
-"""What tasks have in common: their own keys, splits and metrics, the samples they can reach, hooks that never fire."""
+"""What tasks have in common: their keys, splits and metrics, the samples they reach, the metric to compare runs by."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from hookrun.errors import HookrunError, SpecError
 from hookrun.spec import Experiment
+from hookrun.spec.objective import Goal
 from hookrun.tasks import parse_experiment, show, task_of
-from hookrun.tasks.base import Ready, changed, metric_tokens_of, metrics_of
+from hookrun.tasks.base import (
+    Ready,
+    changed,
+    check_objective,
+    goal_of,
+    metric_tokens_of,
+    metrics_of,
+    required_goal,
+)
 from hookrun.tasks.under_hooks import TaskUnderHooks, samples_of_a_pass
+
+TRAIN, SIZES = {"name": "train"}, {"train": 95, "val": 45}
 
 
 def experiment(task: dict[str, Any], **sections: Any) -> Experiment:
@@ -18,11 +30,12 @@ def experiment(task: dict[str, Any], **sections: Any) -> Experiment:
     return parse_experiment({**plain, "compute": {"device": "cpu"}, **sections, "task": task})
 
 
-def reach(task: dict[str, Any], **train: Any) -> tuple[int | None, int | None]:
+def reach(
+    task: dict[str, Any], sizes: Mapping[str, int | None] = SIZES, **train: Any
+) -> tuple[int | None, int | None]:
     made = experiment(task, train=train)
     of = task_of(made)
     assert isinstance(of, TaskUnderHooks)
-    sizes = {"train": 95, "val": 45}
     return of.samples_in_reach(made.settings, sizes), of.samples_in_all(made.settings, sizes)
 
 
@@ -30,7 +43,15 @@ def test_the_samples_that_hooks_can_see() -> None:
     assert reach({"name": "predict"}) == (45, 45)
     assert reach({"name": "predict", "split": "train"}, limit_batches=3) == (30, 30)
     assert reach({"name": "predict", "split": "all"}, limit_batches=5) == (None, 50 + 45)
-    assert samples_of_a_pass(experiment({"name": "train"}).settings, None) is None
+    assert samples_of_a_pass(experiment(TRAIN).settings, None) is None
+
+
+def test_shuffled_epochs_meet_all_samples_and_others_those_of_their_batches() -> None:
+    assert reach(TRAIN, epochs=2, limit_batches=3) == (95, 2 * (30 + 30))
+    assert reach(TRAIN, epochs=2, limit_batches=3, shuffle=False) == (30, 2 * (30 + 30))
+    assert reach(TRAIN, epochs=3) == (95, 3 * (95 + 45))
+    assert reach(TRAIN, epochs=3, steps=4) == (95, None), "it may end earlier"
+    assert reach(TRAIN, {"train": None, "val": 5}) == (None, None)
 
 
 def test_an_unknown_logger_is_refused_with_the_nearest() -> None:
@@ -38,14 +59,59 @@ def test_an_unknown_logger_is_refused_with_the_nearest() -> None:
         experiment({"name": "predict", "loggers": ["mlfow"]})
 
 
-def test_the_metrics_that_can_be_optimized_are_those_of_its_split() -> None:
-    def measures(**task: object) -> dict[str, str | None]:
-        made = experiment({"name": "evaluate", **task})
-        return dict(task_of(made).measures(made.settings))
+def measures(**task: object) -> dict[str, str | None]:
+    made = experiment({"name": "evaluate", **task})
+    return dict(task_of(made).measures(made.settings))
 
+
+def test_the_metrics_that_can_be_optimized_are_those_of_its_split() -> None:
     assert measures() == {"val/loss": "minimize", "val/accuracy": "maximize"}
     found = measures(split="train", metrics=["perplexity"])
     assert found == {"train/loss": "minimize", "train/perplexity": "minimize"}
+
+
+def test_a_training_has_numbers_of_the_validation_if_there_is_one_and_of_the_epochs() -> None:
+    found = measures(name="train")
+    assert found["val/loss"] == found["train/loss"] == "minimize" and found["val/accuracy"] == "maximize"
+    assert next(iter(found)).startswith("val/")
+    found = measures(name="train", metrics=["rank"])
+    assert found["val/rank"] == "minimize" and "val/accuracy" not in found
+
+
+def why(objective: Any = None, **task: Any) -> str:
+    with pytest.raises(SpecError) as error:
+        required_goal(experiment(TRAIN | task, objective=objective))
+    return str(error.value)
+
+
+def test_the_goal_is_the_validation_accuracy_or_the_given_objective() -> None:
+    usual = experiment(TRAIN)
+    assert goal_of(usual) == required_goal(usual) == Goal("val/accuracy", "maximize", "best")
+    asked = {"metric": "train/loss", "direction": "maximize", "of": "last"}
+    assert goal_of(experiment(TRAIN, objective=asked)) == Goal("train/loss", "maximize", "last")
+
+
+def test_without_a_goal_there_is_a_reason() -> None:
+    assert "objective.metric: task=predict logs neither accuracy nor loss" in why(name="predict")
+    misspelt = why("val/acuracy")
+    assert "found 'val/acuracy', which this run does not log" in misspelt
+    assert "did you mean 'val/accuracy'" in misspelt and "task=train logs" in misspelt
+    generate = why("val/kl_first", name="generate", without_hooks=True)
+    assert "objective.direction: is not known for 'val/kl_first'" in generate
+    assert "objective.metric: is not given" in why(name="generate", without_hooks=True)
+
+
+def test_a_metric_of_another_task_is_accepted_and_a_misspelt_one_is_not() -> None:
+    check_objective(experiment(TRAIN, objective="probe/accuracy"), ["probe"])
+    check_objective(experiment({"name": "predict"}, objective="val/mine"), [])  # logs nothing to compare
+    for others, metric in (([], "probe/accuracy"), (["val"], "val/acuracy")):
+        with pytest.raises(SpecError, match="which this run does not log"):
+            check_objective(experiment(TRAIN, objective=metric), others)
+
+
+def test_a_backward_pass_of_its_own_is_refused_with_the_tasks_that_have_one() -> None:
+    with pytest.raises(SpecError, match="task=train has a backward pass of its own"):
+        experiment(TRAIN | {"backward": {"score": "top"}})
 
 
 def test_a_task_of_one_kind_refuses_the_other() -> None:
@@ -57,10 +123,10 @@ def test_a_task_of_one_kind_refuses_the_other() -> None:
 
 
 def test_changed_keys_are_those_that_differ_from_their_defaults() -> None:
-    train = experiment({"name": "train"}, train={"epochs": 7, "log_every": 3}).settings.train
+    train = experiment(TRAIN, train={"epochs": 7, "log_every": 3}).settings.train
     assert changed("train", train) == ["train.epochs", "train.log_every"]
     assert changed("train", train, but={"epochs"}) == ["train.log_every"]
-    assert changed("train", experiment({"name": "train"}).settings.train) == []
+    assert changed("train", experiment(TRAIN).settings.train) == []
 
 
 def test_a_task_without_the_keys_has_no_metrics_and_no_tokens() -> None:

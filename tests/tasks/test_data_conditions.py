@@ -53,31 +53,38 @@ def digits(split: str = "val") -> tuple[Any, Tensor, Tensor]:
     )
 
 
-@pytest.mark.parametrize(
-    ("data", "samples"),
-    [
-        ("{topic: cat}", [0, 2]),
-        ("{topic: [cat, bird]}", [0, 2, 4]),
-        ("{n: 1}", [0, 2]),
-        ("{n: '1'}", [1]),
-        ("{n: true}", [4]),
-        ("{ok: [1, false]}", [1, 2]),
-        ("{topic: cat, ok: true}", [0]),
-        ("{answer: ' z'}", [3, 4]),
-        ("{file: 'p.jsonl:2'}", [1]),
-        ("{sample: [0, 3], split: val}", [0, 3]),
-    ],
-)
-@pytest.mark.parametrize("tokens", ["", ", tokens: -1"])
+CHOSEN = {
+    "{topic: cat}": [0, 2],
+    "{topic: [cat, bird]}": [0, 2, 4],
+    "{n: 1}": [0, 2],
+    "{n: '1'}": [1],
+    "{n: true}": [4],
+    "{ok: [1, false]}": [1, 2],
+    "{topic: cat, ok: true}": [0],
+    "{answer: ' z'}": [3, 4],
+    "{file: 'p.jsonl:2'}": [1],
+    "{sample: [0, 3], split: val}": [0, 3],
+    "{split: val}": [0, 1, 2, 3, 4],
+}
+"""The condition, and the samples that it chooses."""
+
+
 @pytest.mark.usefixtures("prompts")
-def test_a_field_is_compared_by_type_with_one_value_or_several(
-    data: str, samples: list[int], tokens: str, run: Runs
-) -> None:
-    keys = f"select: blocks.0, hook: forward, action: capture{tokens}"
-    made = run("task=predict", *PROMPTS, when(data, keys), when("{split: val}", keys, "all"))
-    kept, whole = (made.captures[name]["blocks.0"] for name in ("h", "all"))
-    assert kept.sample_ids.tolist() == samples
-    assert torch.equal(kept[:], whole[:][samples])
+def test_a_field_is_compared_by_type_with_one_value_or_several(run: Runs) -> None:
+    keys = {"h": "select: blocks.0, hook: forward, action: capture"}
+    keys["last"] = f"{keys['h']}, tokens: -1"
+    hooks = [
+        when(data, body, f"{name}{number}")
+        for name, body in keys.items()
+        for number, data in enumerate(CHOSEN)
+    ]
+    captures = run("task=predict", *PROMPTS, *hooks).captures
+    for name in keys:
+        whole = captures[f"{name}{len(CHOSEN) - 1}"]["blocks.0"][:]
+        for number, (data, samples) in enumerate(CHOSEN.items()):
+            kept = captures[f"{name}{number}"]["blocks.0"]
+            assert kept.sample_ids.tolist() == samples, data
+            assert torch.equal(kept[:], whole[samples]), data
 
 
 def test_an_edit_leaves_the_samples_of_other_labels_bit_equal(run: Runs) -> None:

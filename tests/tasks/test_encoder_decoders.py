@@ -55,8 +55,10 @@ def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(run, seq2seq) ->
 
 
 def test_spans_select_the_encoders_tokens(run, refused, seq2seq) -> None:
-    for module in ("encoder.block.0.layer.1", "decoder.block.0.layer.1.EncDecAttention.k"):
-        found = captured(run(*seq2seq, capture(module, "{span: s}")))
+    modules = "[encoder.block.0.layer.1, decoder.block.0.layer.1.EncDecAttention.k]"
+    captures = run(*seq2seq, capture(modules, "{span: s}")).captures["c"]
+    assert len(captures) == 2
+    for found in captures.values():
         assert found.sample_ids.tolist() == [0, 1, 1] and found.positions.tolist() == [0, 2, 3]
         assert found.token_ids.tolist() == list(b"abc")
     said = refused(*seq2seq, capture("decoder.block.0.layer.2", "{position: 0, exclude: {span: s}}"))

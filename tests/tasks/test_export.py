@@ -8,18 +8,25 @@ from typing import Any
 import pytest
 import torch
 
+import hookrun
+
 
 @pytest.mark.parametrize("model", ["cnn", "mlp"])
-def test_the_exported_program_equals_the_hooked_model(run, hook, capsys, model: str) -> None:
-    edit = hook(select="fc" if model == "cnn" else "type:ReLU", hook="forward", action="clamp", max=0.05)
-    arguments = (f"model={model}", edit, "data.batch_size=8")
-    exported = run("task=export", *arguments, "strict=true")
+def test_the_exported_program_equals_the_hooked_model(run, ready, hook, capsys, model: str) -> None:
+    keys = {
+        "select": "fc" if model == "cnn" else "type:ReLU",
+        "hook": "forward",
+        "action": "clamp",
+        "max": 0.05,
+    }
+    exported = run("task=export", f"model={model}", hook(**keys), "data.batch_size=8", "strict=true")
     assert "exported to" in capsys.readouterr().out
     program = torch.export.load(exported.path / "exported.pt2").module()
-    predicted = run("task=predict", *arguments, "train.limit_batches=1")
-    images = inputs(8)
-    torch.testing.assert_close(program(images), predicted.predictions[0:8])
-    torch.testing.assert_close(program(images[:3]), predicted.predictions[0:3])  # a batch of another size
+    images, plain = inputs(8), ready("task=predict", f"model={model}").model.eval()
+    with hookrun.hooked(plain, {"h": keys}):
+        expected = plain(images)
+    torch.testing.assert_close(program(images), expected)
+    torch.testing.assert_close(program(images[:3]), expected[:3])  # a batch of another size
     assert exported.metrics[0]["difference"] < 1e-5
     assert json.loads((exported.path / "status.json").read_text())["status"] == "done"
 
@@ -50,20 +57,14 @@ def test_hooks_that_cannot_be_exported_are_refused(refused, hook, keys: dict[str
     assert reason in refused("task=export", hook(select="fc", **keys))
 
 
-def test_a_model_that_cannot_be_exported_is_an_error(run, hook, capsys, tmp_path, monkeypatch) -> None:
-    (tmp_path / "odd.py").write_text(
-        "import torch\n"
-        "class Odd(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.layer = torch.nn.Linear(64, 10)\n"
-        "    def forward(self, x):\n"
-        "        y = self.layer(x.flatten(1))\n"
-        "        return y if y.sum() > 0 else -y\n"
-        "def build():\n"
-        "    return Odd()\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("HOOKRUN_TRUST", "odd")
-    run("task=export", "model=python", "model.factory=odd:build", code=1)
-    assert "torch.export cannot read the model" in capsys.readouterr().err
+def test_a_model_that_cannot_be_exported_is_an_error(fails, own_model) -> None:
+    own = own_model("""
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+
+        def forward(self, x):
+            y = self.layer(x.flatten(1))
+            return y if y.sum() > 0 else -y
+    """)
+    assert "torch.export cannot read the model" in fails("task=export", *own)

@@ -16,14 +16,13 @@ SMALL = ["model=mlp", "compute.device=cpu", "compute.threads=1", "train.limit_ba
 GRADIENT = "+hooks.g={select: fc, hook: output_grad, action: capture}"
 
 
-@pytest.mark.parametrize("task", ["predict", "evaluate"])
-def test_a_gradient_hook_in_a_task_without_a_backward_pass(task: str, tmp_path: Path, capsys: Any) -> None:
-    assert main([*SMALL, f"task={task}", GRADIENT]) == 0
+def test_a_gradient_hook_in_a_task_without_a_backward_pass(tmp_path: Path, capsys: Any) -> None:
+    assert main([*SMALL, "task=predict", GRADIENT]) == 0
     out = capsys.readouterr().out
-    assert f"NOTE: g: output_grad needs a backward pass, which task={task} does not run" in out
+    assert "NOTE: g: output_grad needs a backward pass, which task=predict does not run" in out
     assert "g: captures" not in out, "no bytes are promised"
     assert out.index("NOTE: g") < out.index("never fired"), "before the run"
-    assert main([*SMALL, f"task={task}", GRADIENT, "strict=true"]) == 2
+    assert main([*SMALL, "task=predict", GRADIENT, "strict=true"]) == 2
     assert "hooks.g.hook: output_grad needs a backward pass" in capsys.readouterr().err
     assert len(list((tmp_path / "outputs").glob("2*"))) == 1, "a refused run leaves no directory"
 

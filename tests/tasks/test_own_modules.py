@@ -42,18 +42,24 @@ def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 MINE = ("--config-dir", "conf", "experiment=mine", *SHORT)
 
 
+@pytest.fixture
+def found(shared: Callable[..., Run], pages: None) -> Run:
+    """The run of the README's experiment, with its page."""
+    return shared(*MINE)
+
+
 def weights(run: Run) -> dict[str, torch.Tensor]:
     return load_file(run.path / "checkpoints/last.safetensors")
 
 
-def test_the_own_module_alone_is_trained_and_saved(run: Callable[..., Run], pages: Any, capsys: Any) -> None:
-    found = run(*MINE)
+def test_the_own_module_alone_is_trained_and_saved(run: Callable[..., Run], found: Run, capsys: Any) -> None:
+    capsys.readouterr()
+    before = run(*MINE, "train.optimizer.lr=0")
     told = capsys.readouterr().out
     assert "trains 4 of 10 parameters" in told and "adapted: adds adapted_down_weight [4, 10]" in told
     assert [hook["code"]["function"]["function"] for hook in found.plan["hooks"]] == [
         "mypkg.hooks:spread", "mypkg.hooks:Adapter"
     ]  # fmt: skip
-    before = run(*MINE, "train.optimizer.lr=0")
     moved = {name for name, each in weights(found).items() if not torch.equal(each, weights(before)[name])}
     assert moved == set(ADDED)
     lines = [line for line in found.stats if line["mode"] == "train"]
@@ -64,14 +70,12 @@ def test_the_own_module_alone_is_trained_and_saved(run: Callable[..., Run], page
 
 
 def test_another_run_loads_it_and_does_not_change_it(
-    run: Callable[..., Run], refused: Callable[..., str]
+    run: Callable[..., Run], found: Run, refused: Callable[..., str]
 ) -> None:
-    trained = run(*MINE)
-    file = str(trained.path / "checkpoints/last.safetensors")
+    file = str(found.path / "checkpoints/last.safetensors")
     read = run(*MINE, "task=evaluate", f"model.weights={file}")
-    assert (
-        read.metrics[-1]["loss"] == [line for line in trained.metrics if line["split"] == "val"][-1]["loss"]
-    )
+    validated = [line["loss"] for line in found.metrics if line["split"] == "val"]
+    assert read.metrics[-1]["loss"] == validated[-1]
     said = refused("model=cnn", "task=evaluate", f"model.weights={file}")
     assert "neither the model nor its hooks have" in said and "adapted_down_weight" in said
     said = refused(*MINE, "task=export", f"model.weights={file}")
@@ -96,8 +100,8 @@ class Killed(BaseException):
     """Raised where the process is killed."""
 
 
-def test_a_killed_run_ends_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, real, left = [*MINE, "hydra.run.dir=whole"], RunSink.store, [9]
+def test_a_killed_run_ends_as_a_whole_one(tmp_path: Path, found: Run, monkeypatch) -> None:
+    real, left = RunSink.store, [9]
 
     def store(self: Any, record: dict[str, Any]) -> None:
         real(self, record)
@@ -105,16 +109,15 @@ def test_a_killed_run_ends_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.Mo
         if not left[0]:
             raise Killed
 
-    assert main(whole) == 0
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(RunSink, "store", store)
         main([*MINE, "hydra.run.dir=run"])
     assert main(["resume=run"]) == 0
-    runs = [hookrun.open_run(tmp_path / name) for name in ("whole", "run")]
-    assert runs[0].stats == runs[1].stats and runs[0].metrics == runs[1].metrics
-    assert verify(runs[1].path).bad == []
-    for name, each in weights(runs[0]).items():
-        assert torch.equal(each, weights(runs[1])[name])
+    resumed = hookrun.open_run(tmp_path / "run")
+    assert resumed.stats == found.stats and resumed.metrics == found.metrics
+    assert verify(resumed.path).bad == []
+    for name, each in weights(found).items():
+        assert torch.equal(each, weights(resumed)[name])
 
 
 def test_the_loop_of_a_user_records_and_trains_it(tmp_path: Path) -> None:

@@ -20,19 +20,11 @@ def _no_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("trian.epochs=3", "train.epochs"),
         ("+train.epoch=3", "did you mean 'epochs'"),
-        ("train.loss=cross_entropi", "did you mean 'cross_entropy'"),
         ("train.optimizer.name=Adamm", "did you mean 'Adam"),
-        ("+train.optimizer.momentun=0.9", "train.optimizer.momentun: 'AdamW' takes no argument 'momentun'"),
-        ("train.scheduler={name: StepLR}", "train.scheduler.step_size: is missing"),
-        ("train.scheduler={name: StpLR}", "did you mean 'StepLR'"),
         ("compute.device=cud", "compute.device: found 'cud'"),
-        ("model=cn", "did you mean 'cnn'"),
         ("model.name=resnet81", "did you mean 'resnet18'"),
-        ("data=digit", "did you mean 'digits'"),
         ("data.name=nist", "did you mean 'mnist'"),
-        ("experiment=clip_f", "did you mean 'clip_fc'"),
         ("task=trin", "did you mean 'train'"),
         ("model.weights=none.safetensors", "there is no file"),
         ("data=mnist", "data.root"),
@@ -45,18 +37,14 @@ def test_settings(refused, override: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"actoin": "x"}, "hooks.h.actoin: unknown key"),
         ({"action": "captur"}, "did you mean 'capture'"),
         ({"select": "fcc"}, "did you mean 'fc'"),
         ({"select": "conv*", "expect": 1}, "expected 1 modules, 'conv*' matches 2: conv1, conv2"),
-        ({"action": "clamp", "min": 1, "max": 0}, "min 1.0 is greater than max 0.0"),
         ({"action": "add_bias", "value": "[1, 2, 3]"}, "does not broadcast"),
         ({"action": "scale", "factor": 2, "index": "'..., 10'"}, "hooks.h: on fc: index ..., 10: "),
         ({"action": "scale", "factor": 2, "target": "logits"}, "'logits' is not in the tensor"),
         ({"hook": "grad", "action": "linear"}, "action 'linear' does not go with hook type 'grad'"),
-        ({"action": "replace", "value": "{file: none.safetensors}"}, "hooks.h.value: there is no file"),
         ({"action": "replace", "value": "{run: none, capture: c, module: m}"}, "hooks.h.value: "),
-        ({"hook": "gard"}, "did you mean 'grad'"),
     ],
     ids=str,
 )
@@ -67,14 +55,6 @@ def test_hooks(refused, hook, changes: dict[str, object], said: str) -> None:
 def test_optimizer_device_and_model_are_reported_together(refused) -> None:
     said = refused("train.optimizer.name=x", "compute.device=y", "model.name=z")
     assert "3 configuration errors" in said
-
-
-def test_a_broken_file_is_named_with_its_line(refused, tmp_path) -> None:
-    folder = tmp_path / "conf/experiment"
-    folder.mkdir(parents=True)
-    (folder / "mine.yaml").write_text("# @package _global_\nhooks:\n  a: {select: *.b}\n")
-    said = refused("--config-dir", "conf", "experiment=mine")
-    assert "mine.yaml:3:" in said and "needs quotes" in said
 
 
 def test_a_missing_package_line_is_reported(refused, tmp_path) -> None:

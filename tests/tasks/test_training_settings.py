@@ -82,7 +82,7 @@ def test_values_out_of_range() -> None:
 QUICK = ("train.limit_batches=1", "train.epochs=1", "model=mlp")
 
 
-@pytest.mark.parametrize(("save", "kept"), [("both", "bl"), ("best", "b"), ("last", "l"), ("none", "")])
+@pytest.mark.parametrize(("save", "kept"), [("best", "b"), ("none", "")])
 def test_only_the_requested_checkpoints_are_written(run, capsys, save: str, kept: str) -> None:
     found = run(*QUICK, f"train.checkpoint.save={save}")
     assert "".join(sorted(path.name[0] for path in found.path.rglob("*.safetensors"))) == kept

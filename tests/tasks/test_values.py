@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from hookrun.store.reader import Run
 
 BASE = ("model=mlp", "data.batch_size=50", "compute.device=cpu", "compute.threads=1")
 SEEN = "+hooks.seen={select: [layers.1,fc], hook: forward, action: capture}"
+BEFORE = "+hooks.before={select: layers.1, hook: forward, action: capture, priority: -1}"
 
 
 @pytest.fixture
-def clean(run: Any) -> Run:
+def clean(shared: Any) -> Run:
     """A run whose activations others use: 359 samples of the validation split."""
-    return run(*BASE, "task=predict", SEEN)
+    return shared(*BASE, "task=predict", SEEN)
 
 
 def patch(run: Run, select: str = "layers.1", module: str = "layers.1", **keys: Any) -> str:
@@ -33,10 +35,10 @@ def patch(run: Run, select: str = "layers.1", module: str = "layers.1", **keys: 
 def test_patching_the_same_sample_of_a_clean_run_restores_its_output(run: Any, clean: Run) -> None:
     """A corrupted run whose layer is patched from the clean one computes what the clean one did, in any batching."""
     corrupt = "+hooks.corrupt={select: layers.0, hook: forward, action: noise, std: 3}"
-    broken = run(*BASE, "task=predict", SEEN, corrupt)
-    assert not torch.allclose(broken.predictions[:], clean.predictions[:], atol=0.1)
-    patched = run(*BASE, "task=predict", corrupt, patch(clean, sample="same"), "data.batch_size=64")
+    patched = run(*BASE, "task=predict", corrupt, BEFORE, patch(clean, sample="same"), "data.batch_size=64")
     assert_close(patched.predictions[:], clean.predictions[:])
+    broken = patched.captures["before"]["layers.1"][:]
+    assert not torch.allclose(broken, clean.captures["seen"]["layers.1"][:], atol=0.1)
 
 
 def test_clean_and_corrupted_inputs_of_two_files(run: Any, tmp_path: Path, capsys: Any) -> None:
@@ -47,52 +49,63 @@ def test_clean_and_corrupted_inputs_of_two_files(run: Any, tmp_path: Path, capsy
     columns = "data.args={file: %s.safetensors, input: x, target: y, num_classes: 3}"
     of = [("data=tensors", "model=mlp", "task=predict", columns % name) for name in ("clean", "corrupted")]
     clean = run(*of[0], SEEN)
-    broken = run(*of[1], SEEN)
-    assert not torch.allclose(broken.predictions[:], clean.predictions[:], atol=0.01)
     capsys.readouterr()
-    patched = run(*of[1], patch(clean, sample="same"))
+    patched = run(*of[1], BEFORE, patch(clean, sample="same"))
     assert_close(patched.predictions[:], clean.predictions[:])
+    broken = patched.captures["before"]["layers.1"][:]
+    assert not torch.allclose(broken, clean.captures["seen"]["layers.1"][:], atol=0.01)
     assert f"NOTE: values come from {clean.path}, where data.args is " in capsys.readouterr().out
 
 
-def test_other_weights_are_noted(run: Any, clean: Run, capsys: Any) -> None:
-    run(*BASE, "task=predict", "seed=7", patch(clean))
-    said = capsys.readouterr().out
-    assert f"NOTE: values come from {clean.path}, where seed is 0 there and 7 here" in said
-    run(*BASE, "task=predict", patch(clean))
-    assert "NOTE" not in capsys.readouterr().out
+MEANS = {"mean": "", "mean_named": ", sample: mean", "mean_reduced": ", reduce: mean"}
 
 
-@pytest.mark.parametrize("keys", [{}, {"sample": "mean"}, {"reduce": "mean"}], ids=str)
-def test_mean_ablation(run: Any, clean: Run, keys: dict[str, str]) -> None:
-    seen = "+hooks.after={select: layers.1, hook: forward, action: capture, priority: 1}"
-    found = run(*BASE, "task=predict", patch(clean, **keys), seen)
+@pytest.fixture
+def other(shared: Any) -> Run:
+    """The same captures of a model of another seed."""
+    return shared(*BASE, "task=predict", SEEN, "seed=1")
+
+
+@pytest.fixture
+def edited(shared: Any, clean: Run, other: Run) -> Callable[..., Tensor]:
+    """What layers.1 returned after each of several edits, which one run makes one after another."""
+    of = f"run: '{clean.path}', capture: seen, module: layers.1"
+    actions = {"steered": f"add_bias, value: {{{of}, minus: {{run: '{other.path}'}}}}"}
+    actions |= {name: f"replace, value: {{{of}{keys}}}" for name, keys in MEANS.items()}
+    actions["drawn"] = f"replace, value: {{{of}, sample: resample}}"
+    typed = []
+    for name, action in actions.items():
+        typed.append(f"+hooks.edit_{name}={{select: layers.1, hook: forward, action: {action}}}")
+        typed.append(f"+hooks.{name}={{select: layers.1, hook: forward, action: capture}}")
+
+    def edited(name: str, *more: str) -> Tensor:
+        found: Tensor = shared(*BASE, "task=predict", *typed, *more).captures[name]["layers.1"][:]
+        return found
+
+    return edited
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_mean_ablation(edited: Any, clean: Run, name: str) -> None:
     mean = clean.captures["seen"]["layers.1"][:].mean(0)
-    assert_close(found.captures["after"]["layers.1"][:], mean.expand(359, -1))
+    assert_close(edited(name), mean.expand(359, -1))
 
 
-def test_resample_ablation_gives_each_sample_another_one_s_value(run: Any, clean: Run) -> None:
-    seen = "+hooks.after={select: layers.1, hook: forward, action: capture, priority: 1}"
-    found = run(*BASE, "task=predict", patch(clean, sample="resample"), seen)
+def test_resample_ablation_gives_each_sample_another_one_s_value(edited: Any, clean: Run) -> None:
     own = clean.captures["seen"]["layers.1"][:]
-    drawn = found.captures["after"]["layers.1"][:]
+    drawn = edited("drawn")
     nearest = torch.cdist(drawn, own).argmin(1)
     assert_close(drawn, own[nearest])
     assert not (nearest == torch.arange(len(own))).any()
     assert len(nearest.unique()) > 150
-    again = run(*BASE, "task=predict", patch(clean, sample="resample"), seen)
-    assert torch.equal(again.captures["after"]["layers.1"][:], drawn), "with the same seed the same draws"
+    again = edited("drawn", "data.workers=0")
+    assert torch.equal(again, drawn), "with the same seed the same draws"
 
 
-def test_steering_by_the_difference_of_two_runs_means(run: Any, clean: Run) -> None:
-    other = run(*BASE, "task=predict", SEEN, "seed=1")
-    steer = f"{{run: '{clean.path}', capture: seen, module: layers.1, minus: {{run: '{other.path}'}}}}"
-    spec = f"+hooks.steer={{select: layers.1, hook: forward, action: add_bias, value: {steer}}}"
-    seen = "+hooks.after={select: layers.1, hook: forward, action: capture, priority: 1}"
-    found = run(*BASE, "task=predict", spec, seen)
-    means = [each.captures["seen"]["layers.1"][:].mean(0) for each in (clean, other)]
+def test_steering_by_the_difference_of_two_runs_means(edited: Any, clean: Run, other: Run) -> None:
+    means = [found.captures["seen"]["layers.1"][:].mean(0) for found in (clean, other)]
     expected = clean.captures["seen"]["layers.1"][:] + means[0] - means[1]
-    assert_close(found.captures["after"]["layers.1"][:], expected, rtol=1e-4, atol=1e-5)
+    assert_close(edited("steered"), expected, rtol=1e-4, atol=1e-5)
 
 
 # ---- mistakes are found before the run
@@ -103,31 +116,19 @@ def test_a_module_that_was_not_captured(refused: Any, clean: Run) -> None:
     assert "hooks.patch.value: no module 'layers.3' in the captures of 'seen': did you" in said
 
 
-def test_another_shape_shows_both_plans(refused: Any, clean: Run) -> None:
-    said = refused(*BASE, "task=predict", patch(clean, module="fc", sample="same"))
-    assert "hooks.patch: on layers.1" in said
-    assert "does not broadcast" in said
-    assert f"the run {clean.path} has the plan of a MLP, hash {clean.plan['hash'][:12]}: layers.1 " in said
-
-
-def test_samples_without_a_row(run: Any, refused: Any) -> None:
+def test_samples_without_a_row(run: Any, refused: Any, ready: Any) -> None:
     short = run(*BASE, "task=predict", SEEN, "train.limit_batches=2")
     said = refused(*BASE, "task=predict", patch(short, sample="same"))
     assert "hooks.patch.value: seen/layers.1 of the run" in said
     assert "has no row of sample 100, 101, 102, 103, …: it has 100 samples from 0 to 99" in said
-    run(*BASE, "task=predict", patch(short, sample="same"), "train.limit_batches=2")
+    ready(*BASE, "task=predict", patch(short, sample="same"), "train.limit_batches=2")
 
 
-def test_other_data(refused: Any, clean: Run) -> None:
-    said = refused(*BASE, "task=predict", "task.split=train", patch(clean, sample="same"))
-    assert "its samples are of the split 'val', these of 'train'" in said
-
-
-def test_validation_has_no_rows_of_the_training_samples(run: Any, refused: Any) -> None:
+def test_validation_has_no_rows_of_the_training_samples(run: Any, ready: Any, refused: Any) -> None:
     train = run(*BASE, "task=predict", "task.split=train", SEEN)
     assert "add when: {mode: train}" in refused(*BASE, patch(train, sample="same"))
     when = patch(train, sample="same").replace("action: replace", "action: replace, when: {mode: train}")
-    run(*BASE, when, "train.epochs=1", "train.limit_batches=2")
+    ready(*BASE, when)
 
 
 @pytest.mark.parametrize(

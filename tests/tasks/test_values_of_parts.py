@@ -20,6 +20,7 @@ from hookrun.store.reader import Run
 
 BASE = ("model=mlp", "data.batch_size=50", "train.limit_batches=2", "task=predict")
 SEEN = "+hooks.seen={select: [layers.1,layers.3,fc], hook: forward, action: capture}"
+BETWEEN = "+hooks.between={select: [layers.1,layers.3,fc], hook: forward, action: capture}"
 AFTER = "+hooks.after={select: [layers.1,layers.3,fc], hook: forward, action: capture, priority: 1}"
 
 
@@ -201,8 +202,8 @@ def test_threads_and_graphs(file: str, threads: int) -> None:
 
 
 @pytest.fixture
-def clean(run: Any) -> Run:
-    return run(*BASE, SEEN)
+def clean(shared: Any) -> Run:
+    return shared(*BASE, SEEN)
 
 
 def patch(run: Run, keys: str = "", hook: str = "select: '**'", action: str = "replace") -> str:
@@ -213,29 +214,33 @@ def patch(run: Run, keys: str = "", hook: str = "select: '**'", action: str = "r
 
 def test_each_module_takes_its_own_rows(run: Any, refused: Any, clean: Run, capsys: Any) -> None:
     select = "select: [layers.1,fc,layers.3]"
-    found = run(*BASE, "seed=5", patch(clean, "sample: same, factor: 2.0", select), AFTER)
+    mean = patch(clean, "", select).replace("hooks.patch", "hooks.mean")
+    found = run(*BASE, "seed=5", patch(clean, "sample: same, factor: 2.0", select), BETWEEN, mean, AFTER)
     for module in ("layers.1", "layers.3", "fc"):
-        assert_close(found.captures["after"][module][:], 2 * clean.captures["seen"][module][:])
+        assert_close(found.captures["between"][module][:], 2 * clean.captures["seen"][module][:])
     said = capsys.readouterr().out
     assert "patch.value: one for each of 3 modules, 552 B per sample: layers.1 [64] 256 B" in said
-    mean = run(*BASE, "seed=5", patch(clean, "", select), AFTER)
-    assert_close(mean.captures["after"]["fc"][3], clean.captures["seen"]["fc"][:].mean(0))
+    assert_close(found.captures["after"]["fc"][3], clean.captures["seen"]["fc"][:].mean(0))
     said = refused(*BASE, patch(clean, "", "select: [layers.0,layers.2,fc]"))
     assert "layers.0, layers.2 was not captured by 'seen' in" in said
     assert "which holds layers.1, layers.3, fc; name one for all with `module`, or narrow `select`" in said
 
 
 def test_one_channel_of_the_row_of_each_sample(run: Any, clean: Run) -> None:
+    """Found by `at: same`; then all is zero, and the same channels are picked by `index`."""
     hook = "select: layers.1, index: '..., [1,5,6]'"
+    zero = "+hooks.zero={select: layers.1, hook: forward, action: replace, value: 0}"
+    picked = patch(clean, "sample: same, index: '[1,5,6]'", hook).replace("hooks.patch", "hooks.pick")
+    own = SEEN.replace("hooks.seen", "hooks.own")
     found = run(
-        *BASE, "seed=5", patch(clean, "sample: same, at: same", hook), SEEN.replace("seen", "own"), AFTER
+        *BASE, "seed=5", own, patch(clean, "sample: same, at: same", hook), BETWEEN, zero, picked, AFTER
     )
-    after, theirs = found.captures["after"]["layers.1"][:], clean.captures["seen"]["layers.1"][:]
-    own = run(*BASE, "seed=5", SEEN).captures["seen"]["layers.1"][:]
-    own[:, [1, 5, 6]] = theirs[:, [1, 5, 6]]
-    assert_close(after, own)
-    picked = run(*BASE, "seed=5", patch(clean, "sample: same, index: '[1,5,6]'", hook), AFTER)
-    assert_close(picked.captures["after"]["layers.1"][:], after)
+    expected, theirs = found.captures["own"]["layers.1"][:], clean.captures["seen"]["layers.1"][:]
+    assert not torch.allclose(expected, theirs)
+    for name in ("between", "after"):
+        expected[:, [1, 5, 6]] = theirs[:, [1, 5, 6]]
+        assert_close(found.captures[name]["layers.1"][:], expected)
+        expected = torch.zeros_like(theirs)
 
 
 def test_steering_strength_by_sample(run: Any, clean: Run) -> None:

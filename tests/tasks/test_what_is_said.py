@@ -7,17 +7,21 @@ from typing import Any
 
 import pytest
 
-from hookrun.cli import main
 from hookrun.config.yaml_files import load
 from hookrun.models import origin
 from hookrun.spec.experiment import Model, Train
+from hookrun.store.reader import Run
 
 SMALL = ["model=mlp", "compute.device=cpu", "compute.threads=1", "train.limit_batches=1", "train.epochs=1"]
 
 
+@pytest.fixture
+def trained(shared: Any, pages: None) -> Run:
+    return shared(*SMALL)
+
+
 @pytest.mark.usefixtures("pages")
-def test_the_report_shows_where_the_weights_come_from(run: Any, tmp_path: Path, capsys: Any) -> None:
-    trained = run(*SMALL[2:], "model=mlp")
+def test_the_report_shows_where_the_weights_come_from(run: Any, trained: Run, capsys: Any) -> None:
     assert "<dt>weights</dt><dd>random</dd>" in _joined(trained.path)
     path = trained.path / "checkpoints/best.safetensors"
     capsys.readouterr()
@@ -27,9 +31,8 @@ def test_the_report_shows_where_the_weights_come_from(run: Any, tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("pages")
-def test_weights_by_a_link_are_recorded_as_the_target_of_the_link(run: Any, tmp_path: Path) -> None:
-    trained = run(*SMALL[2:], "model=mlp")
-    Path("newest").symlink_to(trained.path.name)
+def test_weights_by_a_link_are_recorded_as_the_target_of_the_link(run: Any, trained: Run) -> None:
+    Path("newest").symlink_to(trained.path)
     typed = "model.weights=newest/checkpoints/last.safetensors"
     other = run(*SMALL[2:], "model=mlp", "task=evaluate", typed)
     meant = trained.path / "checkpoints/last.safetensors"
@@ -73,11 +76,8 @@ def test_every_kind_of_weights_has_a_description(config: dict[str, Any], expecte
         ),
     ],
 )
-def test_a_setting_without_effect_is_reported(overrides: list[str], expected: str, capsys: Any) -> None:
-    assert main([*SMALL, *overrides]) == 0
-    out = capsys.readouterr().out
-    assert f"NOTE: {expected}\n" in out
-    assert out.count("not used by") == 1
+def test_a_setting_without_effect_is_reported(overrides: list[str], expected: str, ready: Any) -> None:
+    assert [note for note in ready(*SMALL, *overrides).notes if "not used by" in note] == [expected]
 
 
 def test_an_analysis_reports_that_it_uses_no_hooks(run: Any, capsys: Any) -> None:
@@ -88,10 +88,9 @@ def test_an_analysis_reports_that_it_uses_no_hooks(run: Any, capsys: Any) -> Non
     assert "compute.device, compute.threads, hooks are not used by task=probe" in capsys.readouterr().out
 
 
-def test_settings_with_default_values_are_not_mentioned(capsys: Any) -> None:
-    for task in ("predict", "evaluate", "export"):
-        assert main([*SMALL[:-1], f"task={task}"]) == 0
-        assert "NOTE" not in capsys.readouterr().out
+@pytest.mark.parametrize("task", ["predict", "evaluate", "export"])
+def test_settings_with_default_values_are_not_mentioned(ready: Any, task: str) -> None:
+    assert list(ready(*SMALL[:-1], f"task={task}").notes) == []
 
 
 def test_the_group_has_the_defaults_of_the_schema() -> None:

@@ -63,7 +63,7 @@ def test_a_prompt_continues_as_it_does_alone(name: str, generate: Runs) -> None:
         hook("last", LAYER[name], "scale", "-1", factor=-2),
         hook("seen", LAYER[name], "capture", "all"),
     )
-    alone = generate(name, *hooks, DRAWN, "data.batch_size=1")
+    alone = generate(name, *hooks, DRAWN, "data.batch_size=1", "task.without_hooks=true")
     rows = rows_of(alone)
     cases = [("data.batch_size=4", "data.args.padding=left")]
     cases += [("data.batch_size=3", "data.args.length=30", "task.cache=false")] if name == "gpt2" else []
@@ -75,7 +75,7 @@ def test_a_prompt_continues_as_it_does_alone(name: str, generate: Runs) -> None:
         assert rows.keys() == others.keys() and len(rows) >= len(PROMPTS) * 6
         for key, row in rows.items():
             torch.testing.assert_close(others[key], row, rtol=1e-4, atol=1e-4)
-    assert ids_of(generate(name, DRAWN)) != ids_of(alone)
+    assert [line["ids_without"] for line in alone.generations] != ids_of(alone)
 
 
 def rows_of(run: Run) -> dict[tuple[int, int], Tensor]:
@@ -131,13 +131,11 @@ def test_compare_has_the_same_prompts_without_hooks(generate: Runs, capsys: Any)
     assert "the hooks changed neither the first new token" in capsys.readouterr().out
 
 
-def test_the_old_name_of_without_hooks_still_works(generate: Runs, capsys: Any) -> None:
-    steer = hook("steer", LAYER["decoder"], "scale", "all", factor=-3)
-    old, new = (
-        generate("decoder", steer, f"task.{name}=true").generations for name in ("compare", "without_hooks")
-    )
-    assert old == new and old[0]["ids_without"]
-    assert capsys.readouterr().out.count("task.compare is the old name of task.without_hooks") == 1
+def test_the_old_name_of_without_hooks_still_works(ready) -> None:
+    longer = ("model=decoder", "model.args.length=64", "data=names")
+    prepared = ready("task=generate", *longer, "task.compare=true")
+    assert prepared.task.without_hooks
+    assert "\n".join(prepared.notes).count("task.compare is the old name of task.without_hooks") == 1
 
 
 def test_an_end_token_ends_its_sequence_and_no_other(generate: Runs) -> None:
@@ -202,18 +200,15 @@ def test_a_model_without_a_mask_continues_batches_of_equal_length(run, own_model
     assert [int((ids == number).sum()) for number in range(4)] == [len(each) + 3 for each in PROMPTS]
 
 
-def test_a_model_without_logits_of_tokens_is_an_error(run, generate, own_model, capsys) -> None:
+def test_a_model_without_logits_of_tokens_is_an_error(generate, fails, own_model) -> None:
     own = own_model("""
         def forward(self, input_ids, attention_mask):
             return input_ids.float() * float("nan")
     """)
     data = ("data=prompts", "data.args.file=prompts.jsonl", "task=generate")
-    run(*own, *data, code=1)
-    assert "needs scores [batch, length, vocabulary]" in capsys.readouterr().err
-    generate(
-        "decoder", hook("nan", "blocks.0", "scale", "-1", factor="1e38"), "train.limit_batches=1", code=1
-    )
-    assert "no finite score for its new token 0" in capsys.readouterr().err
+    assert "needs scores [batch, length, vocabulary]" in fails(*own, *data)
+    nan = hook("nan", "blocks.0", "scale", "-1", factor="1e38")
+    assert "no finite score for its new token 0" in fails(*MODELS["decoder"], *data, nan)
 
 
 def test_a_check_that_stops_ends_after_its_batch_and_one_that_fails_at_once(generate: Runs) -> None:

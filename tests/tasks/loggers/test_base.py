@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hookrun.store.verify import verify
 from hookrun.tasks.loggers import loggers
 from hookrun.tasks.loggers.base import LoggedRun, flat, tag, unless_set
 from hookrun.tasks.loggers.tensorboard import TensorBoard
+from hookrun.tasks.run.context import RunContext
 
 
 def test_a_job_of_a_sweep_is_named_with_its_sweep() -> None:
@@ -47,39 +48,27 @@ def test_the_environment_is_the_user_s_also_after_an_exception(monkeypatch: pyte
     assert os.environ["HOOKRUN_TEST_ONE"] == "mine" and "HOOKRUN_TEST_TWO" not in os.environ
 
 
-QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
-
-
-def lines(run: Any) -> list[tuple[str, int, float, str]]:
-    return [(line["split"], line["step"], line["loss"], line["of"]) for line in run.metrics]
-
-
-def test_a_logger_that_fails_does_not_fail_the_run(run, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    expected, closed = lines(run(*QUICK)), list[bool]()
-    capsys.readouterr()
+def test_a_logger_that_fails_does_not_fail_the_run(performed, monkeypatch, capsys, tmp_path: Path) -> None:
+    closed = list[bool]()
 
     def fail(*_: Any, **__: Any) -> None:
         raise ConnectionError("the server is gone")
+
+    def perform(context: RunContext) -> None:
+        for loss in (2.0, 1.0):
+            context.log("train", {"loss": loss}, "batch")
 
     for method in ("metrics", "__init__", "close"):
         with monkeypatch.context() as patched:
             if method != "close":
                 patched.setattr(TensorBoard, "close", lambda self, failed: closed.append(failed))
             patched.setattr(TensorBoard, method, fail)
-            found = run(*QUICK, "task.loggers=[tensorboard]")
-        assert lines(found) == expected and found.status["status"] == "done" and verify(found.path).bad == []
+            assert performed(perform, path=method, loggers=("tensorboard",)) is None
+        lines = map(json.loads, (tmp_path / method / "metrics.jsonl").read_text().splitlines())
+        assert [line["loss"] for line in lines] == [2.0, 1.0]
         said = capsys.readouterr().err
         assert said.count("WARNING: the logger tensorboard failed") == 1 and "the server is gone" in said
     assert closed == [True], "what was opened is closed"
-
-
-def test_loggers_are_closed_when_a_run_fails(run, hook, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = list[bool]()
-    monkeypatch.setattr(TensorBoard, "close", lambda self, failed: closed.append(failed))
-    check = hook(select="fc", hook="forward", action="check", max=-9, policy="error")
-    run(*QUICK, "task.loggers=[tensorboard]", check, code=3)
-    run("task=predict", "train.limit_batches=1", "task.loggers=[tensorboard]")
-    assert closed == [True, False]
 
 
 def test_wrong_loggers_are_refused_before_the_run(refused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,8 +115,3 @@ def test_any_value_and_record_is_shown_as_far_as_it_has_numbers(tmp_path: Path) 
     assert found.Histograms("h/root[0].complex/eval")[0].histogram_value.sum == 5
     assert found.Tags()["scalars"] == ["h/root[0]/mean/eval", "h/root[0]/count/eval"]
     assert scalars(found, "h/root[0]/mean/eval") == [(12, 0.5)]
-
-
-def test_nothing_is_written_by_default(run) -> None:
-    found = run("train.epochs=1", "train.limit_batches=1")
-    assert not (found.path / "tensorboard").exists()

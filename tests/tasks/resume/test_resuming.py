@@ -41,10 +41,10 @@ HOOKS = [
     "+hooks.faulty={select: relu1, hook: forward, action: flip_bits, count: 3, bits: [20]}",
 ]
 TASKS = {
-    "predict": ["task=predict", "task.metrics=[loss,accuracy]"],
     "evaluate": ["task=evaluate", "task.split=all", "data.workers=2", "train.limit_batches=2"],
-    "gradients": [
+    "predict": [
         "task=predict",
+        "task.metrics=[loss,accuracy]",
         "+task.backward={score: top}",
         "+hooks.grads={select: relu1, hook: output_grad, action: capture}",
         "+hooks.weights={select: fc, hook: grad, action: noise}",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from hookrun.compose.compose import compose_dict
-from hookrun.tasks import parse_experiment, prepare
+from hookrun.tasks.run.backward_pass import Scoring
 from hookrun.tasks.run.batches import Batches
 
 FEW = ("task=predict", "data.batch_size=3", "train.limit_batches=2")
@@ -30,31 +27,33 @@ SCORES = {
 }
 
 
-def plain(task: str = "predict") -> tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """The model in evaluation mode, and the samples one by one."""
-    small = ("compute.device=cpu", "compute.threads=1")
-    prepared: Any = prepare(parse_experiment(compose_dict([*small, *FEW])))
-    batches = list(Batches(prepared, "val").epoch(0))
-    one_by_one = [
-        (batch.inputs[n : n + 1], batch.target[n : n + 1]) for batch in batches for n in range(len(batch.ids))
-    ]
-    return prepared.model.eval(), one_by_one
+TOP = (*FEW, *HOOKS, "task.backward={score: top}", "task.metrics=[loss]")
+DOUBLE = "+hooks.double={select: relu2, hook: output_grad, action: scale, factor: 2}"
+SEEN = "+hooks.seen={select: conv1.weight, hook: grad, action: capture}"
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_each_row_is_the_gradient_for_its_sample_alone(run, score: str) -> None:
-    found = run(*FEW, *HOOKS, f"task.backward={score}")
-    model, samples = plain()
+def test_a_score_is_the_sum_of_those_of_the_samples(ready, score: str) -> None:
+    prepared = ready(*FEW, f"task.backward={score}")
+    (batch, *_) = Batches(prepared, "val").epoch(0)
+    output = prepared.model.eval()(batch.inputs)
+    scoring = Scoring(prepared.task.backward, "task.backward", prepared.loss)
+    one_by_one = [SCORES[score](output[n : n + 1], batch.target[n : n + 1]) for n in range(len(batch.ids))]
+    torch.testing.assert_close(scoring(output, batch.target, batch), sum(map(torch.sum, one_by_one)))
+
+
+def test_each_row_is_the_gradient_for_its_sample_alone(shared, ready) -> None:
+    found, prepared = shared(*TOP), ready(*FEW)
+    model, batches = prepared.model.eval(), list(Batches(prepared, "val").epoch(0))
     in_all = torch.zeros_like(model.fc.weight)
-    for number, (pixels, label) in enumerate(samples):
+    for number, pixels in enumerate(torch.cat([batch.inputs for batch in batches]).split(1)):
         image = pixels.clone().requires_grad_()
         kept: list[torch.Tensor] = []
         handle = model.conv2.register_forward_hook(lambda _, __, out, kept=kept: kept.append(out))
         logits = model(image)
         handle.remove()
-        total = SCORES[score](logits, label).sum()
         inputs = [kept[0], image, model.fc.weight]
-        grads, saliency, weight = torch.autograd.grad(total, inputs)
+        grads, saliency, weight = torch.autograd.grad(logits.max(), inputs)
         in_all += weight
         torch.testing.assert_close(found.captures["grads"]["conv2"][number], grads[0], rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(found.captures["pixels"][""][number], saliency[0], rtol=1e-4, atol=1e-6)
@@ -66,45 +65,38 @@ def test_each_row_is_the_gradient_for_its_sample_alone(run, score: str) -> None:
     torch.testing.assert_close(rows[:].sum(0), in_all, rtol=1e-4, atol=1e-5)
 
 
-def test_predictions_and_losses_do_not_change_and_nothing_is_trained(run) -> None:
-    without, backward = run(*FEW), run(*FEW, "task.backward={score: top}", *HOOKS)
+def test_predictions_and_losses_do_not_change_and_nothing_is_trained(shared) -> None:
+    without, backward = shared(*FEW, "task.metrics=[loss]"), shared(*TOP)
     assert torch.equal(without.predictions[:], backward.predictions[:])
-    evaluate = ("task=evaluate", "train.limit_batches=2")
-    losses = [run(*evaluate, *more).metrics for more in ((), ("task.backward={score: loss}",))]
-    assert losses[0] == losses[1]
+    evaluated = shared("task=evaluate", *FEW[1:], "task.backward={score: loss}")
+    losses = {found.metrics[-1]["loss"] for found in (without, backward, evaluated)}
+    assert len(losses) == 1
 
 
-def test_an_edit_of_the_gradient_changes_upstream_gradients(run) -> None:
-    scores = ("task.backward={score: label}", *HOOKS[1:3])
-    double = "+hooks.double={select: relu2, hook: output_grad, action: scale, factor: 2}"
-    one, two = run(*FEW, *scores), run(*FEW, *scores, double)
+def test_an_edit_of_the_gradient_changes_upstream_gradients(shared) -> None:
+    one, two = shared(*TOP), shared(*TOP, DOUBLE, SEEN)
     for name, path in (("grads", "conv2"), ("pixels", "")):
         assert one.captures[name][path][:].abs().max() > 0
         torch.testing.assert_close(two.captures[name][path][:], 2 * one.captures[name][path][:])
 
 
-def test_a_compiled_model_and_mixed_precision(run) -> None:
+def test_a_compiled_model_and_mixed_precision(shared) -> None:
     """Inside a graph output_grad edits, and parameters are captured outside of it."""
-    double = "+hooks.double={select: relu2, hook: output_grad, action: scale, factor: 2}"
-    seen = "+hooks.seen={select: conv1.weight, hook: grad, action: capture}"
-    base = (*FEW, "task.backward={score: top}", double, seen)
-    plain, compiled, half = (
-        run(*base),
-        run(*base, "compute.compile=true"),
-        run(*base, "compute.precision=bf16"),
+    expected = shared(*TOP, DOUBLE, SEEN).captures["seen"]["conv1.weight"][:]
+    base = (*FEW, "task.backward={score: top}", DOUBLE, SEEN)
+    compiled, half = (
+        shared(*base, more).captures["seen"]["conv1.weight"][:]
+        for more in ("compute.compile=true", "compute.precision=bf16")
     )
-    expected = plain.captures["seen"]["conv1.weight"][:]
     assert expected.abs().max() > 0.01
-    torch.testing.assert_close(compiled.captures["seen"]["conv1.weight"][:], expected, rtol=1e-3, atol=1e-4)
-    difference = half.captures["seen"]["conv1.weight"][:] - expected
-    assert difference.norm() < 0.1 * expected.norm()
+    torch.testing.assert_close(compiled, expected, rtol=1e-3, atol=1e-4)
+    assert (half - expected).norm() < 0.1 * expected.norm()
 
 
-def test_a_frozen_model_still_has_the_gradient_of_its_input(run, hook) -> None:
+def test_a_frozen_model_still_has_the_gradient_of_its_input(shared) -> None:
     freeze = "+hooks.freeze={select: '', hook: apply, action: freeze}"
-    same = "task.backward={score: top}"
-    frozen, free = run(*FEW, same, HOOKS[2], freeze), run(*FEW, same, HOOKS[2])
-    assert torch.equal(frozen.captures["pixels"][""][:], free.captures["pixels"][""][:])
+    frozen = shared(*FEW, "task.backward={score: top}", HOOKS[2], freeze)
+    assert torch.equal(frozen.captures["pixels"][""][:], shared(*TOP).captures["pixels"][""][:])
 
 
 def test_an_output_that_is_not_scores_of_classes_is_refused(refused, own_model) -> None:
@@ -154,15 +146,15 @@ def test_scores_without_a_gradient_are_refused_before_the_run(refused, tmp_path)
     assert "model returns one for the batch" in said("{score: loss}", "train.loss=output")
 
 
-def test_the_lines_beside_the_plan(run, capsys, refused) -> None:
+def test_the_lines_beside_the_plan(ready, refused) -> None:
     step = "+hooks.step={select: fc.weight, hook: optimizer_step_pre, action: print}"
-    run(*FEW, "task.backward={score: class, class: 3}", HOOKS[3], step)
-    said = capsys.readouterr().out
-    assert "one backward pass for each batch, from the logit of class 3 summed over its samples" in said
-    assert "NOTE: step: optimizer_step_pre needs an optimizer step, which task=predict does not make" in said
-    assert "NOTE: weights: the gradient of a parameter is one for each batch" in said
-    run(*FEW, "task.backward={score: top}", "compute.precision=fp16")
-    said = capsys.readouterr().out
-    assert "NOTE: task.backward: no hook sees its gradients" in said
-    assert "NOTE: task.backward: without a gradient scaler fp16 gradients below 6e-8 are 0" in said
+    prepared = ready(*FEW, "task.backward={score: class, class: 3}", HOOKS[3], step)
+    (line,) = prepared.lines
+    assert "one backward pass for each batch, from the logit of class 3 summed over its samples" in line
+    said = "\n".join(prepared.notes)
+    assert "step: optimizer_step_pre needs an optimizer step, which task=predict does not make" in said
+    assert "weights: the gradient of a parameter is one for each batch" in said
+    said = "\n".join(ready(*FEW, "task.backward={score: top}", "compute.precision=fp16").notes)
+    assert "task.backward: no hook sees its gradients" in said
+    assert "task.backward: without a gradient scaler fp16 gradients below 6e-8 are 0" in said
     assert "set task.backward, use task=train" in refused(*FEW, HOOKS[1], "strict=true")

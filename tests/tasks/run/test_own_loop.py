@@ -88,7 +88,12 @@ def test_the_weights_of_a_run_to_come_are_refused() -> None:
         parts(replace(waiting, runs={"base": None}), NOBODY)
 
 
-BOTH = ("train.epochs=1", "train.limit_batches=2", "train.shuffle=false")
+BOTH = (
+    "train.epochs=1", "train.limit_batches=2", "train.shuffle=false",
+    "+hooks.h={select: fc, hook: forward, action: capture}",
+    "+hooks.gradient={select: fc.bias, hook: grad, action: capture}",
+)  # fmt: skip
+IN_VALIDATION = "+hooks.h={select: fc, hook: forward, action: capture, when: {mode: eval, epoch: {start: 2}}}"
 
 
 def labels(split: str, count: int) -> list[int]:
@@ -96,8 +101,8 @@ def labels(split: str, count: int) -> list[int]:
     return [int(samples[number][1]) for number in range(count)]
 
 
-def test_a_training_run_captures_samples_of_both(run, hook) -> None:
-    found = run(*BOTH, hook(select="fc", hook="forward", action="capture"))
+def test_a_training_run_captures_samples_of_both(shared) -> None:
+    found = shared(*BOTH)
     rows = found.captures["h"]["fc"]
     assert rows.splits == ["train"] * 128 + ["val"] * 128
     assert rows.sample_ids.tolist() == [*range(128), *range(128)]
@@ -109,27 +114,26 @@ def test_a_training_run_captures_samples_of_both(run, hook) -> None:
     assert torch.equal(row, rows[131]) and label == labels("val", 4)[3]
 
 
-def test_a_probe_of_validation_rows_of_a_training_run_has_their_labels(run, hook) -> None:
-    entry = hook(select="fc", hook="forward", action="capture", when="{mode: eval, epoch: {start: 2}}")
-    trained = run("train.epochs=3", entry)
+def test_a_probe_of_validation_rows_of_a_training_run_has_their_labels(run, shared) -> None:
+    trained = shared("train.epochs=3", IN_VALIDATION)
     assert set(trained.captures["h"]["fc"].splits) == {"val"}
     [line] = run("task=probe", f"task.run={trained.path}").metrics
     assert line["samples"] == 359 and line["accuracy"] > 0.8
 
 
-def test_validation_rows_are_not_used_for_training_samples(run, refused, hook) -> None:
-    entry = hook(select="fc", hook="forward", action="capture", when="{mode: eval}")
-    trained = run("train.epochs=1", entry)
+def test_validation_rows_are_not_used_for_training_samples(shared, refused, ready) -> None:
+    trained = shared("train.epochs=3", IN_VALIDATION)
     value = f"{{run: '{trained.path}', capture: h, module: fc, sample: same}}"
     patch = f"+hooks.p={{select: fc, hook: forward, action: replace, value: {value}, when: {{mode: train}}}}"
     assert "its samples are of the split 'val', these of 'train'" in refused("task=train", patch)
-    run("task=predict", patch.replace(", when: {mode: train}", ""))
+    ready("task=predict", patch.replace(", when: {mode: train}", ""))
 
 
-def test_predictions_and_gradients_have_their_split_too(run, hook) -> None:
+def test_predictions_and_gradients_have_their_split_too(run, shared) -> None:
     found = run("task=predict", "task.split=train", "train.limit_batches=1")
     assert set(found.predictions.splits) == {"train"}
-    found = run(*BOTH, hook(select="fc.bias", hook="grad", action="capture"))
-    assert set(found.captures["h"]["fc.bias"].splits) == {"train"}
+    found = shared(*BOTH)
+    gradient = found.captures["gradient"]["fc.bias"]
+    assert set(gradient.splits) == {"train"}
     with pytest.raises(hookrun.HookrunError, match="some rows do not belong to a sample"):
-        found.labels_of(found.captures["h"]["fc.bias"])
+        found.labels_of(gradient)

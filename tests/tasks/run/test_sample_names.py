@@ -60,24 +60,24 @@ def test_rows_have_their_file_and_class(run: Any, folder: Path) -> None:
     assert found.metrics[0]["samples"] == 11
 
 
-def test_a_pass_over_every_split_equals_passes_over_each(run: Any) -> None:
-    whole = run("model=mlp", "task=predict", "task.split=all", SEEN)
-    parts = [run("model=mlp", "task=predict", f"task.split={part}", SEEN) for part in ("train", "val")]
+SPLIT = ("model=mlp", "task=predict", "task.metrics=[accuracy]", SEEN)
+
+
+def test_a_pass_over_every_split_equals_passes_over_each(shared: Any) -> None:
+    whole, *parts = (shared(*SPLIT, f"task.split={part}") for part in ("all", "train", "val"))
     capture = whole.captures["seen"]["fc"]
     assert torch.equal(capture[:], torch.cat([part.captures["seen"]["fc"][:] for part in parts]))
     assert torch.equal(whole.labels_of(capture), torch.cat([p.labels_of(p.predictions) for p in parts]))
     assert capture.names[0] == "train 0" and capture.names[-1] == "val 358"
     assert capture.class_names[0] == str(int(whole.labels_of(capture)[0]))
-    scores = [
-        run("model=mlp", "task=evaluate", f"task.split={part}").metrics[0] for part in ("all", "train", "val")
-    ]
+    scores = [found.metrics[0] for found in (whole, *parts)]
     assert [line["split"] for line in scores] == ["all", "train", "val"]
     mean = (scores[1]["accuracy"] * 1438 + scores[2]["accuracy"] * 359) / 1797
     assert scores[0]["accuracy"] == pytest.approx(mean)
 
 
-def test_values_by_sample_are_of_the_current_split(run: Any, refused: Any) -> None:
-    whole = run("model=mlp", "task=predict", "task.split=all", SEEN)
+def test_values_by_sample_are_of_the_current_split(run: Any, shared: Any, refused: Any) -> None:
+    whole = shared(*SPLIT, "task.split=all")
     value = f"{{run: {whole.path}, capture: seen, module: fc, sample: same}}"
     hook = f"+hooks.back={{select: fc, hook: forward, action: replace, value: {value}}}"
     back = run("model=mlp", "task=predict", "seed=1", hook)

@@ -30,9 +30,8 @@ def forward(self, x):
 """
 
 
-def test_memory_read_before_it_is_written_is_found_in_the_first_step(run, own_model, capsys) -> None:
-    run(*own_model(UNWRITTEN), *FOUR_STEPS, code=1)
-    said = capsys.readouterr().err
+def test_memory_read_before_it_is_written_is_found_in_the_first_step(fails, own_model) -> None:
+    said = fails(*own_model(UNWRITTEN), *FOUR_STEPS)
     assert "epoch 0, step 0: the loss is nan: first made by the forward of (root) (Net)" in said, said
 
 
@@ -41,12 +40,12 @@ def test_memory_read_before_it_is_written_is_found_in_the_first_step(run, own_mo
     ("fc.bias", "grad", "1e39", "fc.bias"), ("relu2", "output_grad", "1e300", "relu2"),
     ("fc", "optimizer_step_pre", "1e39", "fc."),
 ])  # fmt: skip
-def test_a_hook_is_named(select, hook, factor, on, run, capsys) -> None:
+def test_a_hook_is_named(select, hook, factor, on, fails) -> None:
     """Whatever type it is of; with a probability it draws as it did."""
     when = "when: {step: {start: 1}, probability: 0.7}"
     keys = f"select: {select}, hook: {hook}, action: scale, factor: {factor}, {when}"
-    run("model=cnn", *FOUR_STEPS, f"+hooks.h={{{keys}}}", code=1)
-    assert f"first made by hook 'h' ({hook}, scale) on {on}" in (said := capsys.readouterr().err), said
+    said = fails("model=cnn", *FOUR_STEPS, f"+hooks.h={{{keys}}}")
+    assert f"first made by hook 'h' ({hook}, scale) on {on}" in said, said
 
 
 POISONED = """
@@ -124,7 +123,7 @@ def test_skip_equals_a_loop_without_these_steps(run, own_model, capsys) -> None:
     assert rates == [0.1, 0.05, 0.025, 0.0125]
 
 
-def test_stop_saves_and_overflows_of_the_scaler_do_not_count(run, own_model, capsys) -> None:
+def test_stop_saves_and_overflows_of_the_scaler_do_not_count(run, fails, own_model) -> None:
     """`stop` ends with exit 3 and the weights from before; an overflow under fp16 is not a failure; a bad loss is."""
     net = (*own_model(POISONED), "+model.args.at=[2]")
     found = run(*net, *FOUR_STEPS, STOP, code=3)
@@ -137,8 +136,8 @@ def test_stop_saves_and_overflows_of_the_scaler_do_not_count(run, own_model, cap
     hook = "select: {select}, hook: {hook}, action: scale, factor: 1e39, when: {{step: [1]}}"
     overflow = run(*fp16, f"+hooks.h={{{hook.format(select='fc.bias', hook='grad')}}}")
     assert len([line for line in overflow.metrics if line.get("of") == "batch"]) == 4
-    run(*fp16, f"+hooks.h={{{hook.format(select='fc', hook='forward')}}}", code=1)
-    assert "first made by hook 'h' (forward, scale) on fc, call 0" in capsys.readouterr().err
+    said = fails(*fp16, f"+hooks.h={{{hook.format(select='fc', hook='forward')}}}")
+    assert "first made by hook 'h' (forward, scale) on fc, call 0" in said
     found = run(*fp16, f"+hooks.h={{{hook.format(select='fc', hook='forward')}}}", SKIP)
     assert [
         line["skipped_steps"]
@@ -147,7 +146,7 @@ def test_stop_saves_and_overflows_of_the_scaler_do_not_count(run, own_model, cap
     ] == [1]
 
 
-def test_a_check_that_stops_comes_first(run, capsys) -> None:
+def test_a_check_that_stops_comes_first(run) -> None:
     """Where a `check` hook asks for the end of the run, that is why it ends."""
     check = "+hooks.c={select: fc, hook: forward, action: check, policy: stop}"
     bad = "+hooks.b={select: relu1, hook: forward, action: scale, factor: 1e39}"
