@@ -21,7 +21,8 @@ except ModuleNotFoundError as error:
     raise NotInstalled("transformers", "transformers") from error
 
 from hookrun.errors import HookrunError
-from hookrun.integrations.recording import CallWatcher, LoopFollower
+from hookrun.integrations.recording import LoopFollower
+from hookrun.runtime.hooks.base import Listener
 
 _METHODS = ((Trainer.train, "train"), (Trainer.evaluate, "val"), (Trainer.predict, "test"))
 """Method of the Trainer -> the split in metrics.jsonl."""
@@ -49,9 +50,9 @@ class Callback(LoopFollower, TrainerCallback):
                 scaler = getattr(trainer.accelerator, "scaler", None)
                 self.begin(trainer.model, scaler, trains=split == "train")
                 stack.push(self._ended)
-                calls = CallWatcher(partial(self._arrived, trainer))
-                calls.watch(trainer.model)
-                stack.callback(calls.clear)
+                listener = Listener(partial(self._arrived, trainer))
+                calls = trainer.model.register_forward_pre_hook(listener.note, prepend=True, with_kwargs=True)
+                stack.callback(calls.remove)
             if split != "train":
                 stack.enter_context(self.evaluating())
             yield

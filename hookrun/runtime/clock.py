@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from threading import local
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch import Tensor, nn
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from hookrun.runtime.tokens.calls import Pass
     from hookrun.runtime.tokens.choice import Chosen
     from hookrun.runtime.tokens.sequences import Sequences
+
+
+T = TypeVar("T")
 
 
 class RowsOfRank(NamedTuple):
@@ -89,7 +92,7 @@ class Clock:
                   set before `step`
     passes:       which tokens the calls of the model compute; None where no hook has `tokens`
     passed_on:    what captures have seen in the current forward, for values `{hook: NAME}`
-    on_change:    called when step or epoch changes
+    in_graphs:    tensors [] that compiled graphs read, each with a function that returns its present value
 
     In a user's own loop the steps of the first optimizer that steps the model's parameters are counted, until the
     first call of `advance`.
@@ -98,7 +101,7 @@ class Clock:
     def __init__(self, model: nn.Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
         self.model = model
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self.on_change: Callable[[], None] | None = None
+        self.in_graphs = list[tuple[Tensor, Callable[[], float]]]()
         self._step = 0
         self._epoch = 0
         self.training_at: int | None = None
@@ -122,8 +125,7 @@ class Clock:
     @step.setter
     def step(self, number: int) -> None:
         self._step = number
-        if self.on_change is not None:
-            self.on_change()
+        self._fill()
 
     @property
     def ramp_step(self) -> int:
@@ -138,8 +140,16 @@ class Clock:
     @epoch.setter
     def epoch(self, number: int) -> None:
         self._epoch = number
-        if self.on_change is not None:
-            self.on_change()
+        self._fill()
+
+    def in_graph(self, like: Tensor, now: Callable[[], float]) -> Tensor:
+        """A tensor like the one given, for compiled graphs to read: what `now` returns, at every step and epoch."""
+        self.in_graphs.append((like, now))
+        return like.fill_(now())
+
+    def _fill(self) -> None:
+        for number, now in self.in_graphs:
+            number.fill_(now())
 
     def advance(self) -> None:
         """End the current step. From now on the loop ends each step by this method, and optimizers are ignored."""
@@ -352,6 +362,15 @@ def finished(frame: FrameType) -> bool:
     except RuntimeError:  # the frame is being executed
         return False
     return True
+
+
+def left_open(calls: dict[FrameType, T]) -> list[T]:
+    """Remove and return what is kept by frame for calls that have ended, the innermost first.
+
+    After KeyboardInterrupt and SystemExit torch runs no forward hooks, which would have removed it.
+    """
+    ended = [calls.pop(frame, None) for frame in reversed(tuple(calls)) if finished(frame)]
+    return [call for call in ended if call is not None]
 
 
 _CROSS_ATTENTION = re.compile(

@@ -38,14 +38,15 @@ class InGraph:
 def in_graph_of(site: HookSite, *, targeted: bool) -> InGraph:
     """A site inside a graph; its action is a function of tensors. torch compiles a graph for each mode of the model.
 
-    It gives the site the tensors that count its firings there and that say whether its schedule holds.
+    It gives the site the tensor that counts its firings there.
     """
     keys, clock, device = site.spec.keys, site.clock, _device(site)
     fired = site.fired_in_graphs = torch.zeros((), dtype=torch.int64, device=device)
     is_open: Tensor | None = None
     if keys.when.step is not None or keys.when.epoch is not None:
-        is_open = site.open_in_graphs = torch.tensor(False, device=device)
-        site.reschedule()
+        is_open = clock.in_graph(
+            torch.tensor(False, device=device), lambda: keys.when.holds_at(clock.step, clock.epoch)
+        )
     holds_in = {training: keys.when.holds_in(training) for training in (True, False)}
     path = keys.target.keys if keys.target is not None and targeted else None
     function = function_of(site)

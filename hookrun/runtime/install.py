@@ -63,6 +63,7 @@ class Installation:
     """
 
     _stacklevel = 2  # frames from where a warning is raised to the `with` statement
+    _reads_calls = False  # before all hooks of a call
     _is_inside = False
     sites: list[HookSite]
 
@@ -102,13 +103,20 @@ class Installation:
                 if self._standalone:
                     self._wiring.closing.callback(follow(after=self.clock.stepped))
                     listener = Listener(partial(_note_call, ref(self)))
-                    self._first_call = self._model.register_forward_pre_hook(listener.note)
+                    self._first_call = self._model.register_forward_pre_hook(
+                        listener.note, prepend=self._reads_calls, with_kwargs=True
+                    )
                     self._wiring.closing.callback(self._first_call.remove)
             except BaseException:
                 self._wiring.remove()
                 raise
         self._is_inside = True
         return self
+
+    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note that the model is called."""
+        self._model_ran = True
+        self._first_call.remove()  # later calls cost nothing
 
     def _remove(self) -> None:
         with changing:
@@ -402,11 +410,10 @@ class Installation:
                 remove_parameter(module, name)
 
 
-def _note_call(installation: ReferenceType[Installation], module: nn.Module, args: Any) -> None:
-    """The first call of the model. The model must not keep the installation alive."""
+def _note_call(installation: ReferenceType[Installation], module: nn.Module, args: Any, kwargs: Any) -> None:
+    """A call of the model, which must not keep the installation alive."""
     if (hooks := installation()) is not None:
-        hooks._model_ran = True
-        hooks._first_call.remove()  # later calls cost nothing
+        hooks._called(module, args, kwargs)
 
 
 # ---- how often each hook fired, and which hooks did nothing ------------------------------------------------------

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hookrun.errors import HookError
 from hookrun.runtime.hooks.base import ParameterHook
-from hookrun.runtime.sharded import HookedParameters, Moves, is_fully_sharded, is_sharded, reduces
+from hookrun.runtime.sharded import HookedParameter, HookedParameters, is_fully_sharded, is_sharded, reduces
 from hookrun.values.containers import tensors
 
 
@@ -32,25 +32,21 @@ class ReducedGradients:
 
     def __init__(self, *, stands_in: bool = False) -> None:
         self.stands_in = stands_in
-        self._hooks = list[tuple[nn.Parameter, ParameterHook]]()
+        self._hooks = list[tuple[HookedParameter, ParameterHook]]()
 
-    def add(self, parameter: nn.Parameter, hook: ParameterHook) -> None:
+    def add(self, place: HookedParameter, hook: ParameterHook) -> None:
         """Add a hook on the gradient of a parameter."""
-        self._hooks.append((parameter, hook))
-
-    def move(self, moves: Moves) -> None:
-        """Replace parameters by the shards that have taken their place."""
-        self._hooks = [(moves.get(id(parameter), parameter), hook) for parameter, hook in self._hooks]
+        self._hooks.append((place, hook))
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The hooked parameters, each once."""
-        return list({id(parameter): parameter for parameter, _ in self._hooks}.values())
+        return list({id(place.parameter): place.parameter for place, _ in self._hooks}.values())
 
     @property
     def of_each_part(self) -> list[nn.Parameter]:
         """The parameters with hooks that see the gradient of each micro-batch before it is added to the others."""
-        return [parameter for parameter, hook in self._hooks if hook.before_accumulation]
+        return [place.parameter for place, hook in self._hooks if hook.before_accumulation]
 
     @torch.no_grad()
     def run(
@@ -64,10 +60,10 @@ class ReducedGradients:
         only:   ids of the parameters whose gradient the backward pass has computed; None: all parameters
         """
         waiting = {id(parameter): (parameter, earlier) for parameter, earlier in before}
-        hooked = {id(parameter): (parameter, list[ParameterHook]()) for parameter, _ in self._hooks}
-        for parameter, hook in self._hooks:
-            if only is None or id(parameter) in only:
-                hooked[id(parameter)][1].append(hook)
+        hooked = {id(parameter): (parameter, list[ParameterHook]()) for parameter in self.parameters}
+        for place, hook in self._hooks:
+            if only is None or id(place.parameter) in only:
+                hooked[id(place.parameter)][1].append(hook)
         # in the order of a backward pass: last layers first
         for parameter, hooks in reversed(hooked.values()):
             for hook in hooks:
@@ -105,12 +101,11 @@ class GradientsOfWrapped:
         self._before = dict[int, tuple[nn.Parameter, Tensor | None]]()
         self._versions = dict[int, tuple[Tensor | None, int]]()
         self._begun = False
-        hooked.on_move.append(self._reduced.move)
 
-    def add(self, parameter: nn.Parameter, hook: ParameterHook) -> None:
+    def add(self, place: HookedParameter, hook: ParameterHook) -> None:
         """Let the registered hook wait for the summed gradient whenever the model is wrapped."""
-        self._reduced.add(parameter, hook)
-        hook.waits = partial(self._defer, parameter, hook.before_accumulation)
+        self._reduced.add(place, hook)
+        hook.waits = partial(self._defer, place.parameter, hook.before_accumulation)
 
     def clear(self) -> None:
         """Drop all hooks: the object does nothing from now on."""

@@ -6,7 +6,8 @@ Putting the whole together is a collective operation: every rank must call these
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -140,28 +141,34 @@ def sharded_too_early(plan: ResolvedPlan, model: nn.Module) -> list[Problem]:
     return problems
 
 
-Moves = Mapping[int, nn.Parameter]
-"""id(parameter) -> the sharded parameter that has replaced it."""
+@dataclass(eq=False)
+class HookedParameter:
+    """The parameter `name` of the module `owner`; after fully_shard the shard that has taken its place."""
+
+    owner: nn.Module
+    name: str
+    parameter: nn.Parameter
 
 
 class HookedParameters:
     """The hooked parameters by path.
 
     It checks the parameters before each optimizer step, since hooks on a replaced parameter would be lost silently.
-
-    places:  path -> the module, the name in it, and the parameter that is hooked
-    on_move: called when fully_shard has replaced parameters by shards
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self.places = dict[str, tuple[nn.Module, str, nn.Parameter]]()
-        self.on_move = list[Callable[[Moves], None]]()
+        self.places = dict[str, HookedParameter]()
+
+    def add(self, path: str, owner: nn.Module) -> HookedParameter:
+        """Add the parameter at this path, which belongs to this module."""
+        name = path.rpartition(".")[2]
+        return self.places.setdefault(path, HookedParameter(owner, name, owner.get_parameter(name)))
 
     @property
     def all_there(self) -> bool:
         """Whether every hooked parameter is still the module's parameter of that name."""
-        return all(owner._parameters.get(name) is one for owner, name, one in self.places.values())
+        return all(each.owner._parameters.get(each.name) is each.parameter for each in self.places.values())
 
     def follow(self, *step: object, shards: bool = True) -> None:
         """Move hooks to the shards by which fully_shard has replaced parameters. To be called between two steps.
@@ -171,24 +178,14 @@ class HookedParameters:
 
         Raises HookError if a parameter was replaced by anything else.
         """
-        moves = dict[int, nn.Parameter]()
-        for path, (owner, name, parameter) in self.places.items():
-            now = owner._parameters.get(name)
-            if now is parameter:
+        for path, place in self.places.items():
+            now = place.owner._parameters.get(place.name)
+            if now is place.parameter:
                 continue
-            if shards and now is not None and is_sharded(now) and not is_sharded(parameter):
-                moves[id(parameter)] = now
-                self.places[path] = (owner, name, now)
-            elif all(other is not parameter for other in self._model.parameters()):  # it was not just renamed
+            if shards and now is not None and is_sharded(now) and not is_sharded(place.parameter):
+                place.parameter = now
+            elif all(other is not place.parameter for other in self._model.parameters()):  # not just renamed
                 raise HookError(
                     f"the parameter {path} was replaced after hooks were installed on it, for example by to_empty or "
                     "quantization: its hooks would be lost; install the hooks afterwards"
                 )
-        if moves:
-            for listener in self.on_move:
-                listener(moves)
-
-    def clear(self) -> None:
-        """Forget all parameters and listeners."""
-        self.places.clear()
-        self.on_move.clear()

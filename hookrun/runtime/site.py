@@ -132,7 +132,6 @@ class HookSite:
     fired:     how often the hook fired here (its schedule let it through)
     idle:      firings in which the hook found nothing to act on
     fired_in_graphs: the same inside compiled graphs, a 0-dimensional tensor that they add to
-    open_in_graphs:  whether the schedule holds at this step and epoch, which they read; None if it always does
     target_was_none: the target was None in a firing
     let_through: an action on the call itself did not take place in some call
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
@@ -167,7 +166,6 @@ class HookSite:
         self.calls = calls
         self.fired = 0
         self.fired_in_graphs: Tensor | None = None
-        self.open_in_graphs: Tensor | None = None
         self.idle = 0
         self._idle_at = 0
         self.target_was_none = False
@@ -192,7 +190,6 @@ class HookSite:
         self._functions = hook.functions
         self._own = hook.own
         self._held = list[Any]()
-        self._ramps_in_graphs = list[tuple[Ramp, Tensor]]()
 
     @cached_property
     def where(self) -> str:
@@ -230,13 +227,6 @@ class HookSite:
         if isinstance(given, FaultList) and 0 < self.firings < given.fired:
             return f"fired {self.firings:,} times, and its list has the faults of {given.fired:,}"
         return None
-
-    def reschedule(self) -> None:
-        """Tell compiled graphs whether the schedule holds at the present step and epoch, and the numbers there."""
-        for ramp, number in self._ramps_in_graphs:
-            number.fill_(ramp.at(self.clock.ramp_step))
-        if self.open_in_graphs is not None:
-            self.open_in_graphs.fill_(self.spec.keys.when.holds_at(self.clock.step, self.clock.epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, the positions of the random draws, and the `state_dict()` of the user's own objects."""
@@ -293,8 +283,8 @@ class HookSite:
 
     def _following(self, ramp: Ramp) -> Callable[[Tensor], Tensor | float]:
         """A function tensor -> the number at the present step; in a graph a tensor [], which each step fills."""
-        in_graphs, clock = torch.tensor(ramp.at(self.clock.ramp_step), dtype=torch.float64), self.clock
-        self._ramps_in_graphs.append((ramp, in_graphs))
+        clock = self.clock
+        in_graphs = clock.in_graph(torch.zeros([], dtype=torch.float64), lambda: ramp.at(clock.ramp_step))
 
         def following(x: Tensor) -> Tensor | float:
             if not torch.compiler.is_dynamo_compiling():

@@ -100,7 +100,6 @@ class Wiring:
         model = self._model
         modules = dict(model.named_modules(remove_duplicate=False))
         self._require_same_model(modules)
-        self.clock.on_change = self._reschedule
         self._run_at_installation(modules)
         if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
             self.sequences = self.clock.passes = Sequences(model)
@@ -118,10 +117,6 @@ class Wiring:
         if self._passing:
             self._listen(model.register_forward_hook, self.clock.passed_on.renew, always_call=True)
         move_inside_sharding(model, {handle.id for handle in self._handles})
-
-    def _reschedule(self) -> None:
-        for site in self.sites:
-            site.reschedule()
 
     def _listen(
         self, register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
@@ -264,38 +259,36 @@ class Wiring:
     # ---- parameters --------------------------------------------------------------------------------------------
 
     def _install_on_parameters(self, modules: Mapping[str, nn.Module]) -> None:
-        parameters = dict(self._model.named_parameters(remove_duplicate=False))
         on_gradients = defaultdict[tuple[str, HookType], list[HookSite]](list)
         on_steps = list[HookSite]()
         for hook, match in self._planned(ParameterHook, OptimizerSteps):
-            owner, _, name = match.path.rpartition(".")
+            owner = match.path.rpartition(".")[0]
             site = self._site(hook, match.path, modules[owner])
-            self.hooked.places[match.path] = modules[owner], name, parameters[match.path]
+            self.hooked.add(match.path, modules[owner])
             if hook.spec.hook_type.on == "optimizer":
                 on_steps.append(site)
             else:
                 on_gradients[match.path, hook.spec.hook_type].append(site)
         gradients: ReducedGradients | GradientsOfWrapped | None = self._reduced
-        if self._reduced is not None:
-            self.hooked.on_move.append(self._reduced.move)
-        elif distributed.is_available() and distributed.is_initialized():
+        if self._reduced is None and distributed.is_available() and distributed.is_initialized():
             gradients = self._gradients_of_ranks()
         if self._zeros:
             self._keep_zeros(gradients)
         if self.hooked.places:
             self.closing.callback(follow(before=self.hooked.follow))
         for (path, hook_type), sites in on_gradients.items():
-            if not parameters[path].requires_grad:
+            place = self.hooked.places[path]
+            if not place.parameter.requires_grad:
                 raise HookrunError(f"{sites[0].where}: the parameter does not require a gradient")
             registered = self._register(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
-            if self._reduced is None and not is_sharded(parameters[path]):
+            if self._reduced is None and not is_sharded(place.parameter):
                 # torch never calls tensor hooks of a sharded parameter
-                self._handles.append(registered.register(parameters[path]))
+                self._handles.append(registered.register(place.parameter))
             if gradients is not None:
-                gradients.add(parameters[path], registered)
+                gradients.add(place, registered)
         if on_steps:
             steps = self._register(OptimizerSteps, on_steps)
-            self.hooked.on_move.append(steps.move)
+            steps.places = [self.hooked.places[site.path] for site in on_steps]
             self.closing.callback(
                 follow(partial(steps.run, OPTIMIZER_STEP_PRE), partial(steps.run, OPTIMIZER_STEP_POST))
             )
@@ -306,19 +299,17 @@ class Wiring:
 
     def _zeros_of(self, path: str, module: nn.Module, name: str) -> KeptZero:
         """What keeps elements of a parameter of the module at 0, one object for all hooks."""
-        parameter = module.get_parameter(name)
-        self.hooked.places[f"{path}.{name}".lstrip(".")] = module, name, parameter
-        return self._zeros.setdefault(id(parameter), KeptZero(parameter))
+        place = self.hooked.add(f"{path}.{name}".lstrip("."), module)
+        return self._zeros.setdefault(id(place.parameter), KeptZero(place))
 
     def _keep_zeros(self, gradients: ReducedGradients | GradientsOfWrapped | None) -> None:
         self._listen(self._model.register_forward_pre_hook, self._fill_changed, prepend=True)
         for zeros in self._zeros.values():
             self._registered.append(zeros)
-            self.hooked.on_move.append(zeros.move)
-            if zeros.parameter.requires_grad:
-                self._handles.append(zeros.register(zeros.parameter))
+            if zeros.place.parameter.requires_grad:
+                self._handles.append(zeros.register(zeros.place.parameter))
             if gradients is not None:
-                gradients.add(zeros.parameter, zeros)
+                gradients.add(zeros.place, zeros)
 
     def _fill_changed(self, module: nn.Module, args: Any) -> None:
         for zeros in self._zeros.values():
@@ -329,7 +320,8 @@ class Wiring:
         mine = set(map(id, parameters))
         for zeros in self._zeros.values():
             # without a gradient the step leaves the parameter as it is, and a graph may still need it
-            if id(zeros.parameter) in mine and (zeros.parameter.grad is not None or zeros.is_changed):
+            parameter = zeros.place.parameter
+            if id(parameter) in mine and (parameter.grad is not None or zeros.is_changed):
                 zeros.fill()
 
     def _gradients_of_ranks(self) -> GradientsOfWrapped | None:
@@ -374,9 +366,9 @@ class Wiring:
             registered.clear()
         self._registered.clear()
         self._zeros.clear()
-        self.hooked.clear()
+        self.hooked.places.clear()
         self.sequences = self.clock.passes = None
-        self.clock.on_change = None  # breaks a reference cycle: clock -> sites -> clock, model
+        self.clock.in_graphs.clear()  # breaks reference cycles: their functions refer to the clock
         self.closing.close()
 
 

@@ -21,9 +21,9 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.errors import HookError
 from hookrun.hook_types import BACKWARD, BACKWARD_PRE, HookType
 from hookrun.runtime.apply_action import NOT_NESTED
-from hookrun.runtime.clock import call_frame, finished
+from hookrun.runtime.clock import call_frame, left_open
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph, no_gradient
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, fire, no_gradient
 from hookrun.runtime.hooks.exits import EndOfForward, preserved_version, storage, takes_nodes
 from hookrun.runtime.site import HookSite
 from hookrun.values.containers import (
@@ -258,16 +258,15 @@ class Backward(ModuleHook):
         if not self.firings:
             return None
         if tracing():
-            return in_graph(self.firings, None)  # raises CompileError
-        for frame in [each for each in tuple(self.open) if finished(each)]:
-            put_back(self.open.pop(frame).placed)  # after KeyboardInterrupt torch runs no forward hooks
+            return fire(self.firings, None)  # raises CompileError
+        for left in left_open(self.open):
+            put_back(left.placed)
         self.open[call_frame()] = call = BackwardCall(self, self.firings[0].site)
         if not torch.is_grad_enabled():
             return None
-        self._refuse_func()
         value = arguments(args, kwargs)
         inputs, call.inputs = _numbered(value)
-        self._refuse_nested(inputs)
+        self._require_plain(inputs)
         call.has_inputs = bool(inputs)
         if not inputs:
             return None
@@ -278,16 +277,13 @@ class Backward(ModuleHook):
         call.placed = placed
         return call_with(value)
 
-    def _refuse_func(self) -> None:
-        """Raise HookError inside a transform of `torch.func`, which does not run custom autograd nodes."""
+    def _require_plain(self, tensors: Sequence[Tensor]) -> None:
+        """HookError for tensors that no custom autograd node takes: nested, or inside a transform of `torch.func`."""
         if functorch_level() is not None:
             self.firings[0].site.fail(
                 "its gradients are computed by a transform of torch.func (grad, vmap, jvp), which has no "
                 "backward pass to hook; use loss.backward() or torch.autograd.grad, or leave the hook out here"
             )
-
-    def _refuse_nested(self, tensors: Sequence[Tensor]) -> None:
-        """Raise HookError for a tensor that no custom autograd node takes."""
         if any(map(has_no_shape, tensors)):
             self.firings[0].site.fail(NOT_NESTED)
 
@@ -303,12 +299,11 @@ class Backward(ModuleHook):
         output = exchange(output, originals)
         if not torch.is_grad_enabled() or output is None:
             return output
-        self._refuse_func()
         outputs, call.outputs = _numbered(output, distinct=True)
+        self._require_plain(outputs)
         if not outputs:
             self.firings[0].site.fail(no_gradient(output))
             return output
-        self._refuse_nested(outputs)
         return exchange(output, self._exits(module, call, entered, outputs))
 
     def _take_over_writes(self, entered: Sequence[tuple[Tensor, Tensor]]) -> None:

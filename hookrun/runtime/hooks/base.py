@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import HookType
 from hookrun.runtime.apply_action import Op
-from hookrun.runtime.checkpointing import repeating
+from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task, repeating
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import InGraph, tracing
 from hookrun.runtime.fast.direct_calls import Direct
@@ -84,7 +84,6 @@ class RegisteredHook:
 
     def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         self.firings = tuple(firings)
-        self.ops = tuple(firing.op for firing in firings)
         self.reads_arguments = any(firing.site.reads_arguments for firing in firings)
 
     def __reduce__(self) -> tuple[type[RegisteredHook], tuple[()]]:
@@ -92,7 +91,7 @@ class RegisteredHook:
 
     def clear(self) -> None:
         """Drop all firings: the object does nothing from now on."""
-        self.firings, self.ops = (), ()
+        self.firings = ()
 
 
 class Listener(RegisteredHook):
@@ -154,18 +153,18 @@ class ParameterHook(RegisteredHook):
         """Act on `parameter.grad`, which has been summed over all ranks."""
 
 
-def in_graph(firings: Sequence[BoundHook], value: Any) -> Any:
-    """Run the firings of a module while torch.compile reads it."""
+def fire(firings: Sequence[BoundHook], value: Any) -> Any:
+    """Run the firings of a module call, which torch.compile may be tracing, or a backward pass may be recomputing."""
+    if tracing():
+        for firing in firings:
+            value = firing.traced.fire(value)
+        return value
+    if graph_task() != NO_BACKWARD and repeating() is not None:
+        for firing in firings:
+            value = firing.repeat(value)
+        return value
     for firing in firings:
-        value = firing.traced.fire(value)
-    return value
-
-
-def in_backward(firings: Sequence[BoundHook], value: Any) -> Any:
-    """Run the firings of a module call during a backward pass, which is nearly always a recomputation."""
-    again = repeating() is not None
-    for firing in firings:
-        value = firing.repeat(value) if again else firing.op(value)
+        value = firing.op(value)
     return value
 
 

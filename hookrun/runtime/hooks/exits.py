@@ -67,12 +67,10 @@ def takes_nodes(tensor: Tensor) -> bool:
     return not tensor._is_view() or torch._C._autograd._get_creation_meta(tensor) == default
 
 
-class Attached:
-    """Base of the objects whose bound methods are tensor hooks on module outputs; `hooked_inside` recognizes them."""
-
-
-class Watched(Attached):
+class Watched:
     """The hooks on the gradient of one tensor. It does not refer to the tensor; the tensor's graph refers to it.
+
+    Its bound methods are tensor hooks, by which `hooked_inside` recognizes it.
 
     followed: the hooks are attached to the operation that wrote the tensor in place
     """
@@ -178,7 +176,7 @@ def hooked_inside(tensor: Tensor) -> bool:
     The inner module must see the gradient after the outer one, so the outer module needs its own autograd node.
     """
     hooks = (tensor._backward_hooks or {}).values()
-    return bool(hooks) and all(isinstance(getattr(hook, "__self__", None), Attached) for hook in hooks)
+    return bool(hooks) and all(isinstance(getattr(hook, "__self__", None), Watched) for hook in hooks)
 
 
 def _base(view: Tensor) -> Tensor:

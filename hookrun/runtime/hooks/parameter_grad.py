@@ -28,8 +28,8 @@ class ParameterGrad(ParameterHook):
         if self.waits is not None and self.waits():
             return None
         new = grad
-        for op in self.ops:
-            new = op(new)
+        for firing in self.firings:
+            new = firing.op(new)
         return None if new is grad else new
 
     def reduced(self, parameter: nn.Parameter) -> None:
