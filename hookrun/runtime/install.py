@@ -277,16 +277,10 @@ class Installation:
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Firings inside the block are not counted."""
-        in_graphs = [site.fired_in_graphs for site in self.sites if site.fired_in_graphs is not None]
-        before = [fired.clone() for fired in in_graphs]
         with ExitStack() as counts:
             for site in self.sites:
                 counts.enter_context(site.uncounted())
-            try:
-                yield
-            finally:
-                for fired, earlier in zip(in_graphs, before, strict=True):
-                    fired.copy_(earlier)
+            yield
 
     def paused(self) -> AbstractContextManager[None]:
         """No hook runs in forward passes inside the block; changes by `apply` hooks stay in the model."""

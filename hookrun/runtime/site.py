@@ -311,25 +311,29 @@ class HookSite:
         if varies or not (source is None or isinstance(source, Tensor)):
             constant = self._constant(field)
             return lambda like: prepare(constant(like))
-        problem = ""
         with unset_fake_temporarily(), ordinary_tensors(), torch.no_grad():
             try:
                 ready = prepare(torch.tensor(given, dtype=torch.float64) if source is None else source)
             except ValueError as error:
                 problem = str(error)
 
-        def refused(like: Tensor) -> Tensor:
-            raise ValueError(problem)  # at the firing, where a trial run reports it with those of other hooks
+                def refused(like: Tensor) -> Tensor:
+                    raise ValueError(
+                        problem
+                    )  # at the firing: a trial run reports it with those of other hooks
 
-        return refused if problem else self._in_form(ready)
+                return refused
+        return self._in_form(ready)
 
     def _constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """A function tensor -> the field's value in its dtype and on its device; with `at: same` the part of it."""
         given, source, part = getattr(self.spec.action, field), self._values.get(field), self.part
         constant = self._whole_constant(given, source)
-        if isinstance(given, OutsideValue) and isinstance(given.factor, Ramp):
+        if not isinstance(given, OutsideValue):
+            return constant
+        if isinstance(given.factor, Ramp):
             constant = self._multiplied(constant, given.factor)
-        if part is None or not isinstance(given, OutsideValue) or given.at is None:
+        if part is None or given.at is None:
             return constant
         by_sample = source is not None and not isinstance(source, Tensor | InlineFunction | PendingRun)
 
@@ -408,8 +412,9 @@ class HookSite:
         """The rows of the samples of the current batch."""
 
         def rows(like: Tensor) -> Tensor:
-            chosen, whole = self.current.chosen, like is self.current.whole
-            if chosen is None and not whole and not self._part_keeps_samples():
+            chosen, part, whole = self.current.chosen, self.part, self.current.whole
+            is_part = chosen is None and like is not whole
+            if is_part and part is not None and whole is not None and not part.keeps_samples(whole.dim()):
                 raise HookError(
                     f"{self.where}: `index` picks rows of the batch, and the value has a row for each sample: "
                     "add at: same to the value"
@@ -424,8 +429,8 @@ class HookSite:
                 )
             draw = self._draws.generator(torch.device("cpu"))
             if chosen is not None:  # each position, or each sequence, of a sample gets the sample's row
-                places = chosen.of.samples_of_rows(len(samples)) if whole else chosen.rows.samples
-                return in_form_of(source.of(samples, draw)[places], like)
+                of_rows = chosen.of.samples_of_rows(len(samples)) if like is whole else chosen.rows.samples
+                return in_form_of(source.of(samples, draw)[of_rows], like)
             if not like.dim() or like.shape[0] != len(samples):
                 shape = list(like.shape)
                 raise HookError(
@@ -434,14 +439,6 @@ class HookSite:
             return in_form_of(source.of(samples, draw), like)
 
         return rows
-
-    def _part_keeps_samples(self) -> bool:
-        """Whether the part that the action is given has a row for each sample, as the whole tensor has."""
-        return (
-            self.part is None
-            or self.current.whole is None
-            or self.part.keeps_samples(self.current.whole.dim())
-        )
 
     def _passed(self, value: PassValue) -> Callable[[Tensor], Tensor]:
         """What another hook has seen in this forward."""
@@ -770,12 +767,15 @@ class HookSite:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Firings inside the block are not counted, except in compiled graphs."""
-        counts = self.fired, self.idle, self.changed, self.total
+        """Firings inside the block are not counted."""
+        counts, in_graphs = (self.fired, self.idle, self.changed, self.total), self.fired_in_graphs
+        before = None if in_graphs is None else in_graphs.clone()
         try:
             yield
         finally:
             self.fired, self.idle, self.changed, self.total = counts
+            if in_graphs is not None and before is not None:
+                in_graphs.copy_(before)
 
     def _require(self, member: str) -> None:
         """Raise HookError if the action uses a member of the site that it does not declare."""

@@ -23,7 +23,6 @@ from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, uncompilable
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import in_graph_of, refusal
-from hookrun.runtime.fast.direct_calls import call_directly
 from hookrun.runtime.hooks import registered_hooks
 from hookrun.runtime.hooks.base import BoundHook, Listener, ModuleHook, ParameterHook, RegisteredHook, Shared
 from hookrun.runtime.hooks.calls import Skip, Stop
@@ -198,7 +197,7 @@ class Wiring:
             op = self.sink.guard(site, op)
             if self._reduced is not None and self._reduced.stands_in and site.hook_type.of_rows:
                 op = partial(_of_own_rows, op, self.clock, site)
-            return op if open_gate is None else partial(_scheduled, op, open_gate)
+            return op if open_gate is None else lambda value: op(value) if open_gate() else value
 
         op, op_of_new = compose(site, targeted=targeted)
         return finished(op), None if op_of_new is None else finished(op_of_new)
@@ -212,16 +211,17 @@ class Wiring:
                 matches = {id(modules[match.path]): match for match in hook.matches}
                 restored = hook.spec.identity in self._restored
                 for module in children_first(self._model):
-                    self._apply(hook, matches, restored, module)
+                    if (
+                        match := matches.pop(id(module), None)
+                    ) is not None:  # a shared module comes several times
+                        self._apply(hook, match, module, restored=restored)
 
-    def _apply(self, hook: PlannedHook, matches: dict[int, Match], restored: bool, module: nn.Module) -> None:
-        match = matches.pop(id(module), None)  # a shared module is visited once for each parent
-        if match is not None:
-            here = replace(hook, spec=replace(hook.spec, action=hook.spec.action_on(match.own)))
-            site = self._site(here, match.path, module)
-            site.zeros_of = partial(self._zeros_of, match.path, module)
-            AtInstallation.run(module, site, restored=restored)
-            del site.zeros_of  # a reference cycle
+    def _apply(self, hook: PlannedHook, match: Match, module: nn.Module, *, restored: bool) -> None:
+        here = replace(hook, spec=replace(hook.spec, action=hook.spec.action_on(match.own)))
+        site = self._site(here, match.path, module)
+        site.zeros_of = partial(self._zeros_of, match.path, module)
+        AtInstallation.run(module, site, restored=restored)
+        del site.zeros_of  # a reference cycle
 
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
         by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
@@ -252,8 +252,8 @@ class Wiring:
         for registered in reversed(outermost_first):
             handles = list(registered.after(module))
             self._handles += handles
-        direct = outermost_first[0].direct(module) if len(outermost_first) == 1 and calls is None else None
-        if direct is not None and (undo := call_directly(module, handles[0].id, direct)) is not None:
+        alone = len(outermost_first) == 1 and calls is None and handles
+        if alone and (undo := outermost_first[0].call_directly(module, handles[0].id)) is not None:
             self.closing.callback(undo)
 
     # ---- parameters --------------------------------------------------------------------------------------------
@@ -389,7 +389,3 @@ def _of_own_rows(op: Op, clock: Clock, site: HookSite, value: Any) -> Any:
     only_observes = site.spec.action.observes and not site.passes_on
     idle = clock.stands_in and (only_observes or site.hook_type.phase == "backward")
     return value if idle else op(value)
-
-
-def _scheduled(op: Op, is_open: Callable[[], bool], value: Any) -> Any:
-    return op(value) if is_open() else value

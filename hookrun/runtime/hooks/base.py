@@ -17,7 +17,6 @@ from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task, repeating
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import InGraph, tracing
-from hookrun.runtime.fast.direct_calls import Direct
 from hookrun.runtime.site import HookSite
 from hookrun.values.containers import tensors
 
@@ -128,8 +127,8 @@ class ModuleHook(RegisteredHook):
         """Register the hooks that run after the module's forward."""
         return ()
 
-    def direct(self, module: nn.Module) -> Direct | None:
-        """The hook for direct calls of the module, if it is a forward hook that reads only the output; else None."""
+    def call_directly(self, module: nn.Module, number: int) -> Callable[[], None] | None:
+        """Start direct calls of the module, if the hook with this number reads only the output; see `direct_calls`."""
         return None
 
 

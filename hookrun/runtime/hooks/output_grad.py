@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -14,7 +14,7 @@ from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.runtime.apply_action import NOT_NESTED, Op
 from hookrun.runtime.clock import call_frame, left_open
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.fast.direct_calls import Direct, maker
+from hookrun.runtime.fast.direct_calls import call_directly, maker
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, RegisteredHook, Shared, no_gradient
 from hookrun.runtime.hooks.exits import EndOfForward, Watched, aliased, hooked_inside, versions_of
 from hookrun.values.containers import TargetError, exchange, get, leaves, rebuild, tensors
@@ -47,15 +47,14 @@ class OutputGrad(ModuleHook):
         assert self._shared is not None
         return self._shared.once(EndOfForward)
 
-    def direct(self, module: nn.Module) -> Direct | None:
-        """A direct hook for a layer whose output is always in new memory: one tensor hook for all calls; else None."""
+    def call_directly(self, module: nn.Module, number: int) -> Callable[[], None] | None:
+        """For a layer whose output is always in new memory: one tensor hook for all calls."""
         made_by, (firing, *others) = maker(module), self.firings
-        if made_by is None or others or firing.site.spec.keys.target is not None:
-            return None
-        if firing.site.clock.passes is not None:
+        site = firing.site
+        if made_by is None or others or site.spec.keys.target is not None or site.clock.passes is not None:
             return None
         op = firing.op if firing.op_of_new is None else firing.op_of_new
-        hook = Watched(firing.site.where, [_Gradient(self, firing, "", op)]).run
+        hook = Watched(site.where, [_Gradient(self, firing, "", op)]).run
 
         def attach(output: Any) -> Any:
             if type(output) is Tensor and output.grad_fn is not None and not output._is_view():
@@ -64,7 +63,7 @@ class OutputGrad(ModuleHook):
             new = self.attach(module, (), {}, output)
             return output if new is None else new
 
-        return Direct(attach, made_by)
+        return call_directly(module, number, attach, made_by)
 
     def clear(self) -> None:
         """Drop all firings: the object does nothing from now on."""
