@@ -100,8 +100,9 @@ class Recording(Installation):
         self._lock.enter_context(sole_writer(self.path))
         if names := sorted({entry.name for entry in self.path.iterdir()} - {LOCK}):
             self._lock.close()
-            there = listed(names, _SHOWN)
-            raise StoreError(f"{self.path} is not empty: it has {there}. Choose another directory (run_dir)")
+            raise StoreError(
+                f"{self.path} is not empty: it has {listed(names, _SHOWN)}. Choose another directory (run_dir)"
+            )
         self._is_open = True
         if self._latest and (note := update_latest(self.path)):
             print(note)
@@ -144,8 +145,9 @@ class Recording(Installation):
         HookrunError for anything else, naming the key.
         """
         if not self._is_open:
-            what = f"log: the run in {self.path} has not begun or has ended"
-            raise HookrunError(f"{what}: call it inside the `with` block")
+            raise HookrunError(
+                f"log: the run in {self.path} has not begun or has ended: call it inside the `with` block"
+            )
         at = {
             "split": ("train" if self.clock.mode == "train" else "val")
             if split is None

@@ -49,16 +49,13 @@ class Callback(LoopFollower, TrainerCallback):
             if self.following is None:  # otherwise it is evaluate, called by train
                 scaler = getattr(trainer.accelerator, "scaler", None)
                 self.begin(trainer.model, scaler, trains=split == "train")
-                stack.push(self._ended)
+                stack.push(lambda kind, error, trace: self.end(error))
                 listener = Listener(partial(self._arrived, trainer))
                 calls = trainer.model.register_forward_pre_hook(listener.note, prepend=True, with_kwargs=True)
                 stack.callback(calls.remove)
             if split != "train":
                 stack.enter_context(self.evaluating())
             yield
-
-    def _ended(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self.end(error)
 
     # ---- events of the Trainer ---------------------------------------------------------------------------------
 

@@ -222,8 +222,11 @@ def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
         try:
             if of_gradient and are_batched():
                 site.idle += 1
-                what = "gradients are batched (is_grads_batched, vectorize=True): it observes none of them"
-                warnings.warn(f"{site.where}: {what}", HookrunWarning, stacklevel=2)
+                warnings.warn(
+                    f"{site.where}: gradients are batched (is_grads_batched, vectorize=True): it observes none of them",
+                    HookrunWarning,
+                    stacklevel=2,
+                )
                 return value
             if plain and isinstance(value, Tensor) and value.is_floating_point():  # the common case
                 current.at = ""

@@ -342,9 +342,8 @@ class Installation:
             or attention_mask.shape[0] != shape[0]
             or attention_mask.shape[1] < shape[1]
         ):
-            found = list(attention_mask.shape)
             raise HookrunError(
-                f"tokens: found an attention_mask of shape {found} with input_ids of shape {shape}"
+                f"tokens: found an attention_mask of shape {list(attention_mask.shape)} with input_ids of shape {shape}"
             )
         if sequences is not None:
             sequences.set_by_hand(CallTokens.of(input_ids, attention_mask))

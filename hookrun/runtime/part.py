@@ -229,12 +229,11 @@ class HeadsPart(TensorPart):
                 "heads this tensor has: heads: {count: …, pick: …}"
             )
         if not counted.in_last:
-            picked = list(self._heads.pick)
             raise ValueError(
                 f"heads: the last dimension of shape {list(shape)} has the size of {fits[0]} heads and does not hold "
                 "heads here; hook the input of the attention's output projection (`hook: forward_pre`), or the point z "
                 "that model.args.attention=points adds; if this tensor does hold heads, say how many: "
-                f"heads: {{count: {fits[0]}, pick: {picked}}}"
+                f"heads: {{count: {fits[0]}, pick: {list(self._heads.pick)}}}"
             )
         return fits[0]
 

@@ -91,9 +91,9 @@ class RecordSink(Sink):
                     places = first if rows is None else rows[:fitting]
                     keep(part, places, None if tokens is None else tokens.at(first))
             used = f"{budget.used:,} of {budget.limit:,} bytes"
-            at = f"epoch {site.clock.epoch}, step {site.clock.step}"
             self.show(
-                f"{site.hook_name}: its max_bytes are used up ({used}) at {at}: it captures nothing more"
+                f"{site.hook_name}: its max_bytes are used up ({used}) at epoch {site.clock.epoch}, step "
+                f"{site.clock.step}: it captures nothing more"
             )
             site.emit({"spent": budget.limit})
 

@@ -108,8 +108,9 @@ def drawn(like: Tensor, fill: Fill, generator: Generator, rows: RowsOfRank | Non
                 "torch.export and make_fx trace random numbers of a generator from torch 2.13 on"
             ) from error
     if not like.dim() or len(like) != len(rows.mine):
-        shape = list(like.shape)
-        raise ValueError(f"this rank has {len(rows.mine)} rows of the batch, the tensor has shape {shape}")
+        raise ValueError(
+            f"this rank has {len(rows.mine)} rows of the batch, the tensor has shape {list(like.shape)}"
+        )
     sizes, form = (rows.whole, *like.shape[1:]), suggest_memory_format(like)
     whole = fill(torch.empty(sizes, dtype=like.dtype, device=like.device, memory_format=form), generator)
     return whole[rows.mine.start : rows.mine.stop]

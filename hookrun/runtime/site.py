@@ -260,8 +260,7 @@ class HookSite:
         try:
             return getattr(own, method)(*args)
         except Exception as error:
-            message = f"{type(own).__name__}.{method} failed: {reason(error)}"
-            raise HookError(f"{self.where}: {message}") from error
+            raise HookError(f"{self.where}: {type(own).__name__}.{method} failed: {reason(error)}") from error
 
     # ---- values ------------------------------------------------------------------------------------------------
 
@@ -432,9 +431,8 @@ class HookSite:
                 of_rows = chosen.of.samples_of_rows(len(samples)) if like is whole else chosen.rows.samples
                 return in_form_of(source.of(samples, draw)[of_rows], like)
             if not like.dim() or like.shape[0] != len(samples):
-                shape = list(like.shape)
                 raise HookError(
-                    f"{self.where}: the batch has {len(samples)} samples, the tensor has shape {shape}"
+                    f"{self.where}: the batch has {len(samples)} samples, the tensor has shape {list(like.shape)}"
                 )
             return in_form_of(source.of(samples, draw), like)
 
@@ -725,8 +723,10 @@ class HookSite:
             if holding is not None:
                 return kept[holding].nonzero().squeeze(1)
             if not shape or shape[0] != len(kept):
-                seen = f"sees a tensor of shape {list(shape)} in a batch of {len(kept)}"
-                raise HookError(f"{self.where}: it keeps only some samples and {seen}")
+                raise HookError(
+                    f"{self.where}: it keeps only some samples and sees a tensor of shape {list(shape)} in a batch of "
+                    f"{len(kept)}"
+                )
             return kept.nonzero().squeeze(1)
 
         return rows
@@ -756,8 +756,9 @@ class HookSite:
         self.emit(record)
         if policy == "error" and has_values:
             at = f" at {self.current.at}" if self.current.at else ""
-            step = f"epoch {clock.epoch}, step {clock.step}"
-            raise CheckFailed(f"{self.where} ({record['class']}){at}, {step}: {verdict(record)}")
+            raise CheckFailed(
+                f"{self.where} ({record['class']}){at}, epoch {clock.epoch}, step {clock.step}: {verdict(record)}"
+            )
 
     def found_nothing(self) -> None:
         """Count the current firing as idle: it found nothing for its action."""

@@ -314,8 +314,10 @@ class Backward(ModuleHook):
             mine = storage(alias)
             others = [other for _, other in entered if other is not alias]
             if mine is not None and any(storage(other) == mine for other in others):
-                what = "it writes an argument in place that shares its memory with another argument"
-                self.firings[0].site.fail(f"{what}; give it a clone, or use output_grad")
+                self.firings[0].site.fail(
+                    "it writes an argument in place that shares its memory with another argument; give it a clone, or "
+                    "use output_grad"
+                )
             _take_history(tensor, alias)
 
     def _exits(

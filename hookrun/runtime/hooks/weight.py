@@ -81,12 +81,12 @@ class Weight(ModuleHook):
         self._by_name = defaultdict[str, list[BoundHook]](list)
         for firing in firings:
             self._by_name[firing.site.path.rpartition(".")[2]].append(firing)
-        why = (
+        refused = (
             "a graph cannot contain this edit: the parameter is parametrized, or edited twice at once, because its "
-            "module calls itself or is hooked by two installations"
+            "module calls itself or is hooked by two installations",
+            "run it without compiling, or put all hooks into one installation",
         )
-        hint = "run it without compiling, or put all hooks into one installation"
-        self._refused = refusal([Problem(firing.site.spec.where, why, hint) for firing in firings[:1]])
+        self._refused = refusal([Problem(firing.site.spec.where, *refused) for firing in firings[:1]])
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that runs after those that change the arguments."""

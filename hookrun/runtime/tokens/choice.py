@@ -266,8 +266,10 @@ class _Columns:
         bounds = bounds[self._of.samples_of_rows(len(bounds))]
         first, end = bounds[:, :1], bounds[:, 1:]
         if self._of.first and (first == TWICE).any():
-            what = "a sample has its text more than once: give token positions in the data, [first, end]"
-            raise ValueError(f"tokens: span {name!r}: {what}")
+            raise ValueError(
+                f"tokens: span {name!r}: a sample has its text more than once: give token positions in the data, "
+                "[first, end]"
+            )
         lacks = ((first < 0) | (end <= first) | (end > self._lengths)).squeeze(1)
         if strict and self._of.first and lacks.any():
             self._raise_missing(lacks, f"span {name!r}")
