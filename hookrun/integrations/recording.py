@@ -235,10 +235,9 @@ class Recording(Installation):
     def _inactive_to_report(self) -> list[tuple[str, str, str]]:
         if self._trains:
             return self.unexplained
-        specs = {hook.spec.name: hook.spec for hook in self.plan.hooks}
         waits = {
-            name
-            for name, spec in specs.items()
+            spec.name
+            for spec in (hook.spec for hook in self.plan.hooks)
             if spec.hook_type.needs_backward
             or spec.hook_type.phase == "step"
             or spec.keys.when.mode == "train"

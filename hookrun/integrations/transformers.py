@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
 
 from hookrun.errors import HookrunError
 from hookrun.integrations.recording import LoopFollower
-from hookrun.runtime.hooks.base import Listener
+from hookrun.runtime.hooks.base import listen
 
 _METHODS = ((Trainer.train, "train"), (Trainer.evaluate, "val"), (Trainer.predict, "test"))
 """Method of the Trainer -> the split in metrics.jsonl."""
@@ -50,9 +50,8 @@ class Callback(LoopFollower, TrainerCallback):
                 scaler = getattr(trainer.accelerator, "scaler", None)
                 self.begin(trainer.model, scaler, trains=split == "train")
                 stack.push(lambda kind, error, trace: self.end(error))
-                listener = Listener(partial(self._arrived, trainer))
-                calls = trainer.model.register_forward_pre_hook(listener.note, prepend=True, with_kwargs=True)
-                stack.callback(calls.remove)
+                arrived, register = partial(self._arrived, trainer), trainer.model.register_forward_pre_hook
+                stack.callback(listen(register, arrived, prepend=True, with_kwargs=True).remove)
             if split != "train":
                 stack.enter_context(self.evaluating())
             yield

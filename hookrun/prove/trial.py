@@ -399,8 +399,7 @@ class TrialSink(Sink):
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             # Detached: the graph of a tensor refers to its hooks, and they to this object: a cycle hidden from gc.
-            seen = [tensor.detach() for tensor in held(value)]
-            self.captured.setdefault((site.hook_name, site.path), seen)
+            self.captured.setdefault((site.hook_name, site.path), [tensor.detach() for tensor in held(value)])
 
         return keep
 

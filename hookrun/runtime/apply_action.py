@@ -106,7 +106,7 @@ def _passing_on(site: HookSite, capture: Op) -> Op:
             )
         require_no_checkpoint()
         # a copy, since it may be written in place later
-        site.clock.passed_on.now[site.hook_name, site.path] = value.clone()
+        site.clock.forward.passed_on[site.hook_name, site.path] = value.clone()
         return None if site.clock.stands_in else capture(value)
 
     return capture_and_pass

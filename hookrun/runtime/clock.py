@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count, islice
 from threading import local
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch import Tensor, nn
@@ -26,7 +24,7 @@ from hookrun.runtime.checkpointing import (
     regions,
     repeating,
 )
-from hookrun.runtime.fast.direct_calls import CODE
+from hookrun.runtime.frames import call_frame, frames_of
 from hookrun.spec.when import When
 
 if TYPE_CHECKING:
@@ -37,9 +35,6 @@ if TYPE_CHECKING:
     from hookrun.runtime.tokens.sequences import Sequences
 
 
-T = TypeVar("T")
-
-
 class RowsOfRank(NamedTuple):
     """Which rows of a batch of `whole` rows are this rank's: `mine`."""
 
@@ -48,31 +43,26 @@ class RowsOfRank(NamedTuple):
 
 
 class _Forward(local):
-    """The number of the current or latest forward of the root module in this thread, from 1; 0 before the first."""
+    """The current or latest forward of the root module in this thread.
+
+    If the model calls itself, the call and what follows it see nothing of what was passed on before.
+
+    number: of the forward, from 1; 0 before the first
+    """
 
     number = 0
 
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._passed_on = model, dict[tuple[str, str | None], Tensor]()
 
-class PassedOn(local):
-    """What captures have seen in the forward of the model that runs in this thread, for hooks that fire later in it.
-
-    If the model calls itself, the call and what follows it see nothing of what came before.
-    """
-
-    def __init__(self) -> None:
-        self._model: nn.Module | None = None
-        self._values = dict[tuple[str, str | None], Tensor]()
-
-    def renew(self, module: nn.Module, *call: Any) -> None:
-        """Drop all values: a forward of the model begins or ends."""
-        self._model = module
-        self._values.clear()
+    def renew(self, *call: Any) -> None:
+        """Drop what was passed on: a forward of the model begins or ends."""
+        self._passed_on.clear()
 
     @property
-    def now(self) -> dict[tuple[str, str | None], Tensor]:
-        """(hook name, module path) -> the value of the latest call; outside of a forward of the model nothing."""
-        model = self._model
-        return {} if model is None or next(frames_of(model), None) is None else self._values
+    def passed_on(self) -> dict[tuple[str, str | None], Tensor]:
+        """(hook name, module path) -> what a capture has seen last in this forward, for hooks that fire later in it."""
+        return {} if next(frames_of(self._model), None) is None else self._passed_on
 
 
 class Clock:
@@ -80,7 +70,7 @@ class Clock:
 
     step:         optimizer steps in training, batches otherwise; counts from 0
     epoch:        counts from 0
-    forward:      counts the forwards of the root module, in each thread
+    forward:      the current forward of the root module, in each thread
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count the elements that edits change (on the logged steps)
     rows:         this rank's rows of the current batch; None: the batch is not split
@@ -91,7 +81,6 @@ class Clock:
     training_at:  the step of the training in which the steps of an evaluation are counted; None: outside of one. To be
                   set before `step`
     passes:       which tokens the calls of the model compute; None where no hook has `tokens`
-    passed_on:    what captures have seen in the current forward, for values `{hook: NAME}`
     in_graphs:    tensors [] that compiled graphs read, each with a function that returns its present value
 
     In a user's own loop the steps of the first optimizer that steps the model's parameters are counted, until the
@@ -107,14 +96,13 @@ class Clock:
         self.training_at: int | None = None
         self._counted_by_hand = False
         self._optimizer: ReferenceType[Optimizer] | None = None
-        self.forward = _Forward()
+        self.forward = _Forward(model)
         self.accumulating = False
         self.rows: RowsOfRank | None = None
         self.stands_in = False
         self.samples: Tensor | None = None
         self.population: int | None = None
         self.passes: Sequences | None = None
-        self.passed_on = PassedOn()
         self.counting = counting
 
     @property
@@ -324,53 +312,6 @@ def gate(
     if len(tests) < 2:
         return tests[0] if tests else None
     return lambda: all(test() for test in tests)
-
-
-_CALL = nn.Module._call_impl.__code__
-
-
-def call_frame() -> FrameType:
-    """The frame of the innermost current module call: in a hook, of the call for which the hook runs.
-
-    Outside module calls it is the caller's own frame.
-    """
-    here = frame = sys._getframe(1)
-    while frame.f_code is not _CALL and frame.f_code is not CODE:
-        outer = frame.f_back
-        if outer is None:
-            return here
-        frame = outer
-    return frame
-
-
-def frames_of(module: nn.Module) -> Iterator[FrameType]:
-    """The frames of the current calls of this module in this thread, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if (code is _CALL or code is CODE) and frame.f_locals.get("self") is module:
-            yield frame
-            if code is _CALL and frame.f_back is not None and frame.f_back.f_code is CODE:
-                frame = frame.f_back  # a direct call that fell back to torch's: count it once
-        frame = frame.f_back
-
-
-def finished(frame: FrameType) -> bool:
-    """Whether the call has ended, in any thread. If so, the locals of the frame are cleared."""
-    try:
-        frame.clear()
-    except RuntimeError:  # the frame is being executed
-        return False
-    return True
-
-
-def left_open(calls: dict[FrameType, T]) -> list[T]:
-    """Remove and return what is kept by frame for calls that have ended, the innermost first.
-
-    After KeyboardInterrupt and SystemExit torch runs no forward hooks, which would have removed it.
-    """
-    ended = [calls.pop(frame, None) for frame in reversed(tuple(calls)) if finished(frame)]
-    return [call for call in ended if call is not None]
 
 
 _CROSS_ATTENTION = re.compile(

@@ -21,7 +21,7 @@ from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, l
 from hookrun.plan.plan import ResolvedPlan, lies_in, uncompilable
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.direct_calls import call_through_torch
-from hookrun.runtime.hooks.base import Listener
+from hookrun.runtime.hooks.base import listen
 from hookrun.runtime.optimizers import follow
 from hookrun.runtime.records import Memory
 from hookrun.runtime.reduced import ReducedGradients
@@ -102,9 +102,11 @@ class Installation:
                 self._wiring.install()
                 if self._standalone:
                     self._wiring.closing.callback(follow(after=self.clock.stepped))
-                    listener = Listener(partial(_note_call, ref(self)))
-                    self._first_call = self._model.register_forward_pre_hook(
-                        listener.note, prepend=self._reads_calls, with_kwargs=True
+                    self._first_call = listen(
+                        self._model.register_forward_pre_hook,
+                        partial(_note_call, ref(self)),
+                        prepend=self._reads_calls,
+                        with_kwargs=True,
                     )
                     self._wiring.closing.callback(self._first_call.remove)
             except BaseException:
@@ -182,9 +184,9 @@ class Installation:
             for site in self.sites
             if not site.firings
         ]
-        idle = [site for site in self.sites if site.fired and site.idle >= site.fired]
+        idle = [(site.hook_name, site.path, why) for site in self.sites if (why := site.why_idle)]
         left = [(site.hook_name, site.path, why) for site in self.sites if (why := site.why_left)]
-        return never + [(site.hook_name, site.path, site.why_idle) for site in idle] + left
+        return never + idle + left
 
     @property
     def unexplained(self) -> list[tuple[str, str, str]]:

@@ -131,13 +131,21 @@ def sharded_too_early(plan: ResolvedPlan, model: nn.Module) -> list[Problem]:
     for hook in plan.hooks if parts else ():
         spec = hook.spec
         if spec.hook_type.phase == "installation" or hook.added:
-            message = (
-                f"{spec.action.action_name} changes the model's parameters, and {parts[0]} is sharded already"
+            problems.append(
+                Problem(
+                    f"{spec.where}.action",
+                    f"{spec.action.action_name} changes the model's parameters, and {parts[0]} is sharded already",
+                    "install the hooks before fully_shard",
+                )
             )
-            problems.append(Problem(f"{spec.where}.action", message, "install the hooks before fully_shard"))
         elif spec.hook_type.on_parameters and not is_fully_sharded(model):
-            message = f"{parts[0]} is a DTensor not made by fully_shard: it is not known when its gradient is summed"
-            problems.append(Problem(spec.where, message, "leave the hook out"))
+            problems.append(
+                Problem(
+                    spec.where,
+                    f"{parts[0]} is a DTensor not made by fully_shard: it is not known when its gradient is summed",
+                    "leave the hook out",
+                )
+            )
     return problems
 
 

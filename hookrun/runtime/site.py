@@ -27,7 +27,7 @@ from hookrun.actions.base import (
 )
 from hookrun.actions.check import finding, verdict
 from hookrun.actions.fields import Meaning
-from hookrun.actions.user_code import Recorded, added_names, on_tensor, parameters_of
+from hookrun.actions.user_code import Recorded, added_names, on_tensor
 from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
 from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.models.attention_points import lacks_points
@@ -211,8 +211,10 @@ class HookSite:
         return self.fired if self.fired_in_graphs is None else self.fired + int(self.fired_in_graphs)
 
     @property
-    def why_idle(self) -> str:
-        """Why the hook did nothing here, if all of its firings found nothing."""
+    def why_idle(self) -> str | None:
+        """Why the hook did nothing here; None if it never fired, or a firing found something."""
+        if not self.fired or self.idle < self.fired:
+            return None
         if not self.target_was_none:
             condition = self.spec.keys.when.value
             none = "tensor for its action" if condition is None else f"sample with {condition}"
@@ -443,7 +445,7 @@ class HookSite:
 
         def passed(like: Tensor) -> Tensor:
             require_no_checkpoint()
-            if (seen := self.clock.passed_on.now.get((value.hook, value.module))) is None:
+            if (seen := self.clock.forward.passed_on.get((value.hook, value.module))) is None:
                 raise HookError(
                     f"{self.where}: {value.hook} has not fired at {value.module or '(root)'} in this forward of the "
                     "model: it must fire before this hook"
@@ -505,12 +507,12 @@ class HookSite:
         """
         if not isinstance(own, nn.Module):
             return own
-        module, links = self.module, list[tuple[dict[str, nn.Parameter | None], str, str]]()
+        module = self.module
         with unset_fake_temporarily():
             if given and not self.sink.has_values:
                 own = deepcopy(own)  # a trial run must leave no gradients in it
             elif self._own and not given:
-                own.to(self._like.device, self._like.dtype)
+                own.to(self.like.device, self.like.dtype)
         names = {
             parameter: name
             for parameter, name in added_names(own, self.hook_name).items()
@@ -520,10 +522,12 @@ class HookSite:
             if given and was_added(module, name):
                 remove_parameter(module, name)  # the object has the present values
             self._add(name, parameter)
-        for name, parameter in parameters_of(own):
-            if parameter in names:
-                owner, _, leaf = name.rpartition(".")
-                links.append((own.get_submodule(owner)._parameters, leaf, names[parameter]))
+        links = [
+            (part._parameters, name, names[parameter])
+            for part in nn.Module.modules(own)
+            for name, parameter in part._parameters.items()
+            if parameter in names
+        ]
 
         def call(*args: Any, **kwargs: Any) -> Any:
             for parameters, leaf, name in links:
@@ -543,10 +547,10 @@ class HookSite:
             add_parameter(self.module, name, parameter)
 
     @property
-    def _like(self) -> Tensor:
-        """A tensor in the dtype and on the device of parameters that are added; an activation has none of its own."""
-        nearby = chain(self.module.parameters(), self.clock.model.parameters())
-        return next((p for p in nearby if p.is_floating_point()), torch.empty(0))
+    def like(self) -> Tensor:
+        """A parameter of the module or else the model, whose dtype and device the module's values most likely have."""
+        parameters = chain(self.module.parameters(), self.clock.model.parameters())
+        return next((each for each in parameters if each.is_floating_point()), torch.empty(0))
 
     def _trained(self, field: str) -> Callable[[Tensor], Tensor]:
         """The added parameter as an operand, looked up in the module at each call: fully_shard replaces parameters.
@@ -555,7 +559,7 @@ class HookSite:
         """
         name = str(self.spec.action.adds(self.hook_name))
         if not was_added(self.module, name):
-            self._add(name, nn.Parameter(self._constant(field)(self._like).clone()))
+            self._add(name, nn.Parameter(self._constant(field)(self.like).clone()))
         module = self.module
 
         def trained(x: Tensor) -> Tensor:

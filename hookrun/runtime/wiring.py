@@ -24,7 +24,7 @@ from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import in_graph_of, refusal
 from hookrun.runtime.hooks import registered_hooks
-from hookrun.runtime.hooks.base import BoundHook, Listener, ModuleHook, ParameterHook, RegisteredHook, Shared
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, ParameterHook, RegisteredHook, Shared, listen
 from hookrun.runtime.hooks.calls import Skip, Stop
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.kept_zero import KeptZero
@@ -105,7 +105,7 @@ class Wiring:
             for module, reads in self.sequences.readers():
                 self._listen(module.register_forward_pre_hook, reads, prepend=True, with_kwargs=True)
         if self._passing:
-            self._listen(model.register_forward_pre_hook, self.clock.passed_on.renew, prepend=True)
+            self._listen(model.register_forward_pre_hook, self.clock.forward.renew, prepend=True)
         if self._tracks_calls and any(self._planned(ModuleHook)):
             self._listen(model.register_forward_pre_hook, self.clock.count_forward, prepend=True)
         with ordinary_tensors():
@@ -114,40 +114,35 @@ class Wiring:
         if self.sequences is not None:
             self._listen(model.register_forward_hook, self.sequences.leave, always_call=True)
         if self._passing:
-            self._listen(model.register_forward_hook, self.clock.passed_on.renew, always_call=True)
+            self._listen(model.register_forward_hook, self.clock.forward.renew, always_call=True)
         move_inside_sharding(model, {handle.id for handle in self._handles})
 
     def _listen(
         self, register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
     ) -> None:
-        """Register a function that reads calls and changes nothing; it gets what torch gives such a hook."""
-        listener = Listener(function)
-        self._registered.append(listener)
-        self._handles.append(register(listener.note, **options))
+        self._handles.append(listen(register, function, **options))
 
     def _require_same_model(self, modules: Mapping[str, nn.Module]) -> None:
         """Raise CompileError if the plan was made for another model, or if the model has been compiled since."""
         if (reason := unhookable(self._model)) is not None:
             raise CompileError([Problem("model", reason.what, reason.hint)])
-        there = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
-        there.update(f"{owner}.{name}".lstrip(".") for owner, name in self.plan.added())
-        there.update(
-            f"{path}.{name}".lstrip(".") for path, owner in modules.items() for name in parametrized(owner)
-        )
-        problems = []
+        problems, added = [], set(self.plan.added())
         for hook, match in self._planned():
             # the hooked module, or the one that owns the hooked parameter
-            owner = match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
-            module = modules.get(owner)
+            owner, _, name = match.path.rpartition(".") if hook.spec.on_parameters else (match.path, "", "")
+            module, what = modules.get(owner), ""
             if module is None or class_name(module) != match.type:
                 present = "nothing" if module is None else f"a {class_name(module)}"
-                text = (
-                    f"the plan is for a {match.type} at {owner or '(root)'}, this model has {present} there"
-                )
-                problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
-            elif hook.spec.on_parameters and match.path not in there:
-                text = f"the plan is for the parameter {match.path}, which this model does not have"
-                problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
+                what = f"a {match.type} at {owner or '(root)'}, this model has {present} there"
+            elif name and not (
+                module._parameters.get(name) is not None
+                or name in parametrized(module)
+                or (owner, name) in added
+            ):
+                what = f"the parameter {match.path}, which this model does not have"
+            if what:
+                hint = "compile the spec against this model"
+                problems.append(Problem(hook.spec.where, f"the plan is for {what}", hint))
         problems += sharded_too_early(self.plan, self._model)
         if problems:
             raise CompileError(problems)

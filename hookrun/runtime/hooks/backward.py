@@ -21,8 +21,8 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.errors import HookError
 from hookrun.hook_types import BACKWARD, BACKWARD_PRE, HookType
 from hookrun.runtime.apply_action import NOT_NESTED
-from hookrun.runtime.clock import call_frame, left_open
 from hookrun.runtime.compiled import tracing
+from hookrun.runtime.frames import call_frame, left_open
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, fire, no_gradient
 from hookrun.runtime.hooks.exits import EndOfForward, preserved_version, storage, takes_nodes
 from hookrun.runtime.site import HookSite

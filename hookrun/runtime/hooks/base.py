@@ -93,21 +93,24 @@ class RegisteredHook:
         self.firings = ()
 
 
-class Listener(RegisteredHook):
+class _Listener(RegisteredHook):
     """Calls a function at calls of a module, except while torch.compile traces it."""
 
-    def __init__(self, function: Callable[..., object] | None = None) -> None:
-        super().__init__()
-        self._function = function
+    function: Callable[..., object] | None = None
 
     def note(self, *args: Any) -> None:
         """torch's forward hook or forward pre-hook."""
-        if not tracing() and self._function is not None:
-            self._function(*args)
+        if not tracing() and self.function is not None:
+            self.function(*args)
 
-    def clear(self) -> None:
-        """Drop the function: the object does nothing from now on."""
-        self._function = None
+
+def listen(
+    register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
+) -> RemovableHandle:
+    """Register a function that reads calls and changes nothing; it gets what torch gives such a hook."""
+    listener = _Listener()
+    listener.function = function
+    return register(listener.note, **options)
 
 
 class ModuleHook(RegisteredHook):

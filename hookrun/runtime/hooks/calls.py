@@ -22,9 +22,9 @@ from torch.utils.hooks import RemovableHandle
 
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import repeating
-from hookrun.runtime.clock import call_frame
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.direct_calls import call_through_torch
+from hookrun.runtime.frames import call_frame
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, fire
 from hookrun.runtime.snapshot import is_cache
 from hookrun.values.containers import form_changed
@@ -243,7 +243,7 @@ class Stop(CallHook):
         if self.number not in module._forward_hooks or repeating() is not None or not self.takes_place():
             return
         if torch.compiler.is_exporting():
-            fire(self.firings, None)  # raises CompileError
+            self.firings[0].traced.fire(None)  # raises CompileError
         where = self.firings[0].site.where
         ending = next((call for call in calls if call.module is self._model), None)
         if ending is None:

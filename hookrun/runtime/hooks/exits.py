@@ -18,8 +18,8 @@ from torch.autograd.graph import Node
 
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import graph_task
-from hookrun.runtime.clock import frames_of
-from hookrun.runtime.hooks.base import Listener, Shared
+from hookrun.runtime.frames import frames_of
+from hookrun.runtime.hooks.base import Shared, listen
 from hookrun.values.containers import functorch_level, tensors
 
 GradientHook = Callable[[Tensor], Tensor]
@@ -189,8 +189,7 @@ class EndOfForward:
     def __init__(self, shared: Shared) -> None:
         self._model = shared.model
         self._pending = local()  # in each thread `views`, which the current forward may still write in place
-        listener = Listener(self._follow_all)
-        handle = shared.model.register_forward_hook(listener.note, always_call=True)
+        handle = listen(shared.model.register_forward_hook, self._follow_all, always_call=True)
         shared.closing.callback(handle.remove)
 
     def views(self, module: nn.Module) -> Views:

@@ -12,9 +12,9 @@ from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.runtime.apply_action import NOT_NESTED, Op
-from hookrun.runtime.clock import call_frame, left_open
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.direct_calls import call_directly, maker
+from hookrun.runtime.frames import call_frame, left_open
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, RegisteredHook, Shared, no_gradient
 from hookrun.runtime.hooks.exits import EndOfForward, Watched, aliased, hooked_inside, versions_of
 from hookrun.values.containers import TargetError, exchange, get, leaves, rebuild, tensors

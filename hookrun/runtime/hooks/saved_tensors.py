@@ -18,8 +18,8 @@ from hookrun.actions.base import Packed
 from hookrun.errors import HookError
 from hookrun.hook_types import SAVED_TENSORS
 from hookrun.runtime.checkpointing import repeating
-from hookrun.runtime.clock import call_frame, finished
 from hookrun.runtime.compiled import tracing
+from hookrun.runtime.frames import call_frame, finished
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, fire
 from hookrun.runtime.hooks.exits import storage
 
@@ -142,7 +142,7 @@ class Scope:
             return PackedTensor(tensor, undos, saved._version if tensor is whole else None)
         pack, unpack = self.outer
         if tensor is None:  # activation checkpointing counts the tensors that it packs: give it a placeholder
-            return PackedTensor(pack(torch.empty(0)), [*undos, _dropped], None, unpack)
+            return PackedTensor(pack(torch.empty(0)), [*undos, lambda placeholder: None], None, unpack)
         return PackedTensor(pack(saved if tensor is whole else tensor), undos, None, unpack)
 
 
@@ -175,10 +175,6 @@ class _ParametersOf:
         if not any(map(is_lazy, parameters)):
             self._known = storages
         return storages
-
-
-def _dropped(placeholder: Tensor | None) -> None:
-    """Drop the placeholder of a tensor that an action keeps elsewhere."""
 
 
 class SavedTensors(ModuleHook):

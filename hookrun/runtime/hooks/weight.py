@@ -16,8 +16,8 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.errors import HookError, Problem
 from hookrun.hook_types import WEIGHT
 from hookrun.plan.model_tree import parametrized
-from hookrun.runtime.clock import call_frame, left_open
 from hookrun.runtime.compiled import refusal, tracing
+from hookrun.runtime.frames import call_frame, left_open
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, fire
 
 _ABSENT = object()
