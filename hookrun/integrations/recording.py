@@ -110,7 +110,9 @@ class Recording(Installation):
             run_dir = self._run_dir
             run_dir.set_status("running")
             run_dir.write(PLAN, self.plan.to_dict())
-            run_dir.write(ENV, {**environment(device=_device(self._model)), RECORDED: True})
+            tensors_of_model = chain(self._model.parameters(), self._model.buffers())
+            device = str(next((tensor.device for tensor in tensors_of_model), "cpu"))
+            run_dir.write(ENV, {**environment(device=device), RECORDED: True})
             run_dir.write(MODEL, model_facts(self._model))
             super().__enter__()
         except BaseException as error:
@@ -293,11 +295,6 @@ def run_folder(path: str | os.PathLike[str] | None) -> Path:
             ) from error
         return folder
     return outputs_folder() / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
-
-
-def _device(model: nn.Module) -> str:
-    tensor = next(chain(model.parameters(), model.buffers()), None)
-    return str(tensor.device) if tensor is not None else "cpu"
 
 
 def metric_value(name: str, value: Any) -> int | float:

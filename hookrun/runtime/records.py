@@ -275,12 +275,12 @@ def _place(record: dict[str, Any]) -> str:
 def line(record: dict[str, Any]) -> str:
     """A record as one line of text: ``shapes  layer4  shape=[10, 512, 1, 1]``."""
     at = f" {record['path']}" if record["path"] else ""
-    data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in ABOUT)
+    data = "  ".join(
+        f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in record.items()
+        if key not in ABOUT
+    )
     return printable(f"{record['hook']}  {record['module'] or '(root)'}{at}  {data}", kept="\n\t")
-
-
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 # ---- captures of hooks with `tokens` ---------------------------------------------------------------------------

@@ -17,7 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hookrun.errors import HookError
 from hookrun.runtime.hooks.base import ParameterHook
-from hookrun.runtime.sharded import HookedParameter, HookedParameters, is_fully_sharded, is_sharded, reduces
+from hookrun.runtime.sharded import (
+    HookedParameter,
+    HookedParameters,
+    is_fully_sharded,
+    is_sharded,
+    own_part,
+    reduces,
+)
 from hookrun.values.containers import tensors
 
 
@@ -204,7 +211,7 @@ class GradientsOfWrapped:
                 self._before[id(parameter)] = (parameter, gradient)
                 parameter.grad = None
             elif is_sharded(gradient):
-                self._versions[id(parameter)] = (gradient, _version(gradient))
+                self._versions[id(parameter)] = (gradient, own_part(gradient)._version)
 
     def _run_sharded(self) -> None:
         if self._hooked is None or self._model is None:
@@ -231,7 +238,7 @@ class GradientsOfWrapped:
         if not is_sharded(gradient):
             return False
         earlier, version = self._versions.get(id(parameter), (None, -1))
-        return gradient is not earlier or _version(gradient) != version
+        return gradient is not earlier or own_part(gradient)._version != version
 
     def _put_back(self) -> None:
         """Restore the gradients from before a backward pass whose gradients were not summed."""
@@ -239,12 +246,6 @@ class GradientsOfWrapped:
             if parameter.grad is None:
                 parameter.grad = earlier
         self._before, self._versions, self._begun = {}, {}, False
-
-
-def _version(gradient: Any) -> int:
-    """The version of this rank's part, to which fully_shard adds in place."""
-    version: int = gradient.to_local()._version
-    return version
 
 
 def _not_whole(under: str, hint: str) -> HookError:

@@ -77,15 +77,12 @@ def edited(value: Tensor, firings: Sequence[BoundHook]) -> Tensor:
 
     A sharded tensor is gathered first.
     """
-    if not is_sharded(value):
-        for firing in firings:
-            value = firing.op(value)
-        return value
-    firings = [firing for firing in firings if due(firing)]
-    seen = new = whole(value)
+    sharded = is_sharded(value)
+    seen = new = whole(value) if sharded else value
     for firing in firings:
-        new = firing.op(new)
-    return value if new is seen else shard_of(new, value)
+        if not sharded or due(firing):
+            new = firing.op(new)
+    return value if new is seen else like(new, value)
 
 
 # ---- models -------------------------------------------------------------------------------------------------------

@@ -204,15 +204,10 @@ class EndOfForward:
             follow()
 
 
-def versions_of(arguments: Any) -> dict[int, int]:
-    """id(tensor) -> version, for every tensor that requires a gradient."""
-    return {id(tensor): tensor._version for tensor in tensors(arguments) if tensor.requires_grad}
-
-
 def aliased(tensor: Tensor, versions: dict[int, int], arguments: Any, others: Iterable[Tensor]) -> bool:
     """Whether the caller may use the tensor's memory in another way too: as an argument, a parameter, another output.
 
-    versions: of the arguments when the call began
+    versions: id(tensor) -> version, of the arguments that required a gradient when the call began
     others:   the other outputs
     """
     if tensor.grad_fn is None or isinstance(tensor, nn.Parameter) or tensor.retains_grad:

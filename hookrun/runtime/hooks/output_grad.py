@@ -16,7 +16,7 @@ from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.direct_calls import call_directly, maker
 from hookrun.runtime.frames import call_frame, left_open
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, RegisteredHook, Shared, no_gradient
-from hookrun.runtime.hooks.exits import EndOfForward, Watched, aliased, hooked_inside, versions_of
+from hookrun.runtime.hooks.exits import EndOfForward, Watched, aliased, hooked_inside
 from hookrun.values.containers import TargetError, exchange, get, leaves, rebuild, tensors
 from hookrun.values.tensors import has_no_shape
 
@@ -75,7 +75,8 @@ class OutputGrad(ModuleHook):
         """torch's forward pre-hook: remember the versions of the arguments, to see which ones the module writes."""
         if self.firings and not tracing() and torch.is_grad_enabled():
             left_open(self._entered)  # those of calls that raised
-            self._entered[call_frame()] = versions_of((args, kwargs))
+            given = (tensor for tensor in tensors((args, kwargs)) if tensor.requires_grad)
+            self._entered[call_frame()] = {id(tensor): tensor._version for tensor in given}
 
     def attach(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """torch's forward hook, registered with kwargs."""
@@ -104,7 +105,12 @@ class OutputGrad(ModuleHook):
         return exchange(output, {key: new for key, new in news.items() if new is not hooked[key][0]})
 
     def _traced(self, arguments: Any, output: Any) -> Any:
-        output = _view_if_input(arguments, output)
+        # A module that returns its input (Identity, Dropout in eval) returns the same tensor object: a hook on that
+        # would see the gradient of all uses of the input.
+        given = list(tensors(arguments))  # not their ids, for which torch 2.12 compiles no code
+        output = rebuild(
+            output, lambda leaf: leaf.view_as(leaf) if any(leaf is each for each in given) else leaf
+        )
         for firing in self.firings:
             for _, tensor in _carrying(firing, output):
                 firing.traced.watch(tensor)
@@ -155,13 +161,3 @@ class _Gradient:
         finally:
             current.of_call = current.of_pass = None
         return new
-
-
-def _view_if_input(args: Any, output: Any) -> Any:
-    """The output, with each tensor that is also an argument replaced by a view of it.
-
-    A module that returns its input (Identity, Dropout in eval) returns the same tensor object: a hook on that would
-    see the gradient of all uses of the input.
-    """
-    given = list(tensors(args))  # not their ids, for which torch 2.12 compiles no code
-    return rebuild(output, lambda leaf: leaf.view_as(leaf) if any(leaf is each for each in given) else leaf)
