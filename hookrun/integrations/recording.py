@@ -229,8 +229,8 @@ class Recording(Installation):
         if not self._counts:
             return
         self._called_in = self.clock.step
-        sequences = self._wiring.sequences
-        continues = sequences is not None and sequences.continues(module, args, kwargs)
+        passes = self.clock.passes
+        continues = passes is not None and passes.continues(module, args, kwargs)
         if not continues and (size := batch_size((args, kwargs))) is not None:
             self._rows.number(size)
 

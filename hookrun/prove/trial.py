@@ -295,8 +295,13 @@ def _run_hooked(
         return replace(plan, unchecked=unchecked)
     for (hook, path), why in findings.without.items():
         unchecked = f"{hook} on {path or '(root)'} cannot run without data: {why}"
-    skips = [hook for hook in plan.hooks if hook.spec.action.skips and hook.spec.keys.when.always]
-    skipped = [name for hook in skips for match in hook.matches for name in match.names]
+    skipped = [
+        name
+        for hook in plan.hooks
+        if hook.spec.action.skips and hook.spec.keys.when.always
+        for match in hook.matches
+        for name in match.names
+    ]
     batch = next((tensor.shape[0] for tensor in tensors((args, kwargs)) if tensor.dim()), 0)
     hooks = tuple(
         hook

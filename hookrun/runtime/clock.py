@@ -296,6 +296,8 @@ def gate(
     call: returns the number of the module's call within the forward
     draw: returns a number from 0 to 1 for the current firing
     """
+    if when.rank is not None and own_rank() not in when.rank:
+        return lambda: False
     tests = list[Callable[[], bool]]()
     if when.mode != "any":
         tests.append(lambda: when.holds_in(clock.model.training))
@@ -303,12 +305,8 @@ def gate(
         tests.append(lambda: when.holds_at(clock._step, clock._epoch))
     if (calls := when.call) is not None:
         tests.append(lambda: call() in calls)
-    if (ranks := when.rank) is not None:
-        here = own_rank() in ranks
-        tests.append(lambda: here)
     if when.probability < 1:
-        probability = when.probability
-        tests.append(lambda: draw() < probability)
+        tests.append(lambda: draw() < when.probability)
     if len(tests) < 2:
         return tests[0] if tests else None
     return lambda: all(test() for test in tests)

@@ -137,8 +137,8 @@ class Installation:
         self._remove()
         if not self._standalone or kind is not None:
             return
-        later = (site for site in self.sites if site.hook_type.phase != "installation")
-        if not (self._model_ran or any(site.firings for site in later)):
+        fired = any(site.firings for site in self.sites if site.hook_type.phase != "installation")
+        if not (self._model_ran or fired):
             return  # neither the model nor a hooked part of it has run
         lines = describe_inactive(self._inactive_to_report())
         if lines and self._strict:
@@ -335,7 +335,6 @@ class Installation:
 
         Raises HookrunError for tensors of other shapes or dtypes.
         """
-        sequences = self._wiring.sequences
         shape = list(input_ids.shape)
         if input_ids.dim() != 2 or input_ids.is_floating_point():
             raise HookrunError(f"tokens: found input_ids of shape {shape}, expected integers [B, T]")
@@ -347,8 +346,8 @@ class Installation:
             raise HookrunError(
                 f"tokens: found an attention_mask of shape {list(attention_mask.shape)} with input_ids of shape {shape}"
             )
-        if sequences is not None:
-            sequences.set_by_hand(CallTokens.of(input_ids, attention_mask))
+        if self.clock.passes is not None:
+            self.clock.passes.set_by_hand(CallTokens.of(input_ids, attention_mask))
 
     @property
     def spans(self) -> Mapping[str, Tensor]:
@@ -368,8 +367,8 @@ class Installation:
                 raise HookrunError(f"spans: {name}: found the shape {list(bounds.shape)}, expected [B, 2]")
             found[name] = bounds
         self._spans = found
-        if self._wiring.sequences is not None:
-            self._wiring.sequences.spans = found
+        if self.clock.passes is not None:
+            self.clock.passes.spans = found
 
     @property
     def population(self) -> int | None:

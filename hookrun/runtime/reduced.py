@@ -96,8 +96,8 @@ class GradientsOfWrapped:
     """
 
     def __init__(self, model: nn.Module, hooked: HookedParameters, added: Sequence[tuple[str, str]]) -> None:
-        self._model: nn.Module | None = model
-        self._hooked: HookedParameters | None = hooked
+        self._model = model
+        self._hooked = hooked
         self._added = added
         self._whole = model if isinstance(model, DistributedDataParallel) else None
         self._wrapper: DistributedDataParallel | None = None
@@ -116,12 +116,10 @@ class GradientsOfWrapped:
 
     def clear(self) -> None:
         """Drop all hooks: the object does nothing from now on."""
-        self._reduced, self._wrapper, self._hooked, self._model = ReducedGradients(), None, None, None
+        self._reduced, self._wrapper = ReducedGradients(), None
 
     def forward_begins(self, module: nn.Module, args: Any) -> None:
         """To be called before each forward of the model. Raises HookError if a hooked parameter was replaced."""
-        if self._hooked is None:
-            return
         in_backward = torch._C._current_graph_task_id() != -1
         if not in_backward:
             # drop the state that a failed backward pass has left
@@ -200,7 +198,7 @@ class GradientsOfWrapped:
 
     def _begin(self, grad: Tensor) -> None:
         """At the beginning of a backward pass: set earlier gradients aside, so that `grad` hooks see only new ones."""
-        if self._begun or self._hooked is None:
+        if self._begun:
             return
         self._begun = True
         Variable._execution_engine.queue_callback(self._backward_ended)
@@ -214,8 +212,6 @@ class GradientsOfWrapped:
                 self._versions[id(parameter)] = (gradient, own_part(gradient)._version)
 
     def _run_sharded(self) -> None:
-        if self._hooked is None or self._model is None:
-            return
         self._hooked.follow()
         if not reduces(self._model):
             hooked = bool(self._reduced.of_each_part)

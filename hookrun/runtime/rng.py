@@ -33,8 +33,7 @@ def generators_kept() -> Iterator[None]:
 
 def derived_seed(*parts: object) -> int:
     """A 63-bit seed that depends on every part and is the same in every process."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
 class Draws:

@@ -187,8 +187,7 @@ class HookSite:
             isinstance(value, OutsideValue) and (value.at is not None or value.per_sample)
             for value in action.outside_values().values()
         )
-        self._functions = hook.functions
-        self._own = hook.own
+        self._hook = hook
         self._held = list[Any]()
 
     @cached_property
@@ -472,7 +471,7 @@ class HookSite:
 
     def function(self, field: str) -> Trusted | InlineFunction:
         """The user's own function that the field names."""
-        return self._functions[field]
+        return self._hook.functions[field]
 
     @contextmanager
     def context(self) -> Iterator[HookContext]:
@@ -511,12 +510,12 @@ class HookSite:
         with unset_fake_temporarily():
             if given and not self.sink.has_values:
                 own = deepcopy(own)  # a trial run must leave no gradients in it
-            elif self._own and not given:
+            elif self._hook.own and not given:
                 own.to(self.like.device, self.like.dtype)
         names = {
             parameter: name
             for parameter, name in added_names(own, self.hook_name).items()
-            if name in self._own
+            if name in self._hook.own
         }
         for parameter, name in names.items():
             if given and was_added(module, name):
@@ -603,8 +602,8 @@ class HookSite:
     def drawn(self, like: Tensor, fill: Fill) -> Tensor:
         """Random numbers in shape, dtype and device of `like`."""
         self._require("drawn")
-        generator = self._draws.generator(like.device)
-        return drawn(like, fill, generator, self.clock.rows if self.hook_type.of_rows else None)
+        rows = self.clock.rows if self.hook_type.of_rows else None
+        return drawn(like, fill, self._draws.generator(like.device), rows)
 
     def flipped(self, x: Tensor, bits: Sequence[int], draw: Draw, *, by_sample: bool) -> Tensor:
         self._require("flipped")
@@ -684,8 +683,8 @@ class HookSite:
         """The values of RECORD_KEYS for a record about the tensor at `path`, by default the one that is acted on."""
         clock, current = self.clock, self.current
         at = current.within + (current.at if path is None else path)
-        when = clock.mode, clock.epoch, clock.step, self.call
-        return (self.hook_name, self.path, at, self.spec.action.action_name, *when)
+        action = self.spec.action.action_name
+        return self.hook_name, self.path, at, action, clock.mode, clock.epoch, clock.step, self.call
 
     def fail(self, what: str) -> None:
         """The hook cannot do its work here: raises HookError; a trial run collects the message instead."""

@@ -51,7 +51,6 @@ class Wiring:
     sites:     one for each hook and module or parameter, in the order of installation
     hooked:    the hooked parameters
     closing:   the callbacks to run when the hooks are removed
-    sequences: which tokens the calls of the model compute; None where no hook has `tokens`, or before installation
 
     restored: the identities of the hooks that had changed the model when its present state was saved
     reduced:  runs the hooks on parameter gradients after they were summed over several ranks; None: torch runs them
@@ -75,7 +74,6 @@ class Wiring:
         self.sites = list[HookSite]()
         problems = uncompilable(plan)
         self._refused, self._compiles = refusal(problems), not problems
-        self.sequences: Sequences | None = None
         self._model = model
         self._restored = restored
         self._reduced = reduced
@@ -101,8 +99,8 @@ class Wiring:
         self._require_same_model(modules)
         self._run_at_installation(modules)
         if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
-            self.sequences = self.clock.passes = Sequences(model)
-            for module, reads in self.sequences.readers():
+            self.clock.passes = Sequences(model)
+            for module, reads in self.clock.passes.readers():
                 self._listen(module.register_forward_pre_hook, reads, prepend=True, with_kwargs=True)
         if self._passing:
             self._listen(model.register_forward_pre_hook, self.clock.forward.renew, prepend=True)
@@ -111,8 +109,8 @@ class Wiring:
         with ordinary_tensors():
             self._install_on_modules(modules)
             self._install_on_parameters(modules)
-        if self.sequences is not None:
-            self._listen(model.register_forward_hook, self.sequences.leave, always_call=True)
+        if self.clock.passes is not None:
+            self._listen(model.register_forward_hook, self.clock.passes.leave, always_call=True)
         if self._passing:
             self._listen(model.register_forward_hook, self.clock.forward.renew, always_call=True)
         move_inside_sharding(model, {handle.id for handle in self._handles})
@@ -362,7 +360,7 @@ class Wiring:
         self._registered.clear()
         self._zeros.clear()
         self.hooked.places.clear()
-        self.sequences = self.clock.passes = None
+        self.clock.passes = None
         self.clock.in_graphs.clear()  # breaks reference cycles: their functions refer to the clock
         self.closing.close()
 

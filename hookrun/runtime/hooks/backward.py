@@ -295,8 +295,7 @@ class Backward(ModuleHook):
         put_back(call.placed)
         entered, call.entered, call.placed = call.entered, (), ()
         self._take_over_writes(entered)
-        originals = {id(alias): tensor for tensor, alias in entered}
-        output = exchange(output, originals)
+        output = exchange(output, {id(alias): tensor for tensor, alias in entered})
         if not torch.is_grad_enabled() or output is None:
             return output
         outputs, call.outputs = _numbered(output, distinct=True)
@@ -312,8 +311,7 @@ class Backward(ModuleHook):
             if not _written(alias):
                 continue
             mine = storage(alias)
-            others = [other for _, other in entered if other is not alias]
-            if mine is not None and any(storage(other) == mine for other in others):
+            if mine is not None and any(storage(other) == mine for _, other in entered if other is not alias):
                 self.firings[0].site.fail(
                     "it writes an argument in place that shares its memory with another argument; give it a clone, or "
                     "use output_grad"

@@ -223,10 +223,9 @@ class _Columns:
 
     def _raise_missing(self, lacks: Tensor, what: str) -> None:
         row = int(lacks.nonzero()[0])
-        count = int(self._lengths[row])
         raise ValueError(
-            f"tokens: sequence {row} of the batch has {count} tokens and no {what}; tokens: {{…, missing: skip}} "
-            "leaves out what a sample does not have"
+            f"tokens: sequence {row} of the batch has {int(self._lengths[row])} tokens and no {what}; tokens: "
+            "{…, missing: skip} leaves out what a sample does not have"
         )
 
     def _ids(self) -> Tensor:

@@ -197,7 +197,7 @@ class Sequences:
         return Pass(
             tokens,
             real=_filled(tokens.mask, None, tokens.rows, total, tokens.columns),
-            ids=_ids(None, tokens, total),
+            ids=None if tokens.ids is None else _behind(None, total - tokens.columns, tokens.ids, unknown=-1),
             prompt=total,
             new_from=total - tokens.columns,
             number=self._number(tokens.rows if known is None else known, source),
@@ -226,7 +226,7 @@ class Sequences:
         return Pass(
             tokens,
             real=real,
-            ids=_ids(last.ids, tokens, total),
+            ids=None if tokens.ids is None else _behind(last.ids, past, tokens.ids, unknown=-1),
             prompt=min(last.prompt, total),
             new_from=past or last.total,
             number=last.number,
@@ -270,15 +270,8 @@ def _filled(mask: Tensor | None, earlier: Tensor | None, rows: int, total: int, 
     return _behind(earlier, before, new, unknown=1)
 
 
-def _ids(earlier: Tensor | None, tokens: CallTokens, total: int) -> Tensor | None:
-    """[rows, total]: the token ids; -1 for tokens in a cache that were not observed. None: not known."""
-    if tokens.ids is None:
-        return None
-    return _behind(earlier, total - tokens.columns, tokens.ids, unknown=-1)
-
-
 def _behind(earlier: Tensor | None, before: int, new: Tensor, *, unknown: int) -> Tensor:
-    """[rows, before + columns]: the new columns behind those of earlier passes, or behind unknown ones."""
+    """[rows, before + columns]: the new columns behind those of earlier passes, or behind tokens not observed."""
     if earlier is None or earlier.shape[1] < before:
         earlier = new.new_full((len(new), before), unknown)
     return torch.cat([earlier[:, :before], new], dim=1)
