@@ -465,8 +465,7 @@ class LoopFollower:
             if _is_number(value)
         }
         if self.following is not None and plain:
-            now = self.following.clock.step if step is None else step
-            self.following.log(split=split, step=now, **plain)
+            self.following.log(split=split, step=self.following.clock.step if step is None else step, **plain)
 
     @property
     def stops(self) -> bool:

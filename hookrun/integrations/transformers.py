@@ -47,8 +47,9 @@ class Callback(LoopFollower, TrainerCallback):
             stack.callback(setattr, self, "_split", self._split)
             self._split = split
             if self.following is None:  # otherwise it is evaluate, called by train
-                scaler = getattr(trainer.accelerator, "scaler", None)
-                self.begin(trainer.model, scaler, trains=split == "train")
+                self.begin(
+                    trainer.model, getattr(trainer.accelerator, "scaler", None), trains=split == "train"
+                )
                 stack.push(lambda kind, error, trace: self.end(error))
                 arrived, register = partial(self._arrived, trainer), trainer.model.register_forward_pre_hook
                 stack.callback(listen(register, arrived, prepend=True, with_kwargs=True).remove)

@@ -130,7 +130,7 @@ class Clock:
         self._epoch = number
         self._fill()
 
-    def in_graph(self, like: Tensor, now: Callable[[], float]) -> Tensor:
+    def followed_in_graphs(self, like: Tensor, now: Callable[[], float]) -> Tensor:
         """A tensor like the one given, for compiled graphs to read: what `now` returns, at every step and epoch."""
         self.in_graphs.append((like, now))
         return like.fill_(now())

@@ -43,7 +43,7 @@ def in_graph_of(site: HookSite, *, targeted: bool) -> InGraph:
     fired = site.fired_in_graphs = torch.zeros((), dtype=torch.int64, device=device)
     is_open: Tensor | None = None
     if keys.when.step is not None or keys.when.epoch is not None:
-        is_open = clock.in_graph(
+        is_open = clock.followed_in_graphs(
             torch.tensor(False, device=device), lambda: keys.when.holds_at(clock.step, clock.epoch)
         )
     holds_in = {training: keys.when.holds_in(training) for training in (True, False)}

@@ -61,8 +61,14 @@ def whole_of(part: Tensor, there: Any) -> Tensor:
         return part
     from torch.distributed.tensor import DTensor
 
-    form = {"shape": there.shape, "stride": there.stride()}
-    parts: Any = DTensor.from_local(part, there.device_mesh, there.placements, run_check=False, **form)
+    parts: Any = DTensor.from_local(
+        part,
+        there.device_mesh,
+        there.placements,
+        run_check=False,
+        shape=there.shape,
+        stride=there.stride(),
+    )
     return whole(parts)
 
 
@@ -103,11 +109,11 @@ def is_fully_sharded(model: nn.Module) -> bool:
 
 def reduces(model: nn.Module) -> bool:
     """Whether a backward pass would sum gradients over the ranks now: False after set_requires_gradient_sync(False)."""
-    for module in sharded_modules(model):
-        state = module._get_fsdp_state()
-        if not all(group.reduce_grads for group in state._fsdp_param_groups):
-            return False
-    return True
+    return all(
+        group.reduce_grads
+        for module in sharded_modules(model)
+        for group in module._get_fsdp_state()._fsdp_param_groups
+    )
 
 
 def move_inside_sharding(model: nn.Module, ours: Collection[int]) -> None:

@@ -284,7 +284,9 @@ class HookSite:
     def _following(self, ramp: Ramp) -> Callable[[Tensor], Tensor | float]:
         """A function tensor -> the number at the present step; in a graph a tensor [], which each step fills."""
         clock = self.clock
-        in_graphs = clock.in_graph(torch.zeros([], dtype=torch.float64), lambda: ramp.at(clock.ramp_step))
+        in_graphs = clock.followed_in_graphs(
+            torch.zeros([], dtype=torch.float64), lambda: ramp.at(clock.ramp_step)
+        )
 
         def following(x: Tensor) -> Tensor | float:
             if not torch.compiler.is_dynamo_compiling():

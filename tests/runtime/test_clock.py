@@ -13,7 +13,7 @@ from hookrun.spec.when import When
 def test_steps_are_those_of_the_first_optimizer_until_the_loop_counts_them() -> None:
     model, other = nn.Linear(1, 1), nn.Linear(1, 1)
     clock = Clock(model)
-    in_graphs = clock.in_graph(torch.tensor(-1), lambda: clock.step)
+    in_graphs = clock.followed_in_graphs(torch.tensor(-1), lambda: clock.step)
     own, second, foreign = (torch.optim.SGD(each.parameters()) for each in (model, model, other))
     clock.stepped(foreign, foreign.param_groups[0]["params"])
     assert clock.step == 0

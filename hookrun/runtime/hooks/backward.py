@@ -174,12 +174,9 @@ class HandedOn:
 
     def watch(self, argument: Tensor) -> None:
         """Make the backward pass raise HookError if the memory was written and the argument is used elsewhere too."""
-        if argument.grad_fn is None:
-            return
-        argument.register_hook(self._require_nothing_else)
-        base = argument._base
-        if base is not None and base.grad_fn is not None:
-            base.register_hook(self._require_nothing_else)
+        for tensor in (argument, argument._base) if argument.grad_fn is not None else ():
+            if tensor is not None and tensor.grad_fn is not None:
+                tensor.register_hook(self._require_nothing_else)
 
     def _require_nothing_else(self, grad: Tensor) -> None:
         mine = self.returned
@@ -202,9 +199,8 @@ def _numbered(value: Any, *, distinct: bool = False) -> tuple[list[Tensor], Any]
     numbered = list[Tensor]()
 
     def number(leaf: Any) -> int | None:
-        if not isinstance(leaf, Tensor) or not leaf.requires_grad:
-            return None
-        if distinct and any(leaf is other for other in numbered):
+        is_numbered = isinstance(leaf, Tensor) and leaf.requires_grad
+        if not is_numbered or (distinct and any(leaf is other for other in numbered)):
             return None
         numbered.append(leaf)
         return len(numbered) - 1

@@ -100,8 +100,7 @@ class OutputGrad(ModuleHook):
             shared = aliased(tensor, versions, (args, kwargs), others) or (
                 tensor._is_view() and hooked_inside(tensor)
             )
-            watched = Watched(hooks[0].site.where, hooks)
-            news[key] = watched.attach(tensor, views(module) if shared else None)
+            news[key] = Watched(hooks[0].site.where, hooks).attach(tensor, views(module) if shared else None)
         return exchange(output, {key: new for key, new in news.items() if new is not hooked[key][0]})
 
     def _traced(self, arguments: Any, output: Any) -> Any:

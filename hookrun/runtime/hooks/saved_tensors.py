@@ -78,10 +78,11 @@ class Scope:
         top = _top()
         ours = parent is not None and top is not None and top[0] is parent.pack
         self.outer: Outer | None = parent.outer if ours and parent is not None else top
-        of_checkpoint = (
-            self.outer is not None and getattr(self.outer[0], "__module__", "") == checkpoint.__name__
-        )
-        if hook.edits and of_checkpoint:
+        if (
+            self.outer is not None
+            and hook.edits
+            and getattr(self.outer[0], "__module__", "") == checkpoint.__name__
+        ):
             self.outer = None  # a tensor that an action has packed is restored without recomputation
         self.pack: Callable[[Tensor], PackedTensor] = self._pack  # kept, so that it can be compared with `is`
         self._context = torch.autograd.graph.saved_tensors_hooks(self.pack, PackedTensor.restore)

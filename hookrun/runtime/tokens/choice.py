@@ -107,8 +107,7 @@ def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None
         places = [column + start for column, start in zip(columns, starts, strict=True)]
         positions = [place if rule.tokens.padding else of.positions[sequences, place] for place in places]
         known = torch.full_like(sequences, -1) if of.ids is None else of.ids[sequences, places[0]]
-        keys = positions[1] if len(positions) > 1 else None
-        return TokenRows(in_batch, numbers, positions[0], known, keys)
+        return TokenRows(in_batch, numbers, positions[0], known, *positions[1:])
 
     return Chosen(of, sequences, columns, rows)
 

@@ -249,9 +249,9 @@ def _drafts(running: Session, tokens: CallTokens, last: Pass | None) -> bool:
 
 
 def _same(one: CallTokens, other: CallTokens) -> bool:
-    if (one.rows, one.columns) != (other.rows, other.columns):
-        return False
-    return one.ids is None or other.ids is None or torch.equal(one.ids, other.ids)
+    return (one.rows, one.columns) == (other.rows, other.columns) and (
+        one.ids is None or other.ids is None or torch.equal(one.ids, other.ids)
+    )
 
 
 def _filled(mask: Tensor | None, earlier: Tensor | None, rows: int, total: int, columns: int) -> Tensor:
