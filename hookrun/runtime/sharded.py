@@ -35,7 +35,7 @@ def whole(tensor: Any) -> Tensor:
 
 def own_part(tensor: Any) -> Tensor:
     """This rank's part, detached, on the same memory; a tensor that is not sharded is returned unchanged."""
-    part: Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor
+    part: Tensor = tensor.to_local().detach() if is_sharded(tensor) else tensor
     return part
 
 
