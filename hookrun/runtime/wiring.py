@@ -204,9 +204,8 @@ class Wiring:
                 matches = {id(modules[match.path]): match for match in hook.matches}
                 restored = hook.spec.identity in self._restored
                 for module in children_first(self._model):
-                    if (
-                        match := matches.pop(id(module), None)
-                    ) is not None:  # a shared module comes several times
+                    # a shared module comes several times
+                    if (match := matches.pop(id(module), None)) is not None:
                         self._apply(hook, match, module, restored=restored)
 
     def _apply(self, hook: PlannedHook, match: Match, module: nn.Module, *, restored: bool) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import OUTPUT_GRAD
-from hookrun.runtime.apply_action import NOT_NESTED, Op
+from hookrun.runtime.apply_action import NOT_NESTED
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.direct_calls import call_directly, maker
 from hookrun.runtime.frames import call_frame, left_open
@@ -54,7 +54,7 @@ class OutputGrad(ModuleHook):
         if made_by is None or others or site.spec.keys.target is not None or site.clock.passes is not None:
             return None
         op = firing.op if firing.op_of_new is None else firing.op_of_new
-        hook = Watched(site.where, [_Gradient(self, firing, "", op)]).run
+        hook = Watched(site.where, [lambda grad: op(grad) if self.firings else grad]).run
 
         def attach(output: Any) -> Any:
             if type(output) is Tensor and output.grad_fn is not None and not output._is_view():
@@ -89,7 +89,7 @@ class OutputGrad(ModuleHook):
         for firing in self.firings:
             for path, tensor in _carrying(firing, output):
                 _, hooks = hooked.setdefault(id(tensor), (tensor, []))
-                hooks.append(_Gradient(self, firing, path, firing.op))
+                hooks.append(_Gradient(self, firing, path))
         if not hooked:
             return None
         distinct = {id(each): each for each in tensors(output)}
@@ -100,7 +100,9 @@ class OutputGrad(ModuleHook):
             shared = aliased(tensor, versions, (args, kwargs), others) or (
                 tensor._is_view() and hooked_inside(tensor)
             )
-            news[key] = Watched(hooks[0].site.where, hooks).attach(tensor, views(module) if shared else None)
+            news[key] = Watched(hooks[0].firing.site.where, hooks).attach(
+                tensor, views(module) if shared else None
+            )
         return exchange(output, {key: new for key, new in news.items() if new is not hooked[key][0]})
 
     def _traced(self, arguments: Any, output: Any) -> Any:
@@ -140,12 +142,11 @@ def _carrying(firing: BoundHook, output: Any) -> list[tuple[str, Tensor]]:
 class _Gradient:
     """One hook on the gradient of one tensor of one call."""
 
-    __slots__ = ("call", "op", "path", "registered", "site", "tokens")
+    __slots__ = ("call", "firing", "path", "registered", "tokens")
 
-    def __init__(self, registered: RegisteredHook, firing: BoundHook, path: str, op: Op) -> None:
+    def __init__(self, registered: RegisteredHook, firing: BoundHook, path: str) -> None:
         self.registered = registered
-        self.site = firing.site
-        self.op = op
+        self.firing = firing
         self.path = path
         self.call = firing.site.call
         self.tokens = firing.site.current.model_tokens
@@ -153,10 +154,10 @@ class _Gradient:
     def __call__(self, grad: Tensor) -> Tensor:
         if not self.registered.firings:
             return grad
-        current = self.site.current
+        current = self.firing.site.current
         current.within, current.of_call, current.of_pass = self.path, self.call, self.tokens
         try:
-            new: Tensor = self.op(grad)
+            new: Tensor = self.firing.op(grad)
         finally:
             current.of_call = current.of_pass = None
         return new
