@@ -14,7 +14,7 @@ import hookrun
 from hookrun.errors import HookError
 from hookrun.runtime.hooks.base import ParameterHook
 from hookrun.runtime.reduced import ReducedGradients
-from hookrun.runtime.sharded import HookedParameter
+from hookrun.runtime.sharded import HookedParameter, own_part
 
 
 class Noted(ParameterHook):
@@ -189,3 +189,13 @@ def test_after_the_block_gradients_are_torchs_own() -> None:
     loss.backward()
     assert model.weight.grad == 3.0
     assert not model._forward_pre_hooks and not model._forward_hooks
+
+
+def test_a_write_to_the_local_tensor_changes_the_version_of_its_part() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    tensor = distribute_tensor(torch.zeros(2), init_device_mesh("cpu", (1,)), [Shard(0)])
+    before = own_part(tensor)._version
+    tensor.to_local().add_(1)  # as fully_shard adds gradients
+    assert own_part(tensor)._version == before + 1 and own_part(tensor).tolist() == [1, 1]
