@@ -249,8 +249,9 @@ def _handle(signum: int, _frame: FrameType | None) -> None:
     if state.shielded or listens:
         state.waiting = True
         if listens:
-            name = signal.Signals(signum).name
-            _say(f"{name}: the run ends after this step; once more, and it stops at once")
+            _say(
+                f"{signal.Signals(signum).name}: the run ends after this step; once more, and it stops at once"
+            )
         return
     state.waiting = False
     state.raised = Interrupted(state.first)

@@ -105,6 +105,5 @@ def records(
     with hooked(model, hooks) as installed:
         output = model(*inputs, **named_inputs)
         if any(site.hook_type.needs_backward for site in installed.sites):
-            differentiable = [tensor for tensor in tensors(output) if tensor.requires_grad]
-            torch.autograd.backward([tensor.sum() for tensor in differentiable])
+            torch.autograd.backward([tensor.sum() for tensor in tensors(output) if tensor.requires_grad])
     return HookedCall(output, installed.records, installed.captures, installed.fired)

@@ -15,16 +15,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 from torch import Tensor, distributed, nn
-from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.fields import Meaning
 from hookrun.errors import HookrunError, listed, reason
 from hookrun.prove.trial import Plan, compile_plan
 from hookrun.report import try_report
 from hookrun.runtime import Installation
-from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.base import RegisteredHook
-from hookrun.runtime.install import changing
 from hookrun.spec import Spec, parse_spec
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, HOOKS, LOCK, MODEL, PLAN, RECORDED
@@ -64,6 +60,7 @@ class Recording(Installation):
     """
 
     _stacklevel = 3
+    _reads_calls = True
 
     def __init__(
         self,
@@ -83,8 +80,7 @@ class Recording(Installation):
         self._trains = trains
         self._run_dir = RunDir(path)
         self._rows = RunSink(self._run_dir, print)
-        self._calls = CallWatcher(partial(_count_rows, ref(self)))
-        self._counts = self._is_open = False
+        self._counts, self._is_open = True, False
         self._called_in: int | None = None  # the step of the model's latest call
         self._lock = ExitStack()
         super().__init__(
@@ -104,8 +100,9 @@ class Recording(Installation):
         self._lock.enter_context(sole_writer(self.path))
         if names := sorted({entry.name for entry in self.path.iterdir()} - {LOCK}):
             self._lock.close()
-            there = listed(names, _SHOWN)
-            raise StoreError(f"{self.path} is not empty: it has {there}. Choose another directory (run_dir)")
+            raise StoreError(
+                f"{self.path} is not empty: it has {listed(names, _SHOWN)}. Choose another directory (run_dir)"
+            )
         self._is_open = True
         if self._latest and (note := update_latest(self.path)):
             print(note)
@@ -113,14 +110,12 @@ class Recording(Installation):
             run_dir = self._run_dir
             run_dir.set_status("running")
             run_dir.write(PLAN, self.plan.to_dict())
-            run_dir.write(ENV, {**environment(device=_device(self._model)), RECORDED: True})
+            tensors_of_model = chain(self._model.parameters(), self._model.buffers())
+            device = str(next((tensor.device for tensor in tensors_of_model), "cpu"))
+            run_dir.write(ENV, {**environment(device=device), RECORDED: True})
             run_dir.write(MODEL, model_facts(self._model))
             super().__enter__()
-            self._counts = True
-            with changing:
-                self._calls.watch(self._model)
         except BaseException as error:
-            self._calls.clear()
             self._finish(error)
             raise
         return self
@@ -129,7 +124,6 @@ class Recording(Installation):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Remove the hooks and write the remaining data, the status and the report."""
-        self._calls.clear()
         if os.getpid() != self._owner:
             self._remove()
             return
@@ -153,8 +147,9 @@ class Recording(Installation):
         HookrunError for anything else, naming the key.
         """
         if not self._is_open:
-            what = f"log: the run in {self.path} has not begun or has ended"
-            raise HookrunError(f"{what}: call it inside the `with` block")
+            raise HookrunError(
+                f"log: the run in {self.path} has not begun or has ended: call it inside the `with` block"
+            )
         at = {
             "split": ("train" if self.clock.mode == "train" else "val")
             if split is None
@@ -228,13 +223,23 @@ class Recording(Installation):
             self._rows.muted = before
             self.clock.step, self.clock.epoch = step, epoch
 
+    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Number the rows of a call; passes that continue a generation have the rows of its prompts."""
+        self._model_ran = True
+        if not self._counts:
+            return
+        self._called_in = self.clock.step
+        passes = self.clock.passes
+        continues = passes is not None and passes.continues(module, args, kwargs)
+        if not continues and (size := batch_size((args, kwargs))) is not None:
+            self._rows.number(size)
+
     def _inactive_to_report(self) -> list[tuple[str, str, str]]:
         if self._trains:
             return self.unexplained
-        specs = {hook.spec.name: hook.spec for hook in self.plan.hooks}
         waits = {
-            name
-            for name, spec in specs.items()
+            spec.name
+            for spec in (hook.spec for hook in self.plan.hooks)
             if spec.hook_type.needs_backward
             or spec.hook_type.phase == "step"
             or spec.keys.when.mode == "train"
@@ -269,46 +274,6 @@ class Recording(Installation):
             try_report(self.path)
 
 
-def _count_rows(recording: ReferenceType[Recording], module: nn.Module, args: Any, kwargs: Any) -> None:
-    """Number the rows of a call; passes that continue a generation have the rows of its prompts.
-
-    The model must not keep the recording alive.
-    """
-    hooks = recording()
-    if hooks is None or not hooks._counts:
-        return
-    hooks._called_in = hooks.clock.step
-    sequences = hooks._wiring.sequences
-    if sequences is not None and sequences.continues(module, args, kwargs):
-        return
-    if (size := batch_size((args, kwargs))) is not None:
-        hooks._rows.number(size)
-
-
-class CallWatcher(RegisteredHook):
-    """Calls a function with module, arguments and keyword arguments whenever a model is called."""
-
-    def __init__(self, see: Callable[[nn.Module, Any, Any], None] | None = None) -> None:
-        super().__init__()
-        self._see = see
-        self._handle: RemovableHandle | None = None
-
-    def watch(self, model: nn.Module) -> None:
-        """Begin."""
-        self._handle = model.register_forward_pre_hook(self.called, prepend=True, with_kwargs=True)
-
-    def called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """torch's forward pre-hook."""
-        if self._see is not None and not tracing():
-            self._see(module, args, kwargs)
-
-    def clear(self) -> None:
-        """End."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = self._see = None
-
-
 def batch_size(batch: Any) -> int | None:
     """The first dimension of the first tensor with dimensions in a batch; None if there is none."""
     return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), None)
@@ -330,11 +295,6 @@ def run_folder(path: str | os.PathLike[str] | None) -> Path:
             ) from error
         return folder
     return outputs_folder() / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
-
-
-def _device(model: nn.Module) -> str:
-    tensor = next(chain(model.parameters(), model.buffers()), None)
-    return str(tensor.device) if tensor is not None else "cpu"
 
 
 def metric_value(name: str, value: Any) -> int | float:
@@ -505,8 +465,7 @@ class LoopFollower:
             if _is_number(value)
         }
         if self.following is not None and plain:
-            now = self.following.clock.step if step is None else step
-            self.following.log(split=split, step=now, **plain)
+            self.following.log(split=split, step=self.following.clock.step if step is None else step, **plain)
 
     @property
     def stops(self) -> bool:

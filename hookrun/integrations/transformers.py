@@ -21,7 +21,8 @@ except ModuleNotFoundError as error:
     raise NotInstalled("transformers", "transformers") from error
 
 from hookrun.errors import HookrunError
-from hookrun.integrations.recording import CallWatcher, LoopFollower
+from hookrun.integrations.recording import LoopFollower
+from hookrun.runtime.hooks.base import listen
 
 _METHODS = ((Trainer.train, "train"), (Trainer.evaluate, "val"), (Trainer.predict, "test"))
 """Method of the Trainer -> the split in metrics.jsonl."""
@@ -46,18 +47,15 @@ class Callback(LoopFollower, TrainerCallback):
             stack.callback(setattr, self, "_split", self._split)
             self._split = split
             if self.following is None:  # otherwise it is evaluate, called by train
-                scaler = getattr(trainer.accelerator, "scaler", None)
-                self.begin(trainer.model, scaler, trains=split == "train")
-                stack.push(self._ended)
-                calls = CallWatcher(partial(self._arrived, trainer))
-                calls.watch(trainer.model)
-                stack.callback(calls.clear)
+                self.begin(
+                    trainer.model, getattr(trainer.accelerator, "scaler", None), trains=split == "train"
+                )
+                stack.push(lambda kind, error, trace: self.end(error))
+                arrived, register = partial(self._arrived, trainer), trainer.model.register_forward_pre_hook
+                stack.callback(listen(register, arrived, prepend=True, with_kwargs=True).remove)
             if split != "train":
                 stack.enter_context(self.evaluating())
             yield
-
-    def _ended(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self.end(error)
 
     # ---- events of the Trainer ---------------------------------------------------------------------------------
 

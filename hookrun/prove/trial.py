@@ -146,7 +146,12 @@ def prove(
         example,
         lambda copied, args, kwargs: _run_hooked(plan, copied, args, kwargs, backward, around),
         training=training,
-        with_data=_may_use_data(plan),
+        with_data=not any(
+            hook.spec.action.own_functions()  # a user's own code
+            or hook.spec.hook_type is SAVED_TENSORS  # which may be stored
+            or any(isinstance(value, InlineFunction) for of in hook.values.values() for value in of.values())
+            for hook in plan.hooks
+        ),
         is_whole=lambda proven: proven.unchecked is None,
     )
     return replace(plan, unchecked=found) if isinstance(found, str) else found
@@ -186,18 +191,6 @@ def on_a_copy(
             return str(error) if isinstance(error, HookrunError) else reason(error) + at_module(error)
         with mode:
             return run(copied, args, kwargs)
-
-
-def _may_use_data(plan: ResolvedPlan) -> bool:
-    """Whether no hook calls a user's own code or stores tensors that autograd saves."""
-    return not any(
-        hook.spec.action.own_functions()
-        or hook.spec.hook_type is SAVED_TENSORS
-        or any(
-            isinstance(value, InlineFunction) for values in hook.values.values() for value in values.values()
-        )
-        for hook in plan.hooks
-    )
 
 
 _KNOWN = ("torch.nn.modules.", "torchvision.", "hookrun.models.")
@@ -399,8 +392,7 @@ class TrialSink(Sink):
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             # Detached: the graph of a tensor refers to its hooks, and they to this object: a cycle hidden from gc.
-            seen = [tensor.detach() for tensor in held(value)]
-            self.captured.setdefault((site.hook_name, site.path), seen)
+            self.captured.setdefault((site.hook_name, site.path), [tensor.detach() for tensor in held(value)])
 
         return keep
 

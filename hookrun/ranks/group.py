@@ -129,8 +129,9 @@ class RankGroup(Ranks):
             try:
                 cause = self._cause(error)
             except Exception:
-                what = f"rank 0, or torchrun, is gone: rank {self.rank} has lost contact"
-                cause = RankFailed(f"{what}: {_first_line(error)}")
+                cause = RankFailed(
+                    f"rank 0, or torchrun, is gone: rank {self.rank} has lost contact: {_first_line(error)}"
+                )
             raise cause from error
 
     def _tell(self, error: BaseException) -> None:
@@ -159,10 +160,11 @@ class RankGroup(Ranks):
         if not missing:
             return RankFailed(f"the ranks have lost contact with each other: {first}")
         names = ", ".join(map(str, missing))
-        verb = "rank {} is" if len(missing) == 1 else "ranks {} are"
-        what = f"{verb.format(names)} gone, or did not answer within compute.timeout"
-        where = "its own output says why, or the system's log where it was killed"
-        return RankFailed(f"{what}; {where} ({first})")
+        who = f"rank {names} is" if len(missing) == 1 else f"ranks {names} are"
+        return RankFailed(
+            f"{who} gone, or did not answer within compute.timeout; its own output says why, or the system's log where "
+            f"it was killed ({first})"
+        )
 
 
 def _released(*tensors: Tensor) -> None:

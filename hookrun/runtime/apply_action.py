@@ -110,7 +110,7 @@ def _passing_on(site: HookSite, capture: Op) -> Op:
         require_no_checkpoint()
         seen = value if site.passed_part is None else site.passed_part.of(value)
         # a copy, since it may be written in place later
-        site.clock.passed_on.now[site.hook_name, site.path] = seen.clone()
+        site.clock.forward.passed_on[site.hook_name, site.path] = seen.clone()
         return None if site.clock.stands_in else capture(value)
 
     return capture_and_pass
@@ -226,8 +226,11 @@ def _observer(site: HookSite, function: Op, path: tuple[Key, ...] | None) -> Op:
         try:
             if of_gradient and are_batched():
                 site.idle += 1
-                what = "gradients are batched (is_grads_batched, vectorize=True): it observes none of them"
-                warnings.warn(f"{site.where}: {what}", HookrunWarning, stacklevel=2)
+                warnings.warn(
+                    f"{site.where}: gradients are batched (is_grads_batched, vectorize=True): it observes none of them",
+                    HookrunWarning,
+                    stacklevel=2,
+                )
                 return value
             if plain and isinstance(value, Tensor) and value.is_floating_point():  # the common case
                 current.at = ""

@@ -69,10 +69,9 @@ def _region(frame: FrameType) -> tuple[object, bool] | None:
         if isinstance(value, checkpoint._CheckpointFrame):
             return value, True
         if isinstance(value, GeneratorType) and value.gi_frame is not None:
-            inside = value.gi_frame.f_locals.values()
-            made = [each for each in inside if isinstance(each, checkpoint._CheckpointFrame)]
-            if made:
-                return made[0], False
+            for inside in value.gi_frame.f_locals.values():
+                if isinstance(inside, checkpoint._CheckpointFrame):
+                    return inside, False
     return None
 
 

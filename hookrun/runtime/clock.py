@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count, islice
 from threading import local
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -26,7 +24,7 @@ from hookrun.runtime.checkpointing import (
     regions,
     repeating,
 )
-from hookrun.runtime.fast.direct_calls import CODE
+from hookrun.runtime.frames import call_frame, frames_of
 from hookrun.spec.when import When
 
 if TYPE_CHECKING:
@@ -45,31 +43,26 @@ class RowsOfRank(NamedTuple):
 
 
 class _Forward(local):
-    """The number of the current or latest forward of the root module in this thread, from 1; 0 before the first."""
+    """The current or latest forward of the root module in this thread.
+
+    If the model calls itself, the call and what follows it see nothing of what was passed on before.
+
+    number: of the forward, from 1; 0 before the first
+    """
 
     number = 0
 
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._passed_on = model, dict[tuple[str, str | None], Tensor]()
 
-class PassedOn(local):
-    """What captures have seen in the forward of the model that runs in this thread, for hooks that fire later in it.
-
-    If the model calls itself, the call and what follows it see nothing of what came before.
-    """
-
-    def __init__(self) -> None:
-        self._model: nn.Module | None = None
-        self._values = dict[tuple[str, str | None], Tensor]()
-
-    def renew(self, module: nn.Module, *call: Any) -> None:
-        """Drop all values: a forward of the model begins or ends."""
-        self._model = module
-        self._values.clear()
+    def renew(self, *call: Any) -> None:
+        """Drop what was passed on: a forward of the model begins or ends."""
+        self._passed_on.clear()
 
     @property
-    def now(self) -> dict[tuple[str, str | None], Tensor]:
-        """(hook name, module path) -> the value of the latest call; outside of a forward of the model nothing."""
-        model = self._model
-        return {} if model is None or next(frames_of(model), None) is None else self._values
+    def passed_on(self) -> dict[tuple[str, str | None], Tensor]:
+        """(hook name, module path) -> what a capture has seen last in this forward, for hooks that fire later in it."""
+        return {} if next(frames_of(self._model), None) is None else self._passed_on
 
 
 class Clock:
@@ -77,7 +70,7 @@ class Clock:
 
     step:         optimizer steps in training, batches otherwise; counts from 0
     epoch:        counts from 0
-    forward:      counts the forwards of the root module, in each thread
+    forward:      the current forward of the root module, in each thread
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count the elements that edits change (on the logged steps)
     rows:         this rank's rows of the current batch; None: the batch is not split
@@ -89,8 +82,7 @@ class Clock:
     training_at:  the step of the training in which the steps of an evaluation are counted; None: outside of one. To be
                   set before `step`
     passes:       which tokens the calls of the model compute; None where no hook has `tokens`
-    passed_on:    what captures have seen in the current forward, for values `{hook: NAME}`
-    on_change:    called when step or epoch changes
+    in_graphs:    tensors [] that compiled graphs read, each with a function that returns its present value
 
     In a user's own loop the steps of the first optimizer that steps the model's parameters are counted, until the
     first call of `advance`.
@@ -99,13 +91,13 @@ class Clock:
     def __init__(self, model: nn.Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
         self.model = model
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self.on_change: Callable[[], None] | None = None
+        self.in_graphs = list[tuple[Tensor, Callable[[], float]]]()
         self._step = 0
         self._epoch = 0
         self.training_at: int | None = None
         self._counted_by_hand = False
         self._optimizer: ReferenceType[Optimizer] | None = None
-        self.forward = _Forward()
+        self.forward = _Forward(model)
         self.accumulating = False
         self.rows: RowsOfRank | None = None
         self.stands_in = False
@@ -113,7 +105,6 @@ class Clock:
         self.holding: Mapping[str, Tensor] = {}
         self.population: int | None = None
         self.passes: Sequences | None = None
-        self.passed_on = PassedOn()
         self.counting = counting
 
     @property
@@ -124,8 +115,7 @@ class Clock:
     @step.setter
     def step(self, number: int) -> None:
         self._step = number
-        if self.on_change is not None:
-            self.on_change()
+        self._fill()
 
     @property
     def ramp_step(self) -> int:
@@ -140,8 +130,16 @@ class Clock:
     @epoch.setter
     def epoch(self, number: int) -> None:
         self._epoch = number
-        if self.on_change is not None:
-            self.on_change()
+        self._fill()
+
+    def followed_in_graphs(self, like: Tensor, now: Callable[[], float]) -> Tensor:
+        """A tensor like the one given, for compiled graphs to read: what `now` returns, at every step and epoch."""
+        self.in_graphs.append((like, now))
+        return like.fill_(now())
+
+    def _fill(self) -> None:
+        for number, now in self.in_graphs:
+            number.fill_(now())
 
     def advance(self) -> None:
         """End the current step. From now on the loop ends each step by this method, and optimizers are ignored."""
@@ -300,6 +298,8 @@ def gate(
     call: returns the number of the module's call within the forward
     draw: returns a number from 0 to 1 for the current firing
     """
+    if when.rank is not None and own_rank() not in when.rank:
+        return lambda: False
     tests = list[Callable[[], bool]]()
     if when.mode != "any":
         tests.append(lambda: when.holds_in(clock.model.training))
@@ -307,53 +307,11 @@ def gate(
         tests.append(lambda: when.holds_at(clock._step, clock._epoch))
     if (calls := when.call) is not None:
         tests.append(lambda: call() in calls)
-    if (ranks := when.rank) is not None:
-        here = own_rank() in ranks
-        tests.append(lambda: here)
     if when.probability < 1:
-        probability = when.probability
-        tests.append(lambda: draw() < probability)
+        tests.append(lambda: draw() < when.probability)
     if len(tests) < 2:
         return tests[0] if tests else None
     return lambda: all(test() for test in tests)
-
-
-_CALL = nn.Module._call_impl.__code__
-
-
-def call_frame() -> FrameType:
-    """The frame of the innermost current module call: in a hook, of the call for which the hook runs.
-
-    Outside module calls it is the caller's own frame.
-    """
-    here = frame = sys._getframe(1)
-    while frame.f_code is not _CALL and frame.f_code is not CODE:
-        outer = frame.f_back
-        if outer is None:
-            return here
-        frame = outer
-    return frame
-
-
-def frames_of(module: nn.Module) -> Iterator[FrameType]:
-    """The frames of the current calls of this module in this thread, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if (code is _CALL or code is CODE) and frame.f_locals.get("self") is module:
-            yield frame
-            if code is _CALL and frame.f_back is not None and frame.f_back.f_code is CODE:
-                frame = frame.f_back  # a direct call that fell back to torch's: count it once
-        frame = frame.f_back
-
-
-def finished(frame: FrameType) -> bool:
-    """Whether the call has ended, in any thread. If so, the locals of the frame are cleared."""
-    try:
-        frame.clear()
-    except RuntimeError:  # the frame is being executed
-        return False
-    return True
 
 
 _CROSS_ATTENTION = re.compile(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NoReturn
 
 import torch
@@ -38,14 +37,15 @@ class InGraph:
 def in_graph_of(site: HookSite, *, targeted: bool) -> InGraph:
     """A site inside a graph; its action is a function of tensors. torch compiles a graph for each mode of the model.
 
-    It gives the site the tensors that count its firings there and that say whether its schedule holds.
+    It gives the site the tensor that counts its firings there.
     """
-    keys, clock, device = site.spec.keys, site.clock, _device(site)
+    keys, clock, device = site.spec.keys, site.clock, site.like.device
     fired = site.fired_in_graphs = torch.zeros((), dtype=torch.int64, device=device)
     is_open: Tensor | None = None
     if keys.when.step is not None or keys.when.epoch is not None:
-        is_open = site.open_in_graphs = torch.tensor(False, device=device)
-        site.reschedule()
+        is_open = clock.followed_in_graphs(
+            torch.tensor(False, device=device), lambda: keys.when.holds_at(clock.step, clock.epoch)
+        )
     holds_in = {training: keys.when.holds_in(training) for training in (True, False)}
     path = keys.target.keys if keys.target is not None and targeted else None
     function = function_of(site)
@@ -120,11 +120,3 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     if not members:
         return change(value)
     return containers.replaced(value, {key: _rebuilt(member, change) for key, member in members})
-
-
-def _device(site: HookSite) -> torch.device:
-    """The device on which the module's values most likely are: a graph with tensors on several devices is slower."""
-    nearby = chain(
-        site.module.parameters(), site.module.buffers(), site.clock.model.parameters(), [torch.empty(0)]
-    )
-    return next(nearby).device

@@ -51,8 +51,10 @@ class Faulty:
     @property
     def form(self) -> dict[str, Any]:
         """dtype, and the shape with the rows of all ranks."""
-        shape = list(self.x.shape) if self.rows is None else [self.rows.whole, *self.x.shape[1:]]
-        return {"dtype": str(self.x.dtype).removeprefix("torch."), "shape": shape}
+        return {
+            "dtype": str(self.x.dtype).removeprefix("torch."),
+            "shape": list(self.x.shape) if self.rows is None else [self.rows.whole, *self.x.shape[1:]],
+        }
 
     @property
     def start(self) -> int:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import TypeVar
+
+from torch import nn
+
+from hookrun.runtime.fast.direct_calls import CODE
+
+T = TypeVar("T")
 
 
 def outward(frame: FrameType | None) -> Iterator[FrameType]:
@@ -11,3 +19,50 @@ def outward(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+_CALL = nn.Module._call_impl.__code__
+
+
+def call_frame() -> FrameType:
+    """The frame of the innermost current module call: in a hook, of the call for which the hook runs.
+
+    Outside module calls it is the caller's own frame.
+    """
+    here = frame = sys._getframe(1)
+    while frame.f_code is not _CALL and frame.f_code is not CODE:
+        outer = frame.f_back
+        if outer is None:
+            return here
+        frame = outer
+    return frame
+
+
+def frames_of(module: nn.Module) -> Iterator[FrameType]:
+    """The frames of the current calls of this module in this thread, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if (code is _CALL or code is CODE) and frame.f_locals.get("self") is module:
+            yield frame
+            if code is _CALL and frame.f_back is not None and frame.f_back.f_code is CODE:
+                frame = frame.f_back  # a direct call that fell back to torch's: count it once
+        frame = frame.f_back
+
+
+def finished(frame: FrameType) -> bool:
+    """Whether the call has ended, in any thread. If so, the locals of the frame are cleared."""
+    try:
+        frame.clear()
+    except RuntimeError:  # the frame is being executed
+        return False
+    return True
+
+
+def left_open(calls: dict[FrameType, T]) -> list[T]:
+    """Remove and return what is kept by frame for calls that have ended, the innermost first.
+
+    After KeyboardInterrupt and SystemExit torch runs no forward hooks, which would have removed it.
+    """
+    ended = [calls.pop(frame, None) for frame in reversed(tuple(calls)) if finished(frame)]
+    return [call for call in ended if call is not None]

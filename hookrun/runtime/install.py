@@ -21,7 +21,7 @@ from hookrun.errors import CompileError, HookrunError, HookrunWarning, Lookup, l
 from hookrun.plan.plan import ResolvedPlan, lies_in, uncompilable
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.direct_calls import call_through_torch
-from hookrun.runtime.hooks.base import Listener
+from hookrun.runtime.hooks.base import listen
 from hookrun.runtime.optimizers import follow
 from hookrun.runtime.records import Memory
 from hookrun.runtime.reduced import ReducedGradients
@@ -63,6 +63,7 @@ class Installation:
     """
 
     _stacklevel = 2  # frames from where a warning is raised to the `with` statement
+    _reads_calls = False  # before all hooks of a call
     _is_inside = False
     sites: list[HookSite]
 
@@ -101,14 +102,23 @@ class Installation:
                 self._wiring.install()
                 if self._standalone:
                     self._wiring.closing.callback(follow(after=self.clock.stepped))
-                    listener = Listener(partial(_note_call, ref(self)))
-                    self._first_call = self._model.register_forward_pre_hook(listener.note)
+                    self._first_call = listen(
+                        self._model.register_forward_pre_hook,
+                        partial(_note_call, ref(self)),
+                        prepend=self._reads_calls,
+                        with_kwargs=True,
+                    )
                     self._wiring.closing.callback(self._first_call.remove)
             except BaseException:
                 self._wiring.remove()
                 raise
         self._is_inside = True
         return self
+
+    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note that the model is called."""
+        self._model_ran = True
+        self._first_call.remove()  # later calls cost nothing
 
     def _remove(self) -> None:
         with changing:
@@ -127,8 +137,8 @@ class Installation:
         self._remove()
         if not self._standalone or kind is not None:
             return
-        later = (site for site in self.sites if site.hook_type.phase != "installation")
-        if not (self._model_ran or any(site.firings for site in later)):
+        fired = any(site.firings for site in self.sites if site.hook_type.phase != "installation")
+        if not (self._model_ran or fired):
             return  # neither the model nor a hooked part of it has run
         lines = describe_inactive(self._inactive_to_report())
         if lines and self._strict:
@@ -174,9 +184,9 @@ class Installation:
             for site in self.sites
             if not site.firings
         ]
-        idle = [site for site in self.sites if site.fired and site.idle >= site.fired]
+        idle = [(site.hook_name, site.path, why) for site in self.sites if (why := site.why_idle)]
         left = [(site.hook_name, site.path, why) for site in self.sites if (why := site.why_left)]
-        return never + [(site.hook_name, site.path, site.why_idle) for site in idle] + left
+        return never + idle + left
 
     @property
     def unexplained(self) -> list[tuple[str, str, str]]:
@@ -269,16 +279,10 @@ class Installation:
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Firings inside the block are not counted."""
-        in_graphs = [site.fired_in_graphs for site in self.sites if site.fired_in_graphs is not None]
-        before = [fired.clone() for fired in in_graphs]
         with ExitStack() as counts:
             for site in self.sites:
                 counts.enter_context(site.uncounted())
-            try:
-                yield
-            finally:
-                for fired, earlier in zip(in_graphs, before, strict=True):
-                    fired.copy_(earlier)
+            yield
 
     def paused(self) -> AbstractContextManager[None]:
         """No hook runs in forward passes inside the block; changes by `apply` hooks stay in the model."""
@@ -331,7 +335,6 @@ class Installation:
 
         Raises HookrunError for tensors of other shapes or dtypes.
         """
-        sequences = self._wiring.sequences
         shape = list(input_ids.shape)
         if input_ids.dim() != 2 or input_ids.is_floating_point():
             raise HookrunError(f"tokens: found input_ids of shape {shape}, expected integers [B, T]")
@@ -340,12 +343,11 @@ class Installation:
             or attention_mask.shape[0] != shape[0]
             or attention_mask.shape[1] < shape[1]
         ):
-            found = list(attention_mask.shape)
             raise HookrunError(
-                f"tokens: found an attention_mask of shape {found} with input_ids of shape {shape}"
+                f"tokens: found an attention_mask of shape {list(attention_mask.shape)} with input_ids of shape {shape}"
             )
-        if sequences is not None:
-            sequences.set_by_hand(CallTokens.of(input_ids, attention_mask))
+        if self.clock.passes is not None:
+            self.clock.passes.set_by_hand(CallTokens.of(input_ids, attention_mask))
 
     @property
     def spans(self) -> Mapping[str, Tensor]:
@@ -365,8 +367,8 @@ class Installation:
                 raise HookrunError(f"spans: {name}: found the shape {list(bounds.shape)}, expected [B, 2]")
             found[name] = bounds
         self._spans = found
-        if self._wiring.sequences is not None:
-            self._wiring.sequences.spans = found
+        if self.clock.passes is not None:
+            self.clock.passes.spans = found
 
     @property
     def population(self) -> int | None:
@@ -402,11 +404,10 @@ class Installation:
                 remove_parameter(module, name)
 
 
-def _note_call(installation: ReferenceType[Installation], module: nn.Module, args: Any) -> None:
-    """The first call of the model. The model must not keep the installation alive."""
+def _note_call(installation: ReferenceType[Installation], module: nn.Module, args: Any, kwargs: Any) -> None:
+    """A call of the model, which must not keep the installation alive."""
     if (hooks := installation()) is not None:
-        hooks._model_ran = True
-        hooks._first_call.remove()  # later calls cost nothing
+        hooks._called(module, args, kwargs)
 
 
 # ---- how often each hook fired, and which hooks did nothing ------------------------------------------------------

@@ -85,9 +85,7 @@ class Part(TensorPart):
         self._on: dict[torch.device, Tensor] = {}
         if self._numbers is not None:
             place = self._items.index(self._numbers)
-            self._after_ellipsis = ... in self._items[:place]
-            self._from_end = len(self._items) - place
-            self._place = place
+            self._place = place - len(self._items) if ... in self._items[:place] else place
 
     def find(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """The tensor, and the index in the form that torch takes."""
@@ -137,7 +135,7 @@ class Part(TensorPart):
     def _require_fit(self, tensor: Tensor) -> None:
         """IndexError for positions outside the dimension; an accelerator would report them late or never."""
         dims, numbers = tensor.dim(), self._numbers
-        dim = dims - self._from_end if self._after_ellipsis else self._place
+        dim = dims + self._place if self._place < 0 else self._place
         if numbers is None or not 0 <= dim < dims or (dim, size := tensor.shape[dim]) in self._fitting:
             return
         beyond = [number for number in numbers if not -size <= number < size]
@@ -176,8 +174,9 @@ class HeadsPart(TensorPart):
     def _part(self, dims: int, dim: int | None) -> Part:
         if (part := self._parts.get((dims, dim))) is None:
             picked = self._heads.pick
-            items: tuple[Item, ...]
-            items = (..., picked, slice(None)) if dim is None else (*[slice(None)] * dim, picked)
+            items: tuple[Item, ...] = (
+                (..., picked, slice(None)) if dim is None else (*[slice(None)] * dim, picked)
+            )
             part = self._parts[dims, dim] = Part(Index(f"heads {list(picked)}", items))
         return part
 
@@ -229,12 +228,11 @@ class HeadsPart(TensorPart):
                 "heads this tensor has: heads: {count: …, pick: …}"
             )
         if not counted.in_last:
-            picked = list(self._heads.pick)
             raise ValueError(
                 f"heads: the last dimension of shape {list(shape)} has the size of {fits[0]} heads and does not hold "
                 "heads here; hook the input of the attention's output projection (`hook: forward_pre`), or the point z "
                 "that model.args.attention=points adds; if this tensor does hold heads, say how many: "
-                f"heads: {{count: {fits[0]}, pick: {picked}}}"
+                f"heads: {{count: {fits[0]}, pick: {list(self._heads.pick)}}}"
             )
         return fits[0]
 

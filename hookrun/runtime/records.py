@@ -91,9 +91,9 @@ class RecordSink(Sink):
                     places = first if rows is None else rows[:fitting]
                     keep(part, places, None if tokens is None else tokens.at(first))
             used = f"{budget.used:,} of {budget.limit:,} bytes"
-            at = f"epoch {site.clock.epoch}, step {site.clock.step}"
             self.show(
-                f"{site.hook_name}: its max_bytes are used up ({used}) at {at}: it captures nothing more"
+                f"{site.hook_name}: its max_bytes are used up ({used}) at epoch {site.clock.epoch}, step "
+                f"{site.clock.step}: it captures nothing more"
             )
             site.emit({"spent": budget.limit})
 
@@ -275,12 +275,12 @@ def _place(record: dict[str, Any]) -> str:
 def line(record: dict[str, Any]) -> str:
     """A record as one line of text: ``shapes  layer4  shape=[10, 512, 1, 1]``."""
     at = f" {record['path']}" if record["path"] else ""
-    data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in ABOUT)
+    data = "  ".join(
+        f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in record.items()
+        if key not in ABOUT
+    )
     return printable(f"{record['hook']}  {record['module'] or '(root)'}{at}  {data}", kept="\n\t")
-
-
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 # ---- captures of hooks with `tokens` ---------------------------------------------------------------------------

@@ -17,7 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hookrun.errors import HookError
 from hookrun.runtime.hooks.base import ParameterHook
-from hookrun.runtime.sharded import HookedParameters, Moves, is_fully_sharded, is_sharded, reduces
+from hookrun.runtime.sharded import (
+    HookedParameter,
+    HookedParameters,
+    is_fully_sharded,
+    is_sharded,
+    own_part,
+    reduces,
+)
 from hookrun.values.containers import tensors
 
 
@@ -32,25 +39,21 @@ class ReducedGradients:
 
     def __init__(self, *, stands_in: bool = False) -> None:
         self.stands_in = stands_in
-        self._hooks = list[tuple[nn.Parameter, ParameterHook]]()
+        self._hooks = list[tuple[HookedParameter, ParameterHook]]()
 
-    def add(self, parameter: nn.Parameter, hook: ParameterHook) -> None:
+    def add(self, place: HookedParameter, hook: ParameterHook) -> None:
         """Add a hook on the gradient of a parameter."""
-        self._hooks.append((parameter, hook))
-
-    def move(self, moves: Moves) -> None:
-        """Replace parameters by the shards that have taken their place."""
-        self._hooks = [(moves.get(id(parameter), parameter), hook) for parameter, hook in self._hooks]
+        self._hooks.append((place, hook))
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The hooked parameters, each once."""
-        return list({id(parameter): parameter for parameter, _ in self._hooks}.values())
+        return list({id(place.parameter): place.parameter for place, _ in self._hooks}.values())
 
     @property
     def of_each_part(self) -> list[nn.Parameter]:
         """The parameters with hooks that see the gradient of each micro-batch before it is added to the others."""
-        return [parameter for parameter, hook in self._hooks if hook.before_accumulation]
+        return [place.parameter for place, hook in self._hooks if hook.before_accumulation]
 
     @torch.no_grad()
     def run(
@@ -64,10 +67,10 @@ class ReducedGradients:
         only:   ids of the parameters whose gradient the backward pass has computed; None: all parameters
         """
         waiting = {id(parameter): (parameter, earlier) for parameter, earlier in before}
-        hooked = {id(parameter): (parameter, list[ParameterHook]()) for parameter, _ in self._hooks}
-        for parameter, hook in self._hooks:
-            if only is None or id(parameter) in only:
-                hooked[id(parameter)][1].append(hook)
+        hooked = {id(parameter): (parameter, list[ParameterHook]()) for parameter in self.parameters}
+        for place, hook in self._hooks:
+            if only is None or id(place.parameter) in only:
+                hooked[id(place.parameter)][1].append(hook)
         # in the order of a backward pass: last layers first
         for parameter, hooks in reversed(hooked.values()):
             for hook in hooks:
@@ -93,8 +96,8 @@ class GradientsOfWrapped:
     """
 
     def __init__(self, model: nn.Module, hooked: HookedParameters, added: Sequence[tuple[str, str]]) -> None:
-        self._model: nn.Module | None = model
-        self._hooked: HookedParameters | None = hooked
+        self._model = model
+        self._hooked = hooked
         self._added = added
         self._whole = model if isinstance(model, DistributedDataParallel) else None
         self._wrapper: DistributedDataParallel | None = None
@@ -105,21 +108,18 @@ class GradientsOfWrapped:
         self._before = dict[int, tuple[nn.Parameter, Tensor | None]]()
         self._versions = dict[int, tuple[Tensor | None, int]]()
         self._begun = False
-        hooked.on_move.append(self._reduced.move)
 
-    def add(self, parameter: nn.Parameter, hook: ParameterHook) -> None:
+    def add(self, place: HookedParameter, hook: ParameterHook) -> None:
         """Let the registered hook wait for the summed gradient whenever the model is wrapped."""
-        self._reduced.add(parameter, hook)
-        hook.waits = partial(self._defer, parameter, hook.before_accumulation)
+        self._reduced.add(place, hook)
+        hook.waits = partial(self._defer, place.parameter, hook.before_accumulation)
 
     def clear(self) -> None:
         """Drop all hooks: the object does nothing from now on."""
-        self._reduced, self._wrapper, self._hooked, self._model = ReducedGradients(), None, None, None
+        self._reduced, self._wrapper = ReducedGradients(), None
 
     def forward_begins(self, module: nn.Module, args: Any) -> None:
         """To be called before each forward of the model. Raises HookError if a hooked parameter was replaced."""
-        if self._hooked is None:
-            return
         in_backward = torch._C._current_graph_task_id() != -1
         if not in_backward:
             # drop the state that a failed backward pass has left
@@ -198,7 +198,7 @@ class GradientsOfWrapped:
 
     def _begin(self, grad: Tensor) -> None:
         """At the beginning of a backward pass: set earlier gradients aside, so that `grad` hooks see only new ones."""
-        if self._begun or self._hooked is None:
+        if self._begun:
             return
         self._begun = True
         Variable._execution_engine.queue_callback(self._backward_ended)
@@ -209,11 +209,9 @@ class GradientsOfWrapped:
                 self._before[id(parameter)] = (parameter, gradient)
                 parameter.grad = None
             elif is_sharded(gradient):
-                self._versions[id(parameter)] = (gradient, _version(gradient))
+                self._versions[id(parameter)] = (gradient, own_part(gradient)._version)
 
     def _run_sharded(self) -> None:
-        if self._hooked is None or self._model is None:
-            return
         self._hooked.follow()
         if not reduces(self._model):
             hooked = bool(self._reduced.of_each_part)
@@ -236,7 +234,7 @@ class GradientsOfWrapped:
         if not is_sharded(gradient):
             return False
         earlier, version = self._versions.get(id(parameter), (None, -1))
-        return gradient is not earlier or _version(gradient) != version
+        return gradient is not earlier or own_part(gradient)._version != version
 
     def _put_back(self) -> None:
         """Restore the gradients from before a backward pass whose gradients were not summed."""
@@ -244,12 +242,6 @@ class GradientsOfWrapped:
             if parameter.grad is None:
                 parameter.grad = earlier
         self._before, self._versions, self._begun = {}, {}, False
-
-
-def _version(gradient: Any) -> int:
-    """The version of this rank's part, to which fully_shard adds in place."""
-    version: int = gradient.to_local()._version
-    return version
 
 
 def _not_whole(under: str, hint: str) -> HookError:

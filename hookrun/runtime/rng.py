@@ -33,8 +33,7 @@ def generators_kept() -> Iterator[None]:
 
 def derived_seed(*parts: object) -> int:
     """A 63-bit seed that depends on every part and is the same in every process."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
 class Draws:
@@ -108,8 +107,9 @@ def drawn(like: Tensor, fill: Fill, generator: Generator, rows: RowsOfRank | Non
                 "torch.export and make_fx trace random numbers of a generator from torch 2.13 on"
             ) from error
     if not like.dim() or len(like) != len(rows.mine):
-        shape = list(like.shape)
-        raise ValueError(f"this rank has {len(rows.mine)} rows of the batch, the tensor has shape {shape}")
+        raise ValueError(
+            f"this rank has {len(rows.mine)} rows of the batch, the tensor has shape {list(like.shape)}"
+        )
     sizes, form = (rows.whole, *like.shape[1:]), suggest_memory_format(like)
     whole = fill(torch.empty(sizes, dtype=like.dtype, device=like.device, memory_format=form), generator)
     return whole[rows.mine.start : rows.mine.stop]

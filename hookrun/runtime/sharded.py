@@ -6,7 +6,8 @@ Putting the whole together is a collective operation: every rank must call these
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +35,7 @@ def whole(tensor: Any) -> Tensor:
 
 def own_part(tensor: Any) -> Tensor:
     """This rank's part, detached, on the same memory; a tensor that is not sharded is returned unchanged."""
-    part: Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor
+    part: Tensor = tensor.to_local().detach() if is_sharded(tensor) else tensor
     return part
 
 
@@ -60,8 +61,14 @@ def whole_of(part: Tensor, there: Any) -> Tensor:
         return part
     from torch.distributed.tensor import DTensor
 
-    form = {"shape": there.shape, "stride": there.stride()}
-    parts: Any = DTensor.from_local(part, there.device_mesh, there.placements, run_check=False, **form)
+    parts: Any = DTensor.from_local(
+        part,
+        there.device_mesh,
+        there.placements,
+        run_check=False,
+        shape=there.shape,
+        stride=there.stride(),
+    )
     return whole(parts)
 
 
@@ -76,15 +83,12 @@ def edited(value: Tensor, firings: Sequence[BoundHook]) -> Tensor:
 
     A sharded tensor is gathered first.
     """
-    if not is_sharded(value):
-        for firing in firings:
-            value = firing.op(value)
-        return value
-    firings = [firing for firing in firings if due(firing)]
-    seen = new = whole(value)
+    sharded = is_sharded(value)
+    seen = new = whole(value) if sharded else value
     for firing in firings:
-        new = firing.op(new)
-    return value if new is seen else shard_of(new, value)
+        if not sharded or due(firing):
+            new = firing.op(new)
+    return value if new is seen else like(new, value)
 
 
 # ---- models -------------------------------------------------------------------------------------------------------
@@ -105,11 +109,11 @@ def is_fully_sharded(model: nn.Module) -> bool:
 
 def reduces(model: nn.Module) -> bool:
     """Whether a backward pass would sum gradients over the ranks now: False after set_requires_gradient_sync(False)."""
-    for module in sharded_modules(model):
-        state = module._get_fsdp_state()
-        if not all(group.reduce_grads for group in state._fsdp_param_groups):
-            return False
-    return True
+    return all(
+        group.reduce_grads
+        for module in sharded_modules(model)
+        for group in module._get_fsdp_state()._fsdp_param_groups
+    )
 
 
 def move_inside_sharding(model: nn.Module, ours: Collection[int]) -> None:
@@ -130,38 +134,52 @@ def sharded_too_early(plan: ResolvedPlan, model: nn.Module) -> list[Problem]:
     for hook in plan.hooks if parts else ():
         spec = hook.spec
         if spec.hook_type.phase == "installation" or hook.added:
-            message = (
-                f"{spec.action.action_name} changes the model's parameters, and {parts[0]} is sharded already"
+            problems.append(
+                Problem(
+                    f"{spec.where}.action",
+                    f"{spec.action.action_name} changes the model's parameters, and {parts[0]} is sharded already",
+                    "install the hooks before fully_shard",
+                )
             )
-            problems.append(Problem(f"{spec.where}.action", message, "install the hooks before fully_shard"))
         elif spec.hook_type.on_parameters and not is_fully_sharded(model):
-            message = f"{parts[0]} is a DTensor not made by fully_shard: it is not known when its gradient is summed"
-            problems.append(Problem(spec.where, message, "leave the hook out"))
+            problems.append(
+                Problem(
+                    spec.where,
+                    f"{parts[0]} is a DTensor not made by fully_shard: it is not known when its gradient is summed",
+                    "leave the hook out",
+                )
+            )
     return problems
 
 
-Moves = Mapping[int, nn.Parameter]
-"""id(parameter) -> the sharded parameter that has replaced it."""
+@dataclass(eq=False)
+class HookedParameter:
+    """The parameter `name` of the module `owner`; after fully_shard the shard that has taken its place."""
+
+    owner: nn.Module
+    name: str
+    parameter: nn.Parameter
 
 
 class HookedParameters:
     """The hooked parameters by path.
 
     It checks the parameters before each optimizer step, since hooks on a replaced parameter would be lost silently.
-
-    places:  path -> the module, the name in it, and the parameter that is hooked
-    on_move: called when fully_shard has replaced parameters by shards
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self.places = dict[str, tuple[nn.Module, str, nn.Parameter]]()
-        self.on_move = list[Callable[[Moves], None]]()
+        self.places = dict[str, HookedParameter]()
+
+    def add(self, path: str, owner: nn.Module) -> HookedParameter:
+        """Add the parameter at this path, which belongs to this module."""
+        name = path.rpartition(".")[2]
+        return self.places.setdefault(path, HookedParameter(owner, name, owner.get_parameter(name)))
 
     @property
     def all_there(self) -> bool:
         """Whether every hooked parameter is still the module's parameter of that name."""
-        return all(owner._parameters.get(name) is one for owner, name, one in self.places.values())
+        return all(each.owner._parameters.get(each.name) is each.parameter for each in self.places.values())
 
     def follow(self, *step: object, shards: bool = True) -> None:
         """Move hooks to the shards by which fully_shard has replaced parameters. To be called between two steps.
@@ -171,24 +189,14 @@ class HookedParameters:
 
         Raises HookError if a parameter was replaced by anything else.
         """
-        moves = dict[int, nn.Parameter]()
-        for path, (owner, name, parameter) in self.places.items():
-            now = owner._parameters.get(name)
-            if now is parameter:
+        for path, place in self.places.items():
+            now = place.owner._parameters.get(place.name)
+            if now is place.parameter:
                 continue
-            if shards and now is not None and is_sharded(now) and not is_sharded(parameter):
-                moves[id(parameter)] = now
-                self.places[path] = (owner, name, now)
-            elif all(other is not parameter for other in self._model.parameters()):  # it was not just renamed
+            if shards and now is not None and is_sharded(now) and not is_sharded(place.parameter):
+                place.parameter = now
+            elif all(other is not place.parameter for other in self._model.parameters()):  # not just renamed
                 raise HookError(
                     f"the parameter {path} was replaced after hooks were installed on it, for example by to_empty or "
                     "quantization: its hooks would be lost; install the hooks afterwards"
                 )
-        if moves:
-            for listener in self.on_move:
-                listener(moves)
-
-    def clear(self) -> None:
-        """Forget all parameters and listeners."""
-        self.places.clear()
-        self.on_move.clear()

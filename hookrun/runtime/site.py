@@ -27,7 +27,7 @@ from hookrun.actions.base import (
 )
 from hookrun.actions.check import finding, verdict
 from hookrun.actions.fields import Meaning
-from hookrun.actions.user_code import Recorded, added_names, on_tensor, parameters_of
+from hookrun.actions.user_code import Recorded, added_names, on_tensor
 from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, Ramp, at_step
 from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.models.attention_points import lacks_points
@@ -132,7 +132,6 @@ class HookSite:
     fired:     how often the hook fired here (its schedule let it through)
     idle:      firings in which the hook found nothing to act on
     fired_in_graphs: the same inside compiled graphs, a 0-dimensional tensor that they add to
-    open_in_graphs:  whether the schedule holds at this step and epoch, which they read; None if it always does
     target_was_none: the target was None in a firing
     let_through: an action on the call itself did not take place in some call
     changed:   how many of the `total` elements its edits changed, counted while `clock.counting`
@@ -168,7 +167,6 @@ class HookSite:
         self.calls = calls
         self.fired = 0
         self.fired_in_graphs: Tensor | None = None
-        self.open_in_graphs: Tensor | None = None
         self.idle = 0
         self._idle_at = 0
         self.target_was_none = False
@@ -191,10 +189,8 @@ class HookSite:
             isinstance(value, OutsideValue) and (value.at is not None or value.per_sample)
             for value in action.outside_values().values()
         )
-        self._functions = hook.functions
-        self._own = hook.own
+        self._hook = hook
         self._held = list[Any]()
-        self._ramps_in_graphs = list[tuple[Ramp, Tensor]]()
 
     @cached_property
     def where(self) -> str:
@@ -216,8 +212,10 @@ class HookSite:
         return self.fired if self.fired_in_graphs is None else self.fired + int(self.fired_in_graphs)
 
     @property
-    def why_idle(self) -> str:
-        """Why the hook did nothing here, if all of its firings found nothing."""
+    def why_idle(self) -> str | None:
+        """Why the hook did nothing here; None if it never fired, or a firing found something."""
+        if not self.fired or self.idle < self.fired:
+            return None
         if not self.target_was_none:
             samples = self.spec.keys.when.of_samples
             none = f"sample with {samples}" if samples else "tensor for its action"
@@ -232,13 +230,6 @@ class HookSite:
         if isinstance(given, FaultList) and 0 < self.firings < given.fired:
             return f"fired {self.firings:,} times, and its list has the faults of {given.fired:,}"
         return None
-
-    def reschedule(self) -> None:
-        """Tell compiled graphs whether the schedule holds at the present step and epoch, and the numbers there."""
-        for ramp, number in self._ramps_in_graphs:
-            number.fill_(ramp.at(self.clock.ramp_step))
-        if self.open_in_graphs is not None:
-            self.open_in_graphs.fill_(self.spec.keys.when.holds_at(self.clock.step, self.clock.epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, the positions of the random draws, and the `state_dict()` of the user's own objects."""
@@ -272,8 +263,7 @@ class HookSite:
         try:
             return getattr(own, method)(*args)
         except Exception as error:
-            message = f"{type(own).__name__}.{method} failed: {reason(error)}"
-            raise HookError(f"{self.where}: {message}") from error
+            raise HookError(f"{self.where}: {type(own).__name__}.{method} failed: {reason(error)}") from error
 
     # ---- values ------------------------------------------------------------------------------------------------
 
@@ -295,8 +285,10 @@ class HookSite:
 
     def _following(self, ramp: Ramp) -> Callable[[Tensor], Tensor | float]:
         """A function tensor -> the number at the present step; in a graph a tensor [], which each step fills."""
-        in_graphs, clock = torch.tensor(ramp.at(self.clock.ramp_step), dtype=torch.float64), self.clock
-        self._ramps_in_graphs.append((ramp, in_graphs))
+        clock = self.clock
+        in_graphs = clock.followed_in_graphs(
+            torch.zeros([], dtype=torch.float64), lambda: ramp.at(clock.ramp_step)
+        )
 
         def following(x: Tensor) -> Tensor | float:
             if not torch.compiler.is_dynamo_compiling():
@@ -323,25 +315,29 @@ class HookSite:
         if varies or not (source is None or isinstance(source, Tensor)):
             constant = self._constant(field)
             return lambda like: prepare(constant(like))
-        problem = ""
         with unset_fake_temporarily(), ordinary_tensors(), torch.no_grad():
             try:
                 ready = prepare(torch.tensor(given, dtype=torch.float64) if source is None else source)
             except ValueError as error:
                 problem = str(error)
 
-        def refused(like: Tensor) -> Tensor:
-            raise ValueError(problem)  # at the firing, where a trial run reports it with those of other hooks
+                def refused(like: Tensor) -> Tensor:
+                    raise ValueError(
+                        problem
+                    )  # at the firing: a trial run reports it with those of other hooks
 
-        return refused if problem else self._in_form(ready)
+                return refused
+        return self._in_form(ready)
 
     def _constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """A function tensor -> the field's value in its dtype and on its device; with `at: same` the part of it."""
         given, source, part = getattr(self.spec.action, field), self._values.get(field), self.part
         constant = self._whole_constant(given, source)
-        if isinstance(given, OutsideValue) and isinstance(given.factor, Ramp):
+        if not isinstance(given, OutsideValue):
+            return constant
+        if isinstance(given.factor, Ramp):
             constant = self._multiplied(constant, given.factor)
-        if part is None or not isinstance(given, OutsideValue) or given.at is None:
+        if part is None or given.at is None:
             return constant
         by_sample = source is not None and not isinstance(source, Tensor | InlineFunction | PendingRun)
 
@@ -420,8 +416,9 @@ class HookSite:
         """The rows of the samples of the current batch."""
 
         def rows(like: Tensor) -> Tensor:
-            chosen, whole = self.current.chosen, like is self.current.whole
-            if chosen is None and not whole and not self._part_keeps_samples():
+            chosen, part, whole = self.current.chosen, self.part, self.current.whole
+            is_part = chosen is None and like is not whole
+            if is_part and part is not None and whole is not None and not part.keeps_samples(whole.dim()):
                 raise HookError(
                     f"{self.where}: `index` picks rows of the batch, and the value has a row for each sample: "
                     "add at: same to the value"
@@ -436,31 +433,22 @@ class HookSite:
                 )
             draw = self._draws.generator(torch.device("cpu"))
             if chosen is not None:  # each position, or each sequence, of a sample gets the sample's row
-                places = chosen.of.samples_of_rows(len(samples)) if whole else chosen.rows.samples
-                return in_form_of(source.of(samples, draw)[places], like)
+                of_rows = chosen.of.samples_of_rows(len(samples)) if like is whole else chosen.rows.samples
+                return in_form_of(source.of(samples, draw)[of_rows], like)
             if not like.dim() or like.shape[0] != len(samples):
-                shape = list(like.shape)
                 raise HookError(
-                    f"{self.where}: the batch has {len(samples)} samples, the tensor has shape {shape}"
+                    f"{self.where}: the batch has {len(samples)} samples, the tensor has shape {list(like.shape)}"
                 )
             return in_form_of(source.of(samples, draw), like)
 
         return rows
-
-    def _part_keeps_samples(self) -> bool:
-        """Whether the part that the action is given has a row for each sample, as the whole tensor has."""
-        return (
-            self.part is None
-            or self.current.whole is None
-            or self.part.keeps_samples(self.current.whole.dim())
-        )
 
     def _passed(self, value: PassValue) -> Callable[[Tensor], Tensor]:
         """What another hook has seen in this forward."""
 
         def passed(like: Tensor) -> Tensor:
             require_no_checkpoint()
-            if (seen := self.clock.passed_on.now.get((value.hook, value.module))) is None:
+            if (seen := self.clock.forward.passed_on.get((value.hook, value.module))) is None:
                 raise HookError(
                     f"{self.where}: {value.hook} has not fired at {value.module or '(root)'} in this forward of the "
                     "model: it must fire before this hook"
@@ -487,7 +475,7 @@ class HookSite:
 
     def function(self, field: str) -> Trusted | InlineFunction:
         """The user's own function that the field names."""
-        return self._functions[field]
+        return self._hook.functions[field]
 
     @contextmanager
     def context(self) -> Iterator[HookContext]:
@@ -522,25 +510,27 @@ class HookSite:
         """
         if not isinstance(own, nn.Module):
             return own
-        module, links = self.module, list[tuple[dict[str, nn.Parameter | None], str, str]]()
+        module = self.module
         with unset_fake_temporarily():
             if given and not self.sink.has_values:
                 own = deepcopy(own)  # a trial run must leave no gradients in it
-            elif self._own and not given:
-                own.to(self._like.device, self._like.dtype)
+            elif self._hook.own and not given:
+                own.to(self.like.device, self.like.dtype)
         names = {
             parameter: name
             for parameter, name in added_names(own, self.hook_name).items()
-            if name in self._own
+            if name in self._hook.own
         }
         for parameter, name in names.items():
             if given and was_added(module, name):
                 remove_parameter(module, name)  # the object has the present values
             self._add(name, parameter)
-        for name, parameter in parameters_of(own):
-            if parameter in names:
-                owner, _, leaf = name.rpartition(".")
-                links.append((own.get_submodule(owner)._parameters, leaf, names[parameter]))
+        links = [
+            (part._parameters, name, names[parameter])
+            for part in nn.Module.modules(own)
+            for name, parameter in part._parameters.items()
+            if parameter in names
+        ]
 
         def call(*args: Any, **kwargs: Any) -> Any:
             for parameters, leaf, name in links:
@@ -560,10 +550,10 @@ class HookSite:
             add_parameter(self.module, name, parameter)
 
     @property
-    def _like(self) -> Tensor:
-        """A tensor in the dtype and on the device of parameters that are added; an activation has none of its own."""
-        nearby = chain(self.module.parameters(), self.clock.model.parameters())
-        return next((p for p in nearby if p.is_floating_point()), torch.empty(0))
+    def like(self) -> Tensor:
+        """A parameter of the module or else the model, whose dtype and device the module's values most likely have."""
+        parameters = chain(self.module.parameters(), self.clock.model.parameters())
+        return next((each for each in parameters if each.is_floating_point()), torch.empty(0))
 
     def _trained(self, field: str) -> Callable[[Tensor], Tensor]:
         """The added parameter as an operand, looked up in the module at each call: fully_shard replaces parameters.
@@ -572,7 +562,7 @@ class HookSite:
         """
         name = str(self.spec.action.adds(self.hook_name))
         if not was_added(self.module, name):
-            self._add(name, nn.Parameter(self._constant(field)(self._like).clone()))
+            self._add(name, nn.Parameter(self._constant(field)(self.like).clone()))
         module = self.module
 
         def trained(x: Tensor) -> Tensor:
@@ -616,8 +606,8 @@ class HookSite:
     def drawn(self, like: Tensor, fill: Fill) -> Tensor:
         """Random numbers in shape, dtype and device of `like`."""
         self._require("drawn")
-        generator = self._draws.generator(like.device)
-        return drawn(like, fill, generator, self.clock.rows if self.hook_type.of_rows else None)
+        rows = self.clock.rows if self.hook_type.of_rows else None
+        return drawn(like, fill, self._draws.generator(like.device), rows)
 
     def flipped(self, x: Tensor, bits: Sequence[int], draw: Draw, *, by_sample: bool) -> Tensor:
         self._require("flipped")
@@ -697,8 +687,8 @@ class HookSite:
         """The values of RECORD_KEYS for a record about the tensor at `path`, by default the one that is acted on."""
         clock, current = self.clock, self.current
         at = current.within + (current.at if path is None else path)
-        when = clock.mode, clock.epoch, clock.step, self.call
-        return (self.hook_name, self.path, at, self.spec.action.action_name, *when)
+        action = self.spec.action.action_name
+        return self.hook_name, self.path, at, action, clock.mode, clock.epoch, clock.step, self.call
 
     def fail(self, what: str) -> None:
         """The hook cannot do its work here: raises HookError; a trial run collects the message instead."""
@@ -740,8 +730,10 @@ class HookSite:
             if holding is not None:
                 return kept[holding].nonzero().squeeze(1)
             if not shape or shape[0] != len(kept):
-                seen = f"sees a tensor of shape {list(shape)} in a batch of {len(kept)}"
-                raise HookError(f"{self.where}: it keeps only some samples and {seen}")
+                raise HookError(
+                    f"{self.where}: it keeps only some samples and sees a tensor of shape {list(shape)} in a batch of "
+                    f"{len(kept)}"
+                )
             return kept.nonzero().squeeze(1)
 
         return rows
@@ -771,8 +763,9 @@ class HookSite:
         self.emit(record)
         if policy == "error" and has_values:
             at = f" at {self.current.at}" if self.current.at else ""
-            step = f"epoch {clock.epoch}, step {clock.step}"
-            raise CheckFailed(f"{self.where} ({record['class']}){at}, {step}: {verdict(record)}")
+            raise CheckFailed(
+                f"{self.where} ({record['class']}){at}, epoch {clock.epoch}, step {clock.step}: {verdict(record)}"
+            )
 
     def found_nothing(self) -> None:
         """Count the current firing as idle: it found nothing for its action."""
@@ -786,7 +779,7 @@ class HookSite:
         Other ranks may have something for it, and sharded gradients are reduced only if each rank has them.
         """
         self.found_nothing()
-        trained, action = list(self._own), self.spec.action
+        trained, action = list(self._hook.own), self.spec.action
         if action.trains:
             trained.append(str(action.adds(self.hook_name)))
         if not trained or not torch.is_grad_enabled():
@@ -796,12 +789,15 @@ class HookSite:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Firings inside the block are not counted, except in compiled graphs."""
-        counts = self.fired, self.idle, self.changed, self.total
+        """Firings inside the block are not counted."""
+        counts, in_graphs = (self.fired, self.idle, self.changed, self.total), self.fired_in_graphs
+        before = None if in_graphs is None else in_graphs.clone()
         try:
             yield
         finally:
             self.fired, self.idle, self.changed, self.total = counts
+            if in_graphs is not None and before is not None:
+                in_graphs.copy_(before)
 
     def _require(self, member: str) -> None:
         """Raise HookError if the action uses a member of the site that it does not declare."""

@@ -23,9 +23,8 @@ from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan, uncompilable
 from hookrun.runtime.apply_action import Op, compose, unscaled
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import in_graph_of, refusal
-from hookrun.runtime.fast.direct_calls import call_directly
 from hookrun.runtime.hooks import registered_hooks
-from hookrun.runtime.hooks.base import BoundHook, Listener, ModuleHook, ParameterHook, RegisteredHook, Shared
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, ParameterHook, RegisteredHook, Shared, listen
 from hookrun.runtime.hooks.calls import Skip, Stop
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.kept_zero import KeptZero
@@ -53,7 +52,6 @@ class Wiring:
     sites:     one for each hook and module or parameter, in the order of installation
     hooked:    the hooked parameters
     closing:   the callbacks to run when the hooks are removed
-    sequences: which tokens the calls of the model compute; None where no hook has `tokens`, or before installation
 
     restored: the identities of the hooks that had changed the model when its present state was saved
     reduced:  runs the hooks on parameter gradients after they were summed over several ranks; None: torch runs them
@@ -77,7 +75,6 @@ class Wiring:
         self.sites = list[HookSite]()
         problems = uncompilable(plan)
         self._refused, self._compiles = refusal(problems), not problems
-        self.sequences: Sequences | None = None
         self._model = model
         self._restored = restored
         self._reduced = reduced
@@ -101,60 +98,50 @@ class Wiring:
         model = self._model
         modules = dict(model.named_modules(remove_duplicate=False))
         self._require_same_model(modules)
-        self.clock.on_change = self._reschedule
         self._run_at_installation(modules)
         if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
-            self.sequences = self.clock.passes = Sequences(model)
-            for module, reads in self.sequences.readers():
+            self.clock.passes = Sequences(model)
+            for module, reads in self.clock.passes.readers():
                 self._listen(module.register_forward_pre_hook, reads, prepend=True, with_kwargs=True)
         if self._passing:
-            self._listen(model.register_forward_pre_hook, self.clock.passed_on.renew, prepend=True)
+            self._listen(model.register_forward_pre_hook, self.clock.forward.renew, prepend=True)
         if self._tracks_calls and any(self._planned(ModuleHook)):
             self._listen(model.register_forward_pre_hook, self.clock.count_forward, prepend=True)
         with ordinary_tensors():
             self._install_on_modules(modules)
             self._install_on_parameters(modules)
-        if self.sequences is not None:
-            self._listen(model.register_forward_hook, self.sequences.leave, always_call=True)
+        if self.clock.passes is not None:
+            self._listen(model.register_forward_hook, self.clock.passes.leave, always_call=True)
         if self._passing:
-            self._listen(model.register_forward_hook, self.clock.passed_on.renew, always_call=True)
+            self._listen(model.register_forward_hook, self.clock.forward.renew, always_call=True)
         move_inside_sharding(model, {handle.id for handle in self._handles})
-
-    def _reschedule(self) -> None:
-        for site in self.sites:
-            site.reschedule()
 
     def _listen(
         self, register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
     ) -> None:
-        """Register a function that reads calls and changes nothing; it gets what torch gives such a hook."""
-        listener = Listener(function)
-        self._registered.append(listener)
-        self._handles.append(register(listener.note, **options))
+        self._handles.append(listen(register, function, **options))
 
     def _require_same_model(self, modules: Mapping[str, nn.Module]) -> None:
         """Raise CompileError if the plan was made for another model, or if the model has been compiled since."""
         if (reason := unhookable(self._model)) is not None:
             raise CompileError([Problem("model", reason.what, reason.hint)])
-        there = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
-        there.update(f"{owner}.{name}".lstrip(".") for owner, name in self.plan.added())
-        there.update(
-            f"{path}.{name}".lstrip(".") for path, owner in modules.items() for name in parametrized(owner)
-        )
-        problems = []
+        problems, added = [], set(self.plan.added())
         for hook, match in self._planned():
             # the hooked module, or the one that owns the hooked parameter
-            owner = match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
-            module = modules.get(owner)
+            owner, _, name = match.path.rpartition(".") if hook.spec.on_parameters else (match.path, "", "")
+            module, what = modules.get(owner), ""
             if module is None or class_name(module) != match.type:
                 present = "nothing" if module is None else f"a {class_name(module)}"
-                text = (
-                    f"the plan is for a {match.type} at {owner or '(root)'}, this model has {present} there"
-                )
-                problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
-            elif hook.spec.on_parameters and match.path not in there:
-                text = f"the plan is for the parameter {match.path}, which this model does not have"
-                problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
+                what = f"a {match.type} at {owner or '(root)'}, this model has {present} there"
+            elif name and not (
+                module._parameters.get(name) is not None
+                or name in parametrized(module)
+                or (owner, name) in added
+            ):
+                what = f"the parameter {match.path}, which this model does not have"
+            if what:
+                hint = "compile the spec against this model"
+                problems.append(Problem(hook.spec.where, f"the plan is for {what}", hint))
         problems += sharded_too_early(self.plan, self._model)
         if problems:
             raise CompileError(problems)
@@ -205,7 +192,7 @@ class Wiring:
             op = self.sink.guard(site, op)
             if self._reduced is not None and self._reduced.stands_in and site.hook_type.of_rows:
                 op = partial(_of_own_rows, op, self.clock, site)
-            return op if open_gate is None else partial(_scheduled, op, open_gate)
+            return op if open_gate is None else lambda value: op(value) if open_gate() else value
 
         op, op_of_new = compose(site, targeted=targeted)
         return finished(op), None if op_of_new is None else finished(op_of_new)
@@ -219,16 +206,16 @@ class Wiring:
                 matches = {id(modules[match.path]): match for match in hook.matches}
                 restored = hook.spec.identity in self._restored
                 for module in children_first(self._model):
-                    self._apply(hook, matches, restored, module)
+                    # a shared module comes several times
+                    if (match := matches.pop(id(module), None)) is not None:
+                        self._apply(hook, match, module, restored=restored)
 
-    def _apply(self, hook: PlannedHook, matches: dict[int, Match], restored: bool, module: nn.Module) -> None:
-        match = matches.pop(id(module), None)  # a shared module is visited once for each parent
-        if match is not None:
-            here = replace(hook, spec=replace(hook.spec, action=hook.spec.action_on(match.own)))
-            site = self._site(here, match.path, module)
-            site.zeros_of = partial(self._zeros_of, match.path, module)
-            AtInstallation.run(module, site, restored=restored)
-            del site.zeros_of  # a reference cycle
+    def _apply(self, hook: PlannedHook, match: Match, module: nn.Module, *, restored: bool) -> None:
+        here = replace(hook, spec=replace(hook.spec, action=hook.spec.action_on(match.own)))
+        site = self._site(here, match.path, module)
+        site.zeros_of = partial(self._zeros_of, match.path, module)
+        AtInstallation.run(module, site, restored=restored)
+        del site.zeros_of  # a reference cycle
 
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
         by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
@@ -259,45 +246,43 @@ class Wiring:
         for registered in reversed(outermost_first):
             handles = list(registered.after(module))
             self._handles += handles
-        direct = outermost_first[0].direct(module) if len(outermost_first) == 1 and calls is None else None
-        if direct is not None and (undo := call_directly(module, handles[0].id, direct)) is not None:
+        alone = len(outermost_first) == 1 and calls is None and handles
+        if alone and (undo := outermost_first[0].call_directly(module, handles[0].id)) is not None:
             self.closing.callback(undo)
 
     # ---- parameters --------------------------------------------------------------------------------------------
 
     def _install_on_parameters(self, modules: Mapping[str, nn.Module]) -> None:
-        parameters = dict(self._model.named_parameters(remove_duplicate=False))
         on_gradients = defaultdict[tuple[str, HookType], list[HookSite]](list)
         on_steps = list[HookSite]()
         for hook, match in self._planned(ParameterHook, OptimizerSteps):
-            owner, _, name = match.path.rpartition(".")
+            owner = match.path.rpartition(".")[0]
             site = self._site(hook, match.path, modules[owner])
-            self.hooked.places[match.path] = modules[owner], name, parameters[match.path]
+            self.hooked.add(match.path, modules[owner])
             if hook.spec.hook_type.on == "optimizer":
                 on_steps.append(site)
             else:
                 on_gradients[match.path, hook.spec.hook_type].append(site)
         gradients: ReducedGradients | GradientsOfWrapped | None = self._reduced
-        if self._reduced is not None:
-            self.hooked.on_move.append(self._reduced.move)
-        elif distributed.is_available() and distributed.is_initialized():
+        if self._reduced is None and distributed.is_available() and distributed.is_initialized():
             gradients = self._gradients_of_ranks()
         if self._zeros:
             self._keep_zeros(gradients)
         if self.hooked.places:
             self.closing.callback(follow(before=self.hooked.follow))
         for (path, hook_type), sites in on_gradients.items():
-            if not parameters[path].requires_grad:
+            place = self.hooked.places[path]
+            if not place.parameter.requires_grad:
                 raise HookrunError(f"{sites[0].where}: the parameter does not require a gradient")
             registered = self._register(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
-            if self._reduced is None and not is_sharded(parameters[path]):
+            if self._reduced is None and not is_sharded(place.parameter):
                 # torch never calls tensor hooks of a sharded parameter
-                self._handles.append(registered.register(parameters[path]))
+                self._handles.append(registered.register(place.parameter))
             if gradients is not None:
-                gradients.add(parameters[path], registered)
+                gradients.add(place, registered)
         if on_steps:
             steps = self._register(OptimizerSteps, on_steps)
-            self.hooked.on_move.append(steps.move)
+            steps.places = [self.hooked.places[site.path] for site in on_steps]
             self.closing.callback(
                 follow(partial(steps.run, OPTIMIZER_STEP_PRE), partial(steps.run, OPTIMIZER_STEP_POST))
             )
@@ -308,19 +293,17 @@ class Wiring:
 
     def _zeros_of(self, path: str, module: nn.Module, name: str) -> KeptZero:
         """What keeps elements of a parameter of the module at 0, one object for all hooks."""
-        parameter = module.get_parameter(name)
-        self.hooked.places[f"{path}.{name}".lstrip(".")] = module, name, parameter
-        return self._zeros.setdefault(id(parameter), KeptZero(parameter))
+        place = self.hooked.add(f"{path}.{name}".lstrip("."), module)
+        return self._zeros.setdefault(id(place.parameter), KeptZero(place))
 
     def _keep_zeros(self, gradients: ReducedGradients | GradientsOfWrapped | None) -> None:
         self._listen(self._model.register_forward_pre_hook, self._fill_changed, prepend=True)
         for zeros in self._zeros.values():
             self._registered.append(zeros)
-            self.hooked.on_move.append(zeros.move)
-            if zeros.parameter.requires_grad:
-                self._handles.append(zeros.register(zeros.parameter))
+            if zeros.place.parameter.requires_grad:
+                self._handles.append(zeros.register(zeros.place.parameter))
             if gradients is not None:
-                gradients.add(zeros.parameter, zeros)
+                gradients.add(zeros.place, zeros)
 
     def _fill_changed(self, module: nn.Module, args: Any) -> None:
         for zeros in self._zeros.values():
@@ -331,7 +314,8 @@ class Wiring:
         mine = set(map(id, parameters))
         for zeros in self._zeros.values():
             # without a gradient the step leaves the parameter as it is, and a graph may still need it
-            if id(zeros.parameter) in mine and (zeros.parameter.grad is not None or zeros.is_changed):
+            parameter = zeros.place.parameter
+            if id(parameter) in mine and (parameter.grad is not None or zeros.is_changed):
                 zeros.fill()
 
     def _gradients_of_ranks(self) -> GradientsOfWrapped | None:
@@ -376,9 +360,9 @@ class Wiring:
             registered.clear()
         self._registered.clear()
         self._zeros.clear()
-        self.hooked.clear()
-        self.sequences = self.clock.passes = None
-        self.clock.on_change = None  # breaks a reference cycle: clock -> sites -> clock, model
+        self.hooked.places.clear()
+        self.clock.passes = None
+        self.clock.in_graphs.clear()  # breaks reference cycles: their functions refer to the clock
         self.closing.close()
 
 
@@ -399,7 +383,3 @@ def _of_own_rows(op: Op, clock: Clock, site: HookSite, value: Any) -> Any:
     only_observes = site.spec.action.observes and not site.passes_on
     idle = clock.stands_in and (only_observes or site.hook_type.phase == "backward")
     return value if idle else op(value)
-
-
-def _scheduled(op: Op, is_open: Callable[[], bool], value: Any) -> Any:
-    return op(value) if is_open() else value

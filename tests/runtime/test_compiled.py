@@ -75,12 +75,12 @@ def test_a_value_is_changed_as_outside_a_graph_and_its_containers_stay(keys: dic
 
 def test_a_schedule_is_a_tensor_that_is_written_at_each_step() -> None:
     with hooked(**SCALED, when={"step": [1], "epoch": {"start": 1}}) as hooks:
-        inside, value, (site,) = traced(hooks), (INPUT, {}), hooks.sites
-        switch = site.open_in_graphs
+        inside, value = traced(hooks), (INPUT, {})
+        switch = hooks.clock.in_graphs[-1][0]
         for epoch, step, factor in ((0, 1, 1), (1, 0, 1), (1, 1, 3), (1, 2, 1)):
             hooks.clock.epoch, hooks.clock.step = epoch, step
             assert torch.equal(inside.fire(value)[0], INPUT * factor), (epoch, step)
-        assert site.open_in_graphs is switch and site.firings == 1
+        assert hooks.clock.in_graphs[-1][0] is switch and hooks.sites[0].firings == 1
 
 
 def test_a_mode_that_does_not_fit_changes_and_counts_nothing() -> None:

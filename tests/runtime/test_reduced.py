@@ -14,6 +14,7 @@ import hookrun
 from hookrun.errors import HookError
 from hookrun.runtime.hooks.base import ParameterHook
 from hookrun.runtime.reduced import ReducedGradients
+from hookrun.runtime.sharded import HookedParameter, own_part
 
 
 class Noted(ParameterHook):
@@ -37,10 +38,10 @@ def parameter(grad: float) -> nn.Parameter:
 
 def test_hooks_see_the_sums_in_the_order_of_a_backward_pass() -> None:
     seen, first, last = list[tuple[str, float]](), parameter(1.0), parameter(10.0)
-    gradients = ReducedGradients()
-    gradients.add(first, Noted("first", seen, before=True))
-    gradients.add(last, Noted("last accumulated", seen, before=False))
-    gradients.add(last, Noted("last", seen, before=True))
+    gradients, of_last = ReducedGradients(), HookedParameter(nn.Module(), "last", last)
+    gradients.add(HookedParameter(nn.Module(), "first", first), Noted("first", seen, before=True))
+    gradients.add(of_last, Noted("last accumulated", seen, before=False))
+    gradients.add(of_last, Noted("last", seen, before=True))
     gradients.run(before=[(last, torch.tensor(5.0)), (parameter(0.0), None)])
     assert seen == [("last", 10.0), ("last accumulated", 25.0), ("first", 1.0)]
     assert last.grad is not None and last.grad.item() == 50
@@ -48,13 +49,12 @@ def test_hooks_see_the_sums_in_the_order_of_a_backward_pass() -> None:
 
 def test_parameters_outside_of_the_backward_pass_keep_their_gradient() -> None:
     seen, first, last = list[tuple[str, float]](), parameter(1.0), parameter(10.0)
-    gradients = ReducedGradients()
-    for name, each in (("first", first), ("last", last)):
-        gradients.add(each, Noted(name, seen, before=True))
+    gradients, of_last = ReducedGradients(), HookedParameter(nn.Module(), "last", last)
+    gradients.add(HookedParameter(nn.Module(), "first", first), Noted("first", seen, before=True))
+    gradients.add(of_last, Noted("last", seen, before=True))
     gradients.run(only={id(last)})
     assert seen == [("last", 10.0)] and first.grad is not None and first.grad.item() == 1
-    shard = parameter(3.0)
-    gradients.move({id(last): shard})
+    shard = of_last.parameter = parameter(3.0)
     gradients.run(only={id(shard)})
     assert seen[1:] == [("last", 3.0)] and gradients.parameters == [first, shard]
 
@@ -189,3 +189,13 @@ def test_after_the_block_gradients_are_torchs_own() -> None:
     loss.backward()
     assert model.weight.grad == 3.0
     assert not model._forward_pre_hooks and not model._forward_hooks
+
+
+def test_a_write_to_the_local_tensor_changes_the_version_of_its_part() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    tensor = distribute_tensor(torch.zeros(2), init_device_mesh("cpu", (1,)), [Shard(0)])
+    before = own_part(tensor)._version
+    tensor.to_local().add_(1)  # as fully_shard adds gradients
+    assert own_part(tensor)._version == before + 1 and own_part(tensor).tolist() == [1, 1]

@@ -58,7 +58,7 @@ def test_an_unsharded_model_is_not_changed() -> None:
 def hooked() -> tuple[nn.Sequential, HookedParameters]:
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
     parameters = HookedParameters(model)
-    parameters.places["0.weight"] = model[0], "weight", model[0].weight
+    parameters.add("0.weight", model[0])
     return model, parameters
 
 
@@ -71,7 +71,7 @@ def test_a_parameter_that_was_replaced_is_an_error_at_the_next_step() -> None:
     for check in (lambda: parameters.follow(optimizer), lambda: parameters.follow(shards=False)):
         with pytest.raises(HookError, match=r"parameter 0\.weight was replaced after hooks were installed"):
             check()
-    parameters.clear()
+    parameters.places.clear()
     parameters.follow(optimizer)
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.runtime.clock import Calls, Clock, call_frame, finished, frames_of
+from hookrun.runtime.clock import Calls, Clock
+from hookrun.runtime.frames import call_frame, finished, frames_of
 
 EVERY = {
     "pre": {"select": "0", "hook": "forward_pre", "action": "scale", "factor": 2.0},

@@ -62,11 +62,14 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = UNSHARED) ->
     references: torch's reference count of a tensor to which only torch and Python refer
     """
     kind = type(tensor)
-    if not _is_usable or (kind is not Tensor and kind is not Parameter) or tensor.is_quantized:
-        return False
-    if functorch_level() is not None or forward_ad._current_level >= 0:
-        return False
-    if graph._allow_mutation_on_saved_tensors_enabled:
+    if (
+        not _is_usable
+        or (kind is not Tensor and kind is not Parameter)
+        or tensor.is_quantized
+        or functorch_level() is not None
+        or forward_ad._current_level >= 0
+        or graph._allow_mutation_on_saved_tensors_enabled
+    ):
         return False
     try:
         storage = tensor.untyped_storage()
@@ -172,11 +175,14 @@ class KeptInMemory:
         ) -> Callable[[Any], Any]:
             def observe(value: Any) -> Any:
                 # The usual case of `owned`, and the copy, in one function: each call would cost as much as two checks.
-                if first is not _DECIDED or type(value) is not Tensor or functorch_level() is not None:
-                    return otherwise(value)
-                if forward_ad._current_level >= 0 or value.is_quantized:
-                    return otherwise(value)
-                if graph._allow_mutation_on_saved_tensors_enabled:
+                if (
+                    first is not _DECIDED
+                    or type(value) is not Tensor
+                    or functorch_level() is not None
+                    or forward_ad._current_level >= 0
+                    or value.is_quantized
+                    or graph._allow_mutation_on_saved_tensors_enabled
+                ):
                     return otherwise(value)
                 try:
                     storage = value.untyped_storage()
@@ -184,9 +190,8 @@ class KeptInMemory:
                         return otherwise(value)
                     if not new:
                         holders = storage_holders(storage._cdata)
-                        if holders != ALONE and not held_by_torch_alone(value, holders):
-                            return otherwise(value)
-                        if storage.nbytes() > value.nbytes:
+                        is_shared = holders != ALONE and not held_by_torch_alone(value, holders)
+                        if is_shared or storage.nbytes() > value.nbytes:
                             return otherwise(value)
                     if value.requires_grad:
                         grad = is_grad_enabled()

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from sys import getrefcount
 from typing import Any
@@ -103,27 +102,22 @@ def _references(self: nn.Module) -> int:
 _UNSHARED = _references(nn.Module())
 
 
-@dataclass(frozen=True, slots=True)
-class Direct:
-    """What a direct call does with the module's output.
-
-    fire:    the hook's function, output -> output
-    forward: the class's forward, which takes one argument, if `fire` is only valid for its output (not computed in
-             place); None: any forward
-    """
-
-    fire: Callable[[Any], Any]
-    forward: Callable[..., Any] | None = None
-
-
-def call_directly(module: nn.Module, number: int, direct: Direct) -> Callable[[], None] | None:
+def call_directly(
+    module: nn.Module,
+    number: int,
+    fire: Callable[[Any], Any],
+    made_by: Callable[..., Any] | None = None,
+) -> Callable[[], None] | None:
     """Start direct calls of the module; returns a function that ends them, or None if the module does not allow them.
 
-    number: the id of the forward hook's handle
+    number:  the id of the forward hook's handle
+    fire:    the hook's function, output -> output
+    made_by: the class's forward, which takes one argument, if `fire` is only valid for its output (not computed in
+             place); None: any forward
     """
     if not _is_called_by_torch(module):
         return None
-    call = _DirectCall(_direct_call(module, number, direct.fire, direct.forward))
+    call = _DirectCall(_direct_call(module, number, fire, made_by))
     module.__dict__[_NAME] = call
 
     def remove() -> None:

@@ -201,8 +201,8 @@ def _variance(rows: Tensor, n: int, found: Mapping[str, Any]) -> Tensor:
     return spread / (n - 1)
 
 
-# Each statistic of rows [R, n], with the statistics that it needs first. `var` comes last: it overwrites the rows.
-_STEPS: Mapping[str, tuple[Step, Sequence[str]]] = {
+# Each statistic of rows [R, n], with the statistics that it needs, which stand before it. `var` overwrites the rows.
+_STEPS: dict[str, tuple[Step, Sequence[str]]] = {
     "sum": (lambda rows, n, found: rows.sum(1), ()),
     "mean": (lambda rows, n, found: rows.mean(1), ()),
     "norm": (lambda rows, n, found: _norm(rows), ()),
@@ -220,12 +220,10 @@ _STEPS: Mapping[str, tuple[Step, Sequence[str]]] = {
 
 def _in_order(of: Sequence[str]) -> list[str]:
     """These statistics and the ones they need, in the order of `_STEPS`."""
-    needed = set[str]()
-    ahead = [name for name in of if name in _STEPS]
-    while ahead:
-        name = ahead.pop()
-        needed.add(name)
-        ahead += _STEPS[name][1]
+    needed = set(of)
+    for name in reversed(_STEPS):
+        if name in needed:
+            needed.update(_STEPS[name][1])
     return [name for name in _STEPS if name in needed]
 
 

@@ -21,9 +21,9 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.errors import HookError
 from hookrun.hook_types import BACKWARD, BACKWARD_PRE, HookType
 from hookrun.runtime.apply_action import NOT_NESTED
-from hookrun.runtime.clock import call_frame, finished
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph, no_gradient
+from hookrun.runtime.frames import call_frame, left_open
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, fire, no_gradient
 from hookrun.runtime.hooks.exits import EndOfForward, preserved_version, storage, takes_nodes
 from hookrun.runtime.site import HookSite
 from hookrun.values.containers import (
@@ -174,12 +174,9 @@ class HandedOn:
 
     def watch(self, argument: Tensor) -> None:
         """Make the backward pass raise HookError if the memory was written and the argument is used elsewhere too."""
-        if argument.grad_fn is None:
-            return
-        argument.register_hook(self._require_nothing_else)
-        base = argument._base
-        if base is not None and base.grad_fn is not None:
-            base.register_hook(self._require_nothing_else)
+        for tensor in (argument, argument._base) if argument.grad_fn is not None else ():
+            if tensor is not None and tensor.grad_fn is not None:
+                tensor.register_hook(self._require_nothing_else)
 
     def _require_nothing_else(self, grad: Tensor) -> None:
         mine = self.returned
@@ -202,9 +199,8 @@ def _numbered(value: Any, *, distinct: bool = False) -> tuple[list[Tensor], Any]
     numbered = list[Tensor]()
 
     def number(leaf: Any) -> int | None:
-        if not isinstance(leaf, Tensor) or not leaf.requires_grad:
-            return None
-        if distinct and any(leaf is other for other in numbered):
+        is_numbered = isinstance(leaf, Tensor) and leaf.requires_grad
+        if not is_numbered or (distinct and any(leaf is other for other in numbered)):
             return None
         numbered.append(leaf)
         return len(numbered) - 1
@@ -258,16 +254,15 @@ class Backward(ModuleHook):
         if not self.firings:
             return None
         if tracing():
-            return in_graph(self.firings, None)  # raises CompileError
-        for frame in [each for each in tuple(self.open) if finished(each)]:
-            put_back(self.open.pop(frame).placed)  # after KeyboardInterrupt torch runs no forward hooks
+            return fire(self.firings, None)  # raises CompileError
+        for left in left_open(self.open):
+            put_back(left.placed)
         self.open[call_frame()] = call = BackwardCall(self, self.firings[0].site)
         if not torch.is_grad_enabled():
             return None
-        self._refuse_func()
         value = arguments(args, kwargs)
         inputs, call.inputs = _numbered(value)
-        self._refuse_nested(inputs)
+        self._require_plain(inputs)
         call.has_inputs = bool(inputs)
         if not inputs:
             return None
@@ -278,16 +273,13 @@ class Backward(ModuleHook):
         call.placed = placed
         return call_with(value)
 
-    def _refuse_func(self) -> None:
-        """Raise HookError inside a transform of `torch.func`, which does not run custom autograd nodes."""
+    def _require_plain(self, tensors: Sequence[Tensor]) -> None:
+        """HookError for tensors that no custom autograd node takes: nested, or inside a transform of `torch.func`."""
         if functorch_level() is not None:
             self.firings[0].site.fail(
                 "its gradients are computed by a transform of torch.func (grad, vmap, jvp), which has no "
                 "backward pass to hook; use loss.backward() or torch.autograd.grad, or leave the hook out here"
             )
-
-    def _refuse_nested(self, tensors: Sequence[Tensor]) -> None:
-        """Raise HookError for a tensor that no custom autograd node takes."""
         if any(map(has_no_shape, tensors)):
             self.firings[0].site.fail(NOT_NESTED)
 
@@ -299,16 +291,14 @@ class Backward(ModuleHook):
         put_back(call.placed)
         entered, call.entered, call.placed = call.entered, (), ()
         self._take_over_writes(entered)
-        originals = {id(alias): tensor for tensor, alias in entered}
-        output = exchange(output, originals)
+        output = exchange(output, {id(alias): tensor for tensor, alias in entered})
         if not torch.is_grad_enabled() or output is None:
             return output
-        self._refuse_func()
         outputs, call.outputs = _numbered(output, distinct=True)
+        self._require_plain(outputs)
         if not outputs:
             self.firings[0].site.fail(no_gradient(output))
             return output
-        self._refuse_nested(outputs)
         return exchange(output, self._exits(module, call, entered, outputs))
 
     def _take_over_writes(self, entered: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -317,10 +307,11 @@ class Backward(ModuleHook):
             if not _written(alias):
                 continue
             mine = storage(alias)
-            others = [other for _, other in entered if other is not alias]
-            if mine is not None and any(storage(other) == mine for other in others):
-                what = "it writes an argument in place that shares its memory with another argument"
-                self.firings[0].site.fail(f"{what}; give it a clone, or use output_grad")
+            if mine is not None and any(storage(other) == mine for _, other in entered if other is not alias):
+                self.firings[0].site.fail(
+                    "it writes an argument in place that shares its memory with another argument; give it a clone, or "
+                    "use output_grad"
+                )
             _take_history(tensor, alias)
 
     def _exits(

@@ -14,10 +14,9 @@ from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import HookType
 from hookrun.runtime.apply_action import Op
-from hookrun.runtime.checkpointing import repeating
+from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task, repeating
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import InGraph, tracing
-from hookrun.runtime.fast.direct_calls import Direct
 from hookrun.runtime.site import HookSite
 from hookrun.values.containers import tensors
 
@@ -84,7 +83,6 @@ class RegisteredHook:
 
     def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         self.firings = tuple(firings)
-        self.ops = tuple(firing.op for firing in firings)
         self.reads_arguments = any(firing.site.reads_arguments for firing in firings)
 
     def __reduce__(self) -> tuple[type[RegisteredHook], tuple[()]]:
@@ -92,24 +90,27 @@ class RegisteredHook:
 
     def clear(self) -> None:
         """Drop all firings: the object does nothing from now on."""
-        self.firings, self.ops = (), ()
+        self.firings = ()
 
 
-class Listener(RegisteredHook):
+class _Listener(RegisteredHook):
     """Calls a function at calls of a module, except while torch.compile traces it."""
 
-    def __init__(self, function: Callable[..., object] | None = None) -> None:
-        super().__init__()
-        self._function = function
+    function: Callable[..., object] | None = None
 
     def note(self, *args: Any) -> None:
         """torch's forward hook or forward pre-hook."""
-        if not tracing() and self._function is not None:
-            self._function(*args)
+        if not tracing() and self.function is not None:
+            self.function(*args)
 
-    def clear(self) -> None:
-        """Drop the function: the object does nothing from now on."""
-        self._function = None
+
+def listen(
+    register: Callable[..., RemovableHandle], function: Callable[..., object], **options: bool
+) -> RemovableHandle:
+    """Register a function that reads calls and changes nothing; it gets what torch gives such a hook."""
+    listener = _Listener()
+    listener.function = function
+    return register(listener.note, **options)
 
 
 class ModuleHook(RegisteredHook):
@@ -129,8 +130,8 @@ class ModuleHook(RegisteredHook):
         """Register the hooks that run after the module's forward."""
         return ()
 
-    def direct(self, module: nn.Module) -> Direct | None:
-        """The hook for direct calls of the module, if it is a forward hook that reads only the output; else None."""
+    def call_directly(self, module: nn.Module, number: int) -> Callable[[], None] | None:
+        """Start direct calls of the module, if the hook with this number reads only the output; see `direct_calls`."""
         return None
 
 
@@ -154,18 +155,18 @@ class ParameterHook(RegisteredHook):
         """Act on `parameter.grad`, which has been summed over all ranks."""
 
 
-def in_graph(firings: Sequence[BoundHook], value: Any) -> Any:
-    """Run the firings of a module while torch.compile reads it."""
+def fire(firings: Sequence[BoundHook], value: Any) -> Any:
+    """Run the firings of a module call, which torch.compile may be tracing, or a backward pass may be recomputing."""
+    if tracing():
+        for firing in firings:
+            value = firing.traced.fire(value)
+        return value
+    if graph_task() != NO_BACKWARD and repeating() is not None:
+        for firing in firings:
+            value = firing.repeat(value)
+        return value
     for firing in firings:
-        value = firing.traced.fire(value)
-    return value
-
-
-def in_backward(firings: Sequence[BoundHook], value: Any) -> Any:
-    """Run the firings of a module call during a backward pass, which is nearly always a recomputation."""
-    again = repeating() is not None
-    for firing in firings:
-        value = firing.repeat(value) if again else firing.op(value)
+        value = firing.op(value)
     return value
 
 

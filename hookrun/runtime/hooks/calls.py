@@ -22,10 +22,10 @@ from torch.utils.hooks import RemovableHandle
 
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import repeating
-from hookrun.runtime.clock import call_frame
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.fast.direct_calls import call_through_torch
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_backward, in_graph
+from hookrun.runtime.frames import call_frame
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, fire
 from hookrun.runtime.snapshot import is_cache
 from hookrun.values.containers import form_changed
 
@@ -80,11 +80,11 @@ class CallHook(ModuleHook):
     def mark(self, module: nn.Module, args: tuple[Any, ...], *output: Any) -> None:
         """torch's hook, which does nothing."""
         if tracing():  # a graph counts the call, or raises CompileError
-            in_graph(self.firings, args)
+            fire(self.firings, args)
 
     def takes_place(self) -> bool:
         """Whether the schedule of a hook holds. All of them are asked, as each counts and may draw."""
-        decided: bool = in_backward(self.firings, False)
+        decided: bool = fire(self.firings, False)
         for firing in self.firings:
             firing.site.let_through |= not decided
         return decided
@@ -243,7 +243,7 @@ class Stop(CallHook):
         if self.number not in module._forward_hooks or repeating() is not None or not self.takes_place():
             return
         if torch.compiler.is_exporting():
-            in_graph(self.firings, None)  # raises CompileError
+            self.firings[0].traced.fire(None)  # raises CompileError
         where = self.firings[0].site.where
         ending = next((call for call in calls if call.module is self._model), None)
         if ending is None:

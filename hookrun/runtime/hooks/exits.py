@@ -18,8 +18,8 @@ from torch.autograd.graph import Node
 
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import graph_task
-from hookrun.runtime.clock import frames_of
-from hookrun.runtime.hooks.base import Listener, Shared
+from hookrun.runtime.frames import frames_of
+from hookrun.runtime.hooks.base import Shared, listen
 from hookrun.values.containers import functorch_level, tensors
 
 GradientHook = Callable[[Tensor], Tensor]
@@ -67,12 +67,10 @@ def takes_nodes(tensor: Tensor) -> bool:
     return not tensor._is_view() or torch._C._autograd._get_creation_meta(tensor) == default
 
 
-class Attached:
-    """Base of the objects whose bound methods are tensor hooks on module outputs; `hooked_inside` recognizes them."""
-
-
-class Watched(Attached):
+class Watched:
     """The hooks on the gradient of one tensor. It does not refer to the tensor; the tensor's graph refers to it.
+
+    Its bound methods are tensor hooks, by which `hooked_inside` recognizes it.
 
     followed: the hooks are attached to the operation that wrote the tensor in place
     """
@@ -178,7 +176,7 @@ def hooked_inside(tensor: Tensor) -> bool:
     The inner module must see the gradient after the outer one, so the outer module needs its own autograd node.
     """
     hooks = (tensor._backward_hooks or {}).values()
-    return bool(hooks) and all(isinstance(getattr(hook, "__self__", None), Attached) for hook in hooks)
+    return bool(hooks) and all(isinstance(getattr(hook, "__self__", None), Watched) for hook in hooks)
 
 
 def _base(view: Tensor) -> Tensor:
@@ -191,8 +189,7 @@ class EndOfForward:
     def __init__(self, shared: Shared) -> None:
         self._model = shared.model
         self._pending = local()  # in each thread `views`, which the current forward may still write in place
-        listener = Listener(self._follow_all)
-        handle = shared.model.register_forward_hook(listener.note, always_call=True)
+        handle = listen(shared.model.register_forward_hook, self._follow_all, always_call=True)
         shared.closing.callback(handle.remove)
 
     def views(self, module: nn.Module) -> Views:
@@ -207,15 +204,10 @@ class EndOfForward:
             follow()
 
 
-def versions_of(arguments: Any) -> dict[int, int]:
-    """id(tensor) -> version, for every tensor that requires a gradient."""
-    return {id(tensor): tensor._version for tensor in tensors(arguments) if tensor.requires_grad}
-
-
 def aliased(tensor: Tensor, versions: dict[int, int], arguments: Any, others: Iterable[Tensor]) -> bool:
     """Whether the caller may use the tensor's memory in another way too: as an argument, a parameter, another output.
 
-    versions: of the arguments when the call began
+    versions: id(tensor) -> version, of the arguments that required a gradient when the call began
     others:   the other outputs
     """
     if tensor.grad_fn is None or isinstance(tensor, nn.Parameter) or tensor.retains_grad:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import FORWARD, FORWARD_PRE
-from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.fast.direct_calls import Direct, maker
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, in_backward, in_graph
+from hookrun.runtime.fast.direct_calls import call_directly, maker
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, fire
 from hookrun.values.containers import arguments, call_with
 
 
@@ -28,18 +28,9 @@ class ForwardPre(ModuleHook):
 
     def forward_pre(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch's forward pre-hook, registered with kwargs."""
-        value = before = arguments(args, kwargs)
-        if tracing():
-            return call_with(in_graph(self.firings, value))
-        if self.reads_arguments:
-            for firing in self.firings:
-                value = _with_arguments(firing, value, value)
-        elif graph_task() != NO_BACKWARD:
-            value = in_backward(self.firings, value)
-        else:
-            for op in self.ops:
-                value = op(value)
-        return None if value is before else call_with(value)
+        value = arguments(args, kwargs)
+        new = _with_arguments(self.firings, value) if self.reads_arguments else fire(self.firings, value)
+        return None if not tracing() and new is value else call_with(new)
 
 
 class Forward(ModuleHook):
@@ -57,50 +48,34 @@ class Forward(ModuleHook):
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook."""
-        if tracing():
-            return in_graph(self.firings, output)
-        if graph_task() != NO_BACKWARD:
-            return in_backward(self.firings, output)
-        for op in self.ops:
-            output = op(output)
-        return output
+        return fire(self.firings, output)
 
     def forward_with_arguments(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
         """torch's forward hook, registered with kwargs."""
-        inputs = arguments(args, kwargs)
-        for firing in self.firings:
-            output = _with_arguments(firing, inputs, output)
-        return output
+        return _with_arguments(self.firings, output, arguments(args, kwargs))
 
-    def direct(self, module: nn.Module) -> Direct | None:
-        """The same actions in a direct call, which passes on the output only.
+    def call_directly(self, module: nn.Module, number: int) -> Callable[[], None] | None:
+        """Start direct calls with the same actions, which get the output only.
 
         A single action has no loop, and its faster op where the module's output is always in new memory.
         """
         if self.reads_arguments:
             return None
-        if len(self.ops) > 1:
-            return Direct(self._run)
-        made_by, of_new = maker(module), self.firings[0].op_of_new
-        return Direct(self.ops[0]) if made_by is None or of_new is None else Direct(of_new, made_by)
-
-    def _run(self, output: Any) -> Any:
-        for op in self.ops:
-            output = op(output)
-        return output
+        if len(self.firings) > 1:
+            return call_directly(module, number, partial(self.forward, module, ()))
+        made_by, only = maker(module), self.firings[0]
+        if made_by is None or only.op_of_new is None:
+            return call_directly(module, number, only.op)
+        return call_directly(module, number, only.op_of_new, made_by)
 
 
-def _with_arguments(firing: BoundHook, inputs: Any, value: Any) -> Any:
-    """Run a firing whose action can read the arguments of the module call meanwhile."""
-    current = firing.site.current
-    current.args = inputs
-    if tracing():
-        value = firing.traced.fire(value)
-    elif graph_task() != NO_BACKWARD:
-        value = in_backward((firing,), value)
-    else:
-        value = firing.op(value)
-    current.args = None
+def _with_arguments(firings: Sequence[BoundHook], value: Any, inputs: Any = None) -> Any:
+    """Run the firings, whose actions can read the arguments of the module call meanwhile: the inputs, or the value."""
+    for firing in firings:
+        current = firing.site.current
+        current.args = value if inputs is None else inputs
+        value = fire((firing,), value)
+        current.args = None
     return value

@@ -25,7 +25,11 @@ class AtInstallation(RegisteredHook):
         restored: the model's state was saved after the hook had acted: parameters and buffers get their values back,
                   but added and frozen parameters stay added and frozen
         """
-        values = _state(module) if restored else {}
+        values = {
+            name: value.detach().clone()
+            for name, value in (module.state_dict(keep_vars=True) if restored else {}).items()
+            if isinstance(value, Tensor) and not is_lazy(value)  # other state of a module is not copied
+        }
         action = site.spec.action
         before = _requires_grad(module)
         try:
@@ -47,15 +51,6 @@ class AtInstallation(RegisteredHook):
         with torch.no_grad():
             for name, tensor in values.items():
                 now[name].copy_(tensor)
-
-
-def _state(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of the module's parameters and buffers; other state of a module is not copied."""
-    return {
-        name: value.detach().clone()
-        for name, value in module.state_dict(keep_vars=True).items()
-        if isinstance(value, Tensor) and not is_lazy(value)
-    }
 
 
 def _requires_grad(module: nn.Module) -> dict[str, bool]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.runtime.hooks.base import ParameterHook
-from hookrun.runtime.sharded import Moves, is_sharded, like, own_part
+from hookrun.runtime.sharded import HookedParameter, is_sharded, like, own_part
 
 
 class KeptZero(ParameterHook):
@@ -22,10 +22,10 @@ class KeptZero(ParameterHook):
     chosen_by: the names of the hooks that have chosen elements
     """
 
-    def __init__(self, parameter: nn.Parameter) -> None:
+    def __init__(self, place: HookedParameter) -> None:
         super().__init__()
-        self.parameter = parameter
-        self.free = torch.ones(parameter.shape, dtype=torch.bool)
+        self.place = place
+        self.free = torch.ones(place.parameter.shape, dtype=torch.bool)
         self.chosen_by = set[str]()
         self._version = -1
 
@@ -43,20 +43,16 @@ class KeptZero(ParameterHook):
         if (grad := parameter.grad) is not None and is_sharded(grad):
             own_part(grad).mul_(self._free_part())
 
-    def move(self, moves: Moves) -> None:
-        """Go on with the shard that has taken the parameter's place."""
-        self.parameter = moves.get(id(self.parameter), self.parameter)
-
     @property
     def is_changed(self) -> bool:
         """Whether the parameter was written to since it was last set to 0 here."""
-        part = own_part(self.parameter)
+        part = own_part(self.place.parameter)
         return part.is_inference() or part._version != self._version
 
     @torch.no_grad()
     def fill(self) -> None:
         """Set the elements to 0."""
-        part = own_part(self.parameter)
+        part = own_part(self.place.parameter)
         part.masked_fill_(~self._free_part(), 0)
         self._version = -1 if part.is_inference() else part._version
 
@@ -70,5 +66,5 @@ class KeptZero(ParameterHook):
 
     def _free_part(self) -> Tensor:
         """`free`, on the parameter's device; of a sharded parameter this rank's part."""
-        self.free = self.free.to(self.parameter.device)
-        return own_part(like(self.free, self.parameter))
+        self.free = self.free.to(self.place.parameter.device)
+        return own_part(like(self.free, self.place.parameter))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.runtime.apply_action import NOT_NESTED
-from hookrun.runtime.clock import call_frame
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.fast.copies import owned
-from hookrun.runtime.fast.direct_calls import Direct, maker
+from hookrun.runtime.fast.direct_calls import call_directly, maker
+from hookrun.runtime.frames import call_frame, left_open
 from hookrun.runtime.hooks.base import BoundHook, ModuleHook, RegisteredHook, Shared, no_gradient
-from hookrun.runtime.hooks.exits import Attached, EndOfForward, Watched, aliased, hooked_inside, versions_of
+from hookrun.runtime.hooks.exits import EndOfForward, Watched, aliased, hooked_inside
 from hookrun.values.containers import TargetError, exchange, get, leaves, rebuild, tensors
 from hookrun.values.tensors import has_no_shape
 
@@ -32,17 +31,13 @@ class OutputGrad(ModuleHook):
     def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
         self._shared = shared
-        self._entered = dict[int, dict[int, int]]()  # by the id of the call's frame
-        self._alone = firings[0] if len(firings) == 1 and firings[0].site.spec.keys.target is None else None
+        self._entered = dict[FrameType, dict[int, int]]()
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that remembers the versions of all arguments, if the module may return or write one."""
-        if maker(module) is None:  # outputs in new memory need no follower
+        if maker(module) is None or "forward" in vars(module):
             self._end_of_forward()
-        if _computes_anew(module):
-            return
-        self._alone = None
-        yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
+            yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that gets keyword arguments too."""
@@ -52,12 +47,14 @@ class OutputGrad(ModuleHook):
         assert self._shared is not None
         return self._shared.once(EndOfForward)
 
-    def direct(self, module: nn.Module) -> Direct | None:
-        """A direct hook for a layer whose output is always in new memory: one tensor hook for all calls; else None."""
-        made_by, alone = maker(module), self._alone
-        if made_by is None or alone is None or alone.site.clock.passes is not None:
+    def call_directly(self, module: nn.Module, number: int) -> Callable[[], None] | None:
+        """For a layer whose output is always in new memory: one tensor hook for all calls."""
+        made_by, (firing, *others) = maker(module), self.firings
+        site = firing.site
+        if made_by is None or others or site.spec.keys.target is not None or site.clock.passes is not None:
             return None
-        hook = _GradientOfNew(self, alone).run
+        op = firing.op if firing.op_of_new is None else firing.op_of_new
+        hook = Watched(site.where, [lambda grad: op(grad) if self.firings else grad]).run
 
         def attach(output: Any) -> Any:
             if type(output) is Tensor and output.grad_fn is not None and not output._is_view():
@@ -66,20 +63,20 @@ class OutputGrad(ModuleHook):
             new = self.attach(module, (), {}, output)
             return output if new is None else new
 
-        return Direct(attach, made_by)
+        return call_directly(module, number, attach, made_by)
 
     def clear(self) -> None:
         """Drop all firings: the object does nothing from now on."""
         super().clear()
-        self._shared = self._alone = None
+        self._shared = None
         self._entered.clear()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """torch's forward pre-hook: remember the versions of the arguments, to see which ones the module writes."""
         if self.firings and not tracing() and torch.is_grad_enabled():
-            if len(self._entered) > _MOST_CALLS:  # entries of calls that raised
-                self._entered.clear()
-            self._entered[id(call_frame())] = versions_of((args, kwargs))
+            left_open(self._entered)  # those of calls that raised
+            given = (tensor for tensor in tensors((args, kwargs)) if tensor.requires_grad)
+            self._entered[call_frame()] = {id(tensor): tensor._version for tensor in given}
 
     def attach(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """torch's forward hook, registered with kwargs."""
@@ -87,9 +84,7 @@ class OutputGrad(ModuleHook):
             return None
         if tracing():
             return self._traced((args, kwargs), output)
-        if self._alone is not None and not kwargs and _is_new(output, module, args):
-            output.register_hook(Watched(self._alone.site.where, [_Gradient(self, self._alone, "")]).run)
-            return None
+        versions = self._entered.pop(call_frame(), {})
         hooked = dict[int, tuple[Tensor, list[_Gradient]]]()
         for firing in self.firings:
             for path, tensor in _carrying(firing, output):
@@ -97,7 +92,6 @@ class OutputGrad(ModuleHook):
                 hooks.append(_Gradient(self, firing, path))
         if not hooked:
             return None
-        versions = self._entered.pop(id(call_frame()), {})
         distinct = {id(each): each for each in tensors(output)}
         news, views = dict[int, Tensor](), self._end_of_forward().views
         for key, (tensor, hooks) in hooked.items():
@@ -106,45 +100,22 @@ class OutputGrad(ModuleHook):
             shared = aliased(tensor, versions, (args, kwargs), others) or (
                 tensor._is_view() and hooked_inside(tensor)
             )
-            watched = Watched(hooks[0].firing.site.where, hooks)
-            news[key] = watched.attach(tensor, views(module) if shared else None)
+            news[key] = Watched(hooks[0].firing.site.where, hooks).attach(
+                tensor, views(module) if shared else None
+            )
         return exchange(output, {key: new for key, new in news.items() if new is not hooked[key][0]})
 
     def _traced(self, arguments: Any, output: Any) -> Any:
-        output = _view_if_input(arguments, output)
+        # A module that returns its input (Identity, Dropout in eval) returns the same tensor object: a hook on that
+        # would see the gradient of all uses of the input.
+        given = list(tensors(arguments))  # not their ids, for which torch 2.12 compiles no code
+        output = rebuild(
+            output, lambda leaf: leaf.view_as(leaf) if any(leaf is each for each in given) else leaf
+        )
         for firing in self.firings:
             for _, tensor in _carrying(firing, output):
                 firing.traced.watch(tensor)
         return output
-
-
-_MOST_CALLS = 1024
-
-
-def _computes_anew(module: nn.Module) -> bool:
-    """Whether it is one of torch's own layers, which do not write to arguments or keep a reference to the output."""
-    cls = type(module)
-    return (
-        getattr(nn, cls.__name__, None) is cls
-        and "forward" not in vars(module)
-        and not getattr(module, "inplace", False)
-        and next(module.children(), None) is None
-    )
-
-
-def _is_new(output: Any, module: nn.Module, args: tuple[Any, ...]) -> bool:
-    """Whether nothing else refers yet to the output of such a layer, or to its memory."""
-    return (
-        type(output) is Tensor
-        and output.grad_fn is not None
-        and not output._is_view()  # an in-place write would bypass tensor hooks of a view
-        and len(module._forward_hooks) == 1  # this hook alone
-        and not _global_forward_hooks
-        and not output._backward_hooks
-        and not output.retains_grad
-        and all(argument is not output for argument in args)
-        and owned(output)
-    )
 
 
 def _carrying(firing: BoundHook, output: Any) -> list[tuple[str, Tensor]]:
@@ -168,23 +139,6 @@ def _carrying(firing: BoundHook, output: Any) -> list[tuple[str, Tensor]]:
     return once
 
 
-class _GradientOfNew(Attached):
-    """One hook on the gradient of a layer's new output; the same object serves all calls."""
-
-    def __init__(self, registered: RegisteredHook, firing: BoundHook) -> None:
-        self._registered = registered
-        self._op = firing.op if firing.op_of_new is None else firing.op_of_new
-        self._current = firing.site.current
-
-    def run(self, grad: Tensor) -> Tensor | None:
-        """torch's hook on the tensor."""
-        if not self._registered.ops:
-            return None
-        self._current.within = ""
-        new: Tensor = self._op(grad)
-        return None if new is grad else new
-
-
 class _Gradient:
     """One hook on the gradient of one tensor of one call."""
 
@@ -198,7 +152,7 @@ class _Gradient:
         self.tokens = firing.site.current.model_tokens
 
     def __call__(self, grad: Tensor) -> Tensor:
-        if not self.registered.ops:
+        if not self.registered.firings:
             return grad
         current = self.firing.site.current
         current.within, current.of_call, current.of_pass = self.path, self.call, self.tokens
@@ -207,13 +161,3 @@ class _Gradient:
         finally:
             current.of_call = current.of_pass = None
         return new
-
-
-def _view_if_input(args: Any, output: Any) -> Any:
-    """The output, with each tensor that is also an argument replaced by a view of it.
-
-    A module that returns its input (Identity, Dropout in eval) returns the same tensor object: a hook on that would
-    see the gradient of all uses of the input.
-    """
-    given = list(tensors(args))  # not their ids, for which torch 2.12 compiles no code
-    return rebuild(output, lambda leaf: leaf.view_as(leaf) if any(leaf is each for each in given) else leaf)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import GRAD, POST_ACCUMULATE_GRAD
-from hookrun.runtime.hooks.base import BoundHook, ParameterHook, Shared, write
+from hookrun.runtime.hooks.base import ParameterHook, write
 from hookrun.runtime.sharded import edited
 
 
@@ -28,8 +26,8 @@ class ParameterGrad(ParameterHook):
         if self.waits is not None and self.waits():
             return None
         new = grad
-        for op in self.ops:
-            new = op(new)
+        for firing in self.firings:
+            new = firing.op(new)
         return None if new is grad else new
 
     def reduced(self, parameter: nn.Parameter) -> None:
@@ -43,10 +41,6 @@ class AccumulatedGrad(ParameterHook):
 
     hook_types = (POST_ACCUMULATE_GRAD,)
 
-    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
-        super().__init__(firings)
-        self.clock = shared.clock if shared is not None else None
-
     def register(self, parameter: nn.Parameter) -> RemovableHandle:
         """Register a post-accumulate-grad hook."""
         handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(self.accumulated)
@@ -59,7 +53,8 @@ class AccumulatedGrad(ParameterHook):
 
     def reduced(self, parameter: nn.Parameter) -> None:
         """Act on a gradient that is accumulated and summed over all ranks, unless more micro-batches follow."""
-        if self.clock is None or self.clock.accumulating or (grad := parameter.grad) is None:
+        grad = parameter.grad
+        if grad is None or any(firing.site.clock.accumulating for firing in self.firings):
             return
         new = edited(grad, self.firings)
         if grad.requires_grad:  # by create_graph=True: a write would be hidden from the second derivative

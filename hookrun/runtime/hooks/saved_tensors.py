@@ -18,9 +18,9 @@ from hookrun.actions.base import Packed
 from hookrun.errors import HookError
 from hookrun.hook_types import SAVED_TENSORS
 from hookrun.runtime.checkpointing import repeating
-from hookrun.runtime.clock import call_frame, finished
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_graph
+from hookrun.runtime.frames import call_frame, finished
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, fire
 from hookrun.runtime.hooks.exits import storage
 
 Undo = Callable[[Tensor | None], Tensor | None]
@@ -69,22 +69,20 @@ class Scope:
     call:  its number within the forward
     """
 
-    def __init__(
-        self, hook: SavedTensors, idle: bool, frame: FrameType, parent: Scope | None, scopes: Scopes
-    ) -> None:
+    def __init__(self, hook: SavedTensors, idle: bool, frame: FrameType, parent: Scope | None) -> None:
         self.hook = hook
         self.idle = idle
         self.frame: FrameType | None = frame
         self.call = hook.firings[0].site.call
         self._parent = parent
-        self._scopes = scopes
         top = _top()
         ours = parent is not None and top is not None and top[0] is parent.pack
         self.outer: Outer | None = parent.outer if ours and parent is not None else top
-        of_checkpoint = (
-            self.outer is not None and getattr(self.outer[0], "__module__", "") == checkpoint.__name__
-        )
-        if hook.edits and of_checkpoint:
+        if (
+            self.outer is not None
+            and hook.edits
+            and getattr(self.outer[0], "__module__", "") == checkpoint.__name__
+        ):
             self.outer = None  # a tensor that an action has packed is restored without recomputation
         self.pack: Callable[[Tensor], PackedTensor] = self._pack  # kept, so that it can be compared with `is`
         self._context = torch.autograd.graph.saved_tensors_hooks(self.pack, PackedTensor.restore)
@@ -120,7 +118,7 @@ class Scope:
         # an operation may save its own output, whose grad_fn would form a reference cycle with the graph
         tensor: Tensor | None = saved.detach()
         whole, undos = tensor, list[Undo]()
-        is_parameter = storage(saved) in self._scopes.of_parameters
+        is_parameter = storage(saved) in self.hook.of_parameters()
         around, scope = list[Scope](), cast("Scope | None", self)
         while scope is not None:
             if not scope.idle and not scope.ended:
@@ -145,7 +143,7 @@ class Scope:
             return PackedTensor(tensor, undos, saved._version if tensor is whole else None)
         pack, unpack = self.outer
         if tensor is None:  # activation checkpointing counts the tensors that it packs: give it a placeholder
-            return PackedTensor(pack(torch.empty(0)), [*undos, _dropped], None, unpack)
+            return PackedTensor(pack(torch.empty(0)), [*undos, lambda placeholder: None], None, unpack)
         return PackedTensor(pack(saved if tensor is whole else tensor), undos, None, unpack)
 
 
@@ -163,17 +161,14 @@ def _open_scopes() -> list[Scope]:
     return scopes
 
 
-class Scopes:
-    """Opens and closes the scopes of one installation."""
+class _ParametersOf:
+    """The storages of the parameters of a model, with those that hooks added; known once none is lazy any more."""
 
     def __init__(self, shared: Shared) -> None:
         self._model = shared.model
         self._known: set[int | None] | None = None
-        shared.closing.callback(self.close_all)
 
-    @property
-    def of_parameters(self) -> set[int | None]:
-        """The storages of the model's parameters, with those that hooks added; known once none is lazy any more."""
+    def __call__(self) -> set[int | None]:
         if self._known is not None:
             return self._known
         parameters = list(self._model.parameters())
@@ -181,30 +176,6 @@ class Scopes:
         if not any(map(is_lazy, parameters)):
             self._known = storages
         return storages
-
-    def open(self, hook: SavedTensors, idle: bool) -> None:
-        """Open a scope: a hooked module's forward begins."""
-        scopes = _open_scopes()
-        # after KeyboardInterrupt and SystemExit torch runs no forward hooks
-        while scopes and scopes[-1].ended:
-            scopes.pop().close()
-        scopes.append(Scope(hook, idle, call_frame(), scopes[-1] if scopes else None, self))
-
-    def close(self) -> None:
-        """Close the scopes of the current call and of calls inside it: a hooked module's forward has ended."""
-        scopes, frame = _open_scopes(), call_frame()
-        while any(scope.frame is frame for scope in scopes):
-            scopes.pop().close()
-
-    def close_all(self) -> None:
-        """Close the scopes that an exception has left open."""
-        scopes = _open_scopes()
-        while scopes and (not scopes[-1].hook.firings or scopes[-1].ended):
-            scopes.pop().close()
-
-
-def _dropped(placeholder: Tensor | None) -> None:
-    """Drop the placeholder of a tensor that an action keeps elsewhere."""
 
 
 class SavedTensors(ModuleHook):
@@ -218,7 +189,7 @@ class SavedTensors(ModuleHook):
 
     def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
-        self.scopes = shared.once(Scopes) if shared is not None else None
+        self.of_parameters = shared.once(_ParametersOf) if shared is not None else set[int | None]
         self.edits = any(not firing.site.spec.action.observes for firing in firings)
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
@@ -232,17 +203,30 @@ class SavedTensors(ModuleHook):
     def enter(self, module: nn.Module, args: Any) -> None:
         """torch's forward pre-hook."""
         if tracing():
-            in_graph(self.firings, None)  # raises CompileError
-        if self.scopes is None or not self.firings:
+            fire(self.firings, None)  # raises CompileError
+        if not self.firings:
             return
         again = repeating()
         # Non-reentrant recomputation: the backward uses the tensors that were packed in the first forward. Tensors that
         # an action packed there were hidden from checkpointing, so they must be hidden in the recomputation too.
         idle = again is not None and again.keeps_graph
-        if not idle or self.edits:
-            self.scopes.open(self, idle)
+        if idle and not self.edits:
+            return
+        scopes = _open_scopes()
+        # after KeyboardInterrupt and SystemExit torch runs no forward hooks
+        while scopes and scopes[-1].ended:
+            scopes.pop().close()
+        scopes.append(Scope(self, idle, call_frame(), scopes[-1] if scopes else None))
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """torch's forward hook, called also when the forward raised."""
-        if self.scopes is not None:
-            self.scopes.close()
+        """torch's forward hook, called also when the forward raised: close the scopes of the call and inside it."""
+        scopes, frame = _open_scopes(), call_frame()
+        while any(scope.frame is frame for scope in scopes):
+            scopes.pop().close()
+
+    def clear(self) -> None:
+        """Drop all firings, and close the scopes that an exception has left open."""
+        super().clear()
+        scopes = _open_scopes()
+        while scopes and (not scopes[-1].hook.firings or scopes[-1].ended):
+            scopes.pop().close()

@@ -16,10 +16,9 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.errors import HookError, Problem
 from hookrun.hook_types import WEIGHT
 from hookrun.plan.model_tree import parametrized
-from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
-from hookrun.runtime.clock import call_frame, finished
 from hookrun.runtime.compiled import refusal, tracing
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, in_backward, in_graph
+from hookrun.runtime.frames import call_frame, left_open
+from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, fire
 
 _ABSENT = object()
 _LISTS = "parametrizations"
@@ -36,7 +35,6 @@ class Reading:
     """
 
     module: nn.Module
-    frame: FrameType
     thread: int = field(default_factory=get_ident)
     edited: dict[str, Tensor] = field(default_factory=dict)
     before: dict[str, Any] = field(default_factory=dict)
@@ -58,19 +56,14 @@ class Reading:
 
     def end(self) -> None:
         """Give the module its attributes back."""
-        _open.remove(self)
         for name, value in self.before.items():
             self.module.__dict__[name] = value
             if value is _ABSENT:
                 del self.module.__dict__[name]
 
 
-_open = list[Reading]()
-"""The current readings of all threads, of each module the innermost last."""
-
-
-def _of(module: nn.Module) -> list[Reading]:
-    return [reading for reading in _open if reading.module is module]
+_open = dict[FrameType, Reading]()
+"""The current readings of all threads, by the frames of the calls, the innermost last."""
 
 
 class Weight(ModuleHook):
@@ -88,12 +81,12 @@ class Weight(ModuleHook):
         self._by_name = defaultdict[str, list[BoundHook]](list)
         for firing in firings:
             self._by_name[firing.site.path.rpartition(".")[2]].append(firing)
-        why = (
+        refused = (
             "a graph cannot contain this edit: the parameter is parametrized, or edited twice at once, because its "
-            "module calls itself or is hooked by two installations"
+            "module calls itself or is hooked by two installations",
+            "run it without compiling, or put all hooks into one installation",
         )
-        hint = "run it without compiling, or put all hooks into one installation"
-        self._refused = refusal([Problem(firing.site.spec.where, why, hint) for firing in firings[:1]])
+        self._refused = refusal([Problem(firing.site.spec.where, *refused) for firing in firings[:1]])
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register a hook that runs after those that change the arguments."""
@@ -109,19 +102,15 @@ class Weight(ModuleHook):
             for name, firings in self._by_name.items():
                 if name in module.__dict__ or name not in module._parameters:
                     self._refused.fire(None)  # raises CompileError
-                module.__dict__[name] = in_graph(firings, module._parameters[name])
+                module.__dict__[name] = fire(firings, module._parameters[name])
             return
-        reading = self._begin(module)
+        for left in left_open(_open):
+            left.end()
+        frame = call_frame()
+        reading = _open.get(frame) or self._begin(module, frame)  # another installation may have begun it
         for name, firings in self._by_name.items():
             stored = reading.edited.get(name)
-            stored = self._stored(module, name) if stored is None else stored
-            new = stored
-            if graph_task() != NO_BACKWARD:
-                new = in_backward(firings, stored)
-            else:
-                for firing in firings:
-                    new = firing.op(new)
-            reading.show(name, new)
+            reading.show(name, fire(firings, self._stored(module, name) if stored is None else stored))
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """torch's forward hook, called also when the forward raised."""
@@ -129,34 +118,25 @@ class Weight(ModuleHook):
             for name in self._by_name:
                 del module.__dict__[name]
             return
-        frame = call_frame()
-        for reading in _of(module):
-            if reading.frame is frame:
-                reading.end()
+        if (reading := _open.pop(call_frame(), None)) is not None:
+            reading.end()
 
     def clear(self) -> None:
         """Drop all firings, and end the readings that an exception has left open, also one in a broken graph."""
         for firing in self.firings:
             module, name = firing.site.module, firing.site.path.rpartition(".")[2]
-            for reading in reversed(_of(module)):
-                reading.end()
+            for frame in [frame for frame, reading in reversed(_open.items()) if reading.module is module]:
+                _open.pop(frame).end()
             if name in module._parameters:
                 module.__dict__.pop(name, None)
         super().clear()
         self._by_name.clear()
 
-    def _begin(self, module: nn.Module) -> Reading:
-        """The reading of the current call, which another installation may have begun."""
-        frame, around = call_frame(), _of(module)
-        # after KeyboardInterrupt and SystemExit torch runs no forward hooks
-        while around and finished(around[-1].frame):
-            around.pop().end()
-        if around and around[-1].frame is frame:
-            return around[-1]
-        reading = Reading(module, frame)
-        _open.append(reading)
-        if any(other.thread != reading.thread for other in _of(module)):
-            reading.end()
+    def _begin(self, module: nn.Module, frame: FrameType) -> Reading:
+        reading = _open[frame] = Reading(module)
+        around = [other for other in tuple(_open.values()) if other.module is module]
+        if any(other.thread != reading.thread for other in around):
+            del _open[frame]
             raise HookError(
                 f"{self.firings[0].site.where}: two threads call the module at the same time, and each would read the "
                 "parameter as it is edited for the other: call it in one thread, or give each thread a copy"

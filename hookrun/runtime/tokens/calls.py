@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -344,7 +345,6 @@ class Pass:
         self.ended, self.decodes = ended, decodes
         if session is not None and session.eos and ids is not None and self.total > prompt:
             self._mark_ended(session.eos)
-        self._positions: Tensor | None = None
         self.encoder: Pass | None = None
         self.drafts = False
         self.chosen = dict[Any, Any]()
@@ -365,12 +365,10 @@ class Pass:
         self.real = torch.cat([self.real[:, :start], self.real[:, start:] & ~ended], dim=1)
         self.ended = ended[:, -1]
 
-    @property
+    @cached_property
     def positions(self) -> Tensor:
         """[B, total] int64: positions, counted from the first real token; padding has that of the token before it."""
-        if self._positions is None:
-            self._positions = self.real.cumsum(1) - 1
-        return self._positions
+        return self.real.cumsum(1) - 1
 
     @property
     def first(self) -> bool:
@@ -382,7 +380,8 @@ class Pass:
         seen = copy(self)
         times = decoder.rows // self.rows if decoder.rows % self.rows == 0 else 1
         seen.rows = self.rows * times
-        seen.real, seen._positions = self.real.repeat_interleave(times, 0), None
+        seen.real = self.real.repeat_interleave(times, 0)
+        seen.__dict__.pop("positions", None)
         seen.ids = None if self.ids is None else self.ids.repeat_interleave(times, 0)
         seen.new_from = self.total if decoder.new_from else self.new_from
         seen.chosen = {}

@@ -93,7 +93,6 @@ def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None
         hit = _columns(rule, axis, of, start, size)
         known = of.new_from - start  # columns that an earlier pass has computed
         if rule.once and known > 0 and axis is not tokens.key:
-            hit = hit.clone()
             hit[:, :known] = False
         starts.append(start)
         hits.append(hit)
@@ -108,8 +107,7 @@ def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None
         places = [column + start for column, start in zip(columns, starts, strict=True)]
         positions = [place if rule.tokens.padding else of.positions[sequences, place] for place in places]
         known = torch.full_like(sequences, -1) if of.ids is None else of.ids[sequences, places[0]]
-        keys = positions[1] if len(positions) > 1 else None
-        return TokenRows(in_batch, numbers, positions[0], known, keys)
+        return TokenRows(in_batch, numbers, positions[0], known, *positions[1:])
 
     return Chosen(of, sequences, columns, rows)
 
@@ -131,7 +129,7 @@ def _start(of: Pass, size: int) -> int:
 
 
 def _columns(rule: Rule, clause: TokenFilter, of: Pass, start: int, size: int) -> Tensor:
-    """[B, size] bool: which columns from `start` on are selected, regardless of earlier passes; may be a view."""
+    """[B, size] bool: which columns from `start` on are selected, regardless of earlier passes."""
     if of.decodes and any(True for _ in clause.spans):
         raise ValueError(
             "tokens: spans refer to the encoder's tokens, and this is a module of the decoder: select its tokens by "
@@ -139,38 +137,9 @@ def _columns(rule: Rule, clause: TokenFilter, of: Pass, start: int, size: int) -
         )
     if not of.has_data:
         columns = _placeholder_columns(clause, of)
-    elif _is_phase(clause):
-        return _of_phase(rule, clause.phase, of, start, size)
     else:
         columns = _Columns(rule, of, clause.phase).of_filter(clause)
     return columns[:, start : start + size]
-
-
-def _is_phase(clause: TokenFilter) -> bool:
-    """Whether the clause selects all tokens, or all tokens of a phase."""
-    return (
-        clause.position is None
-        and clause.id is None
-        and clause.text is None
-        and clause.span is None
-        and clause.exclude is None
-    )
-
-
-def _of_phase(rule: Rule, phase: str | None, of: Pass, start: int, size: int) -> Tensor:
-    """[B, size] bool: all tokens of the phase. A fast path: steering uses it for each generated token."""
-    columns = of.real[:, start : start + size]
-    if rule.tokens.padding:
-        columns = torch.ones_like(columns)
-    end_of_prompt = min(max(of.prompt - start, 0), size)
-    if phase is None or end_of_prompt == (0 if phase == "generation" else size):
-        return columns
-    columns = columns.clone()
-    if phase == "generation":
-        columns[:, :end_of_prompt] = False
-    else:
-        columns[:, end_of_prompt:] = False
-    return columns
 
 
 class _Columns:
@@ -253,10 +222,9 @@ class _Columns:
 
     def _raise_missing(self, lacks: Tensor, what: str) -> None:
         row = int(lacks.nonzero()[0])
-        count = int(self._lengths[row])
         raise ValueError(
-            f"tokens: sequence {row} of the batch has {count} tokens and no {what}; tokens: {{…, missing: skip}} "
-            "leaves out what a sample does not have"
+            f"tokens: sequence {row} of the batch has {int(self._lengths[row])} tokens and no {what}; tokens: "
+            "{…, missing: skip} leaves out what a sample does not have"
         )
 
     def _ids(self) -> Tensor:
@@ -296,8 +264,10 @@ class _Columns:
         bounds = bounds[self._of.samples_of_rows(len(bounds))]
         first, end = bounds[:, :1], bounds[:, 1:]
         if self._of.first and (first == TWICE).any():
-            what = "a sample has its text more than once: give token positions in the data, [first, end]"
-            raise ValueError(f"tokens: span {name!r}: {what}")
+            raise ValueError(
+                f"tokens: span {name!r}: a sample has its text more than once: give token positions in the data, "
+                "[first, end]"
+            )
         lacks = ((first < 0) | (end <= first) | (end > self._lengths)).squeeze(1)
         if strict and self._of.first and lacks.any():
             self._raise_missing(lacks, f"span {name!r}")

@@ -197,7 +197,7 @@ class Sequences:
         return Pass(
             tokens,
             real=_filled(tokens.mask, None, tokens.rows, total, tokens.columns),
-            ids=_ids(None, tokens, total),
+            ids=None if tokens.ids is None else _behind(None, total - tokens.columns, tokens.ids, unknown=-1),
             prompt=total,
             new_from=total - tokens.columns,
             number=self._number(tokens.rows if known is None else known, source),
@@ -226,7 +226,7 @@ class Sequences:
         return Pass(
             tokens,
             real=real,
-            ids=_ids(last.ids, tokens, total),
+            ids=None if tokens.ids is None else _behind(last.ids, past, tokens.ids, unknown=-1),
             prompt=min(last.prompt, total),
             new_from=past or last.total,
             number=last.number,
@@ -249,9 +249,9 @@ def _drafts(running: Session, tokens: CallTokens, last: Pass | None) -> bool:
 
 
 def _same(one: CallTokens, other: CallTokens) -> bool:
-    if (one.rows, one.columns) != (other.rows, other.columns):
-        return False
-    return one.ids is None or other.ids is None or torch.equal(one.ids, other.ids)
+    return (one.rows, one.columns) == (other.rows, other.columns) and (
+        one.ids is None or other.ids is None or torch.equal(one.ids, other.ids)
+    )
 
 
 def _filled(mask: Tensor | None, earlier: Tensor | None, rows: int, total: int, columns: int) -> Tensor:
@@ -266,23 +266,12 @@ def _filled(mask: Tensor | None, earlier: Tensor | None, rows: int, total: int, 
             )
     elif not before and earlier is not None:  # all columns are computed again, without a mask in this call
         return torch.cat([earlier, torch.ones(rows, total - earlier.shape[1], dtype=torch.bool)], dim=1)
-    known = None if earlier is None or earlier.shape[1] < before else earlier[:, :before]
-    return torch.cat(
-        [
-            torch.ones(rows, before, dtype=torch.bool) if known is None else known,
-            torch.ones(rows, columns, dtype=torch.bool) if mask is None else mask,
-        ],
-        dim=1,
-    )
+    new = torch.ones(rows, columns, dtype=torch.bool) if mask is None else mask
+    return _behind(earlier, before, new, unknown=1)
 
 
-def _ids(earlier: Tensor | None, tokens: CallTokens, total: int) -> Tensor | None:
-    """[rows, total]: the token ids; -1 for tokens in a cache that were not observed. None: not known."""
-    if tokens.ids is None:
-        return None
-    before = total - tokens.columns
-    if not before:
-        return tokens.ids
-    known = earlier[:, :before] if earlier is not None and earlier.shape[1] >= before else None
-    unseen = torch.full((tokens.rows, before), -1, dtype=torch.int64) if known is None else known
-    return torch.cat([unseen, tokens.ids], dim=1)
+def _behind(earlier: Tensor | None, before: int, new: Tensor, *, unknown: int) -> Tensor:
+    """[rows, before + columns]: the new columns behind those of earlier passes, or behind tokens not observed."""
+    if earlier is None or earlier.shape[1] < before:
+        earlier = new.new_full((len(new), before), unknown)
+    return torch.cat([earlier[:, :before], new], dim=1)

@@ -33,4 +33,4 @@ def test_a_copy_of_a_registered_hook_runs_nothing() -> None:
     for registered in set(registered_hooks().values()):
         hook = registered()
         for twin in (copy.deepcopy(hook), pickle.loads(pickle.dumps(hook))):
-            assert type(twin) is registered and twin.ops == ()
+            assert type(twin) is registered and twin.firings == ()
