@@ -84,6 +84,8 @@ def members(value: Any) -> list[Any]:
 
 def replaced(value: Any, changed: dict[Any, Any]) -> Any:
     """A copy of a container with the members in `changed` (key -> new member) replaced."""
+    if type(value) in (dict, list):  # torch.compile does not trace copy.copy of them
+        return _written(type(value)(value), changed)
     if not isinstance(value, tuple):
         return _written(copy.copy(value), changed)
     items = [changed.get(key, member) for key, member in children(value)]
@@ -295,7 +297,7 @@ def _changed(value: Any, changed: dict[Any, Any]) -> Any:
 def _written(value: Any, changed: Mapping[Any, Any]) -> Any:
     """A dict, list or dataclass with the members in `changed`, which are written into it."""
     for key, new in changed.items():
-        if isinstance(value, dict | list):
+        if isinstance(value, (dict, list)):  # torch.compile does not trace dict | list
             value[key] = new
         else:
             object.__setattr__(value, str(key), new)  # also where the dataclass is frozen
