@@ -198,6 +198,8 @@ ON_VALUES = frozenset(each for each in HOOK_TYPES.values() if each.phase != "ins
 
 OWN_KEYS = frozenset({"parameters"})
 """Keys of a hook that only some hook types have; on the others an action may have a parameter of that name."""
+OF_EVERY_HOOK = frozenset({"select", "hook", "action", "when", "expect", "enabled", "priority"})
+"""Keys that hooks of every type may have."""
 
 
 def hook_type_named(name: str) -> HookType:
