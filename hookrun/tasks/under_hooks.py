@@ -146,7 +146,9 @@ class TaskUnderHooks(Task):
         parts.add(self.problems(settings, info))
         if (stop := stopping(experiment)) is not None and (needs := self.needs_output()) is not None:
             what = f"stops the forward, and {needs} needs the model's output"
-            hint = f"use task=predict without it, or leave the hook out: ~{stop.where}"
+            hint = (
+                f"use task=predict, without metrics and task.backward, or leave the hook out: ~{stop.where}"
+            )
             parts.add([Problem(f"{stop.where}.action", what, hint)])
             parts.refuse()  # the trial run, which has no output, would report more
         trained = trained_parameters(parts) if self.trains else None
