@@ -98,23 +98,25 @@ def called(hook: str, code: Code, value: Any, call: Callable[[Any], Any]) -> Any
         raise UserCodeError(hook, code, error, value, call) from error
 
 
-def wrong_function(
+def checked(
     function: Trusted | InlineFunction, arguments: Mapping[str, Any], where: str
-) -> list[Problem]:
-    """Why it cannot be called with a value and the arguments; of a class one object is created to test it.
+) -> tuple[Any, list[Problem]]:
+    """The user's own function, of a class an object; and why it cannot be called with a value and the arguments.
 
     where: the key path of the hook
     """
     target, owner, args = function.target, function.code.name, join(where, "args")
     if isinstance(target, type):
         if problems := wrong_call(target, arguments, args, owner):
-            return problems
+            return None, problems
         try:
-            target = example_of(function, arguments)
+            target = made(target, copy_of(arguments), 0)
         except Exception as error:  # the user's own code may raise anything
-            return [Problem(args, f"'{owner}' cannot be made: {reason(error)}", "correct the arguments")]
+            return None, [
+                Problem(args, f"'{owner}' cannot be made: {reason(error)}", "correct the arguments")
+            ]
         if not callable(target):
-            return [
+            return None, [
                 Problem(
                     join(where, "function"),
                     f"'{owner}' is a class whose objects cannot be called",
@@ -122,7 +124,7 @@ def wrong_function(
                 )
             ]
         arguments = {}
-    return wrong_call(callee(target), arguments, args, owner, first=1, also=[CONTEXT])
+    return target, wrong_call(callee(target), arguments, args, owner, first=1, also=[CONTEXT])
 
 
 def untrainable(own: Any, *, reached: bool) -> tuple[str, str] | None:
@@ -171,12 +173,6 @@ def callee(target: Callable[..., Any]) -> Callable[..., Any]:
     from torch.nn import Module
 
     return target.forward if isinstance(target, Module) else target
-
-
-def example_of(function: Trusted | InlineFunction, arguments: Mapping[str, Any]) -> Any:
-    """The user's own function; of a class an object."""
-    target = function.target
-    return made(target, copy_of(arguments), 0) if isinstance(target, type) else target
 
 
 def made(cls: type, arguments: Mapping[str, Any], seed: int) -> Any:

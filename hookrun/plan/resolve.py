@@ -11,7 +11,7 @@ from torch import nn
 from hookrun.actions.base import name_taken
 from hookrun.actions.fields import Meaning
 from hookrun.actions.own_parameters import OnOwnParameters
-from hookrun.actions.user_code import added_names, example_of, untrainable, wrong_function
+from hookrun.actions.user_code import added_names, checked, untrainable
 from hookrun.actions.values import InlineFunction, OutsideValue, PassValue, RunFaults
 from hookrun.errors import CompileError, HookrunError, Mistakes, Problem, listed, nearest
 from hookrun.hook_types import BACKWARD, FORWARD, FORWARD_PRE
@@ -90,10 +90,10 @@ def _own_code(
         if function is None:
             continue
         functions[field] = function
-        if wrong := wrong_function(function, arguments, spec.where):
+        own, wrong = checked(function, arguments, spec.where)
+        if wrong:
             mistakes.add(wrong)
             continue
-        own = example_of(function, arguments)
         new = {name: each for each, name in added_names(own, spec.name).items() if id(each) not in names.own}
         if new and (why := untrainable(own, reached=spec.hook_type in {FORWARD, FORWARD_PRE})) is not None:
             mistakes.note(where, f"'{function.code.name}' {why[0]}", why[1])
@@ -324,11 +324,14 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
                 f"has no meaning for {spec.action.action_name}, which acts on the whole call of the module",
                 f"leave `{key}` out",
             )
-    lists = "flipped" in spec.action.uses
-    chooses = kind.batch and not (spec.action.mixes_rows or spec.action.of_call or lists)
-    if keys.when.of_samples and not chooses:
-        does = "lists what it does to all of them" if lists else "computes a row from the other rows too"
-        does = "acts on the whole call" if spec.action.of_call else does
+    does = ""
+    if spec.action.of_call:
+        does = "acts on the whole call"
+    elif "flipped" in spec.action.uses:
+        does = "lists what it does to all of them"
+    elif spec.action.mixes_rows:
+        does = "computes a row from the other rows too"
+    if keys.when.of_samples and (does or not kind.batch):
         why = f"{spec.action.action_name} {does}" if kind.batch else f"{kind.name!r} sees {kind.sees}"
         yield Problem(
             f"{spec.where}.when.{'data' if keys.when.value is None else 'value'}",

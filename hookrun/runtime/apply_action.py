@@ -76,9 +76,8 @@ def function_of(site: HookSite) -> Op:
 
 def _function_of_part(site: HookSite) -> Op:
     action = site.spec.action
-    part = (
-        None if "flipped" in action.uses else site.part
-    )  # faults are listed by their place in the whole tensor
+    # faults are listed by their place in the whole tensor
+    part = None if "flipped" in action.uses else site.part
     function = action.build(site)
     checked = not action.observes and action.scope == "tensor"
     if checked and site.hook_type.on == "reading":

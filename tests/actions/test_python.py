@@ -503,3 +503,21 @@ def test_by_name_it_needs_trust_and_is_hashed(own: Path, monkeypatch: pytest.Mon
     own.write_text("def halve(x, by=2):\n    return x / by * 2 / 2  # changed\n")
     sys.modules.pop(MODULE)
     assert hookrun.compile(named, model).hash != plan.hash
+
+
+class Made:
+    """Counts its objects."""
+
+    objects = 0
+
+    def __init__(self) -> None:
+        Made.objects += 1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_a_plan_makes_one_object_of_a_class() -> None:
+    Made.objects = 0
+    hookrun.compile(spec(Made), net())
+    assert Made.objects == 1

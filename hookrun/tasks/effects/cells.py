@@ -157,7 +157,7 @@ class Cells:
             again()
             context.resuming.point(context.resuming.seconds >= SECONDS)
         self._set_draws(after)
-        self._done = 0
+        self._done, clock.stands_in = 0, False
         return output
 
     def _passes(self, samples: int) -> Iterator[tuple[list[int], str | None]]:
