@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import local
 from types import FrameType
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import checkpoint
-from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.base import Packed
 from hookrun.errors import HookError
@@ -20,7 +19,7 @@ from hookrun.hook_types import SAVED_TENSORS
 from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.frames import call_frame, finished
-from hookrun.runtime.hooks.base import BoundHook, ModuleHook, Shared, fire
+from hookrun.runtime.hooks.base import AroundForward, BoundHook, Shared, fire
 from hookrun.runtime.hooks.exits import storage
 
 Undo = Callable[[Tensor | None], Tensor | None]
@@ -74,6 +73,7 @@ class Scope:
         self.idle = idle
         self.frame: FrameType | None = frame
         self.call = hook.firings[0].site.call
+        self._of_parameters = hook.of_parameters
         self._parent = parent
         top = _top()
         ours = parent is not None and top is not None and top[0] is parent.pack
@@ -110,7 +110,7 @@ class Scope:
             above.remove(others[0])
         for pair in reversed(above):
             torch.autograd.graph.saved_tensors_hooks(*pair).__enter__()
-        del self.pack, self._context
+        del self.pack, self._context, self._of_parameters
         # autograd refers to this object for as long as the graph lives: it must not keep the frame's locals alive
         self.frame = self._parent = None
 
@@ -118,7 +118,7 @@ class Scope:
         # an operation may save its own output, whose grad_fn would form a reference cycle with the graph
         tensor: Tensor | None = saved.detach()
         whole, undos = tensor, list[Undo]()
-        is_parameter = storage(saved) in self.hook.of_parameters()
+        is_parameter = storage(saved) in self._of_parameters()
         around, scope = list[Scope](), cast("Scope | None", self)
         while scope is not None:
             if not scope.idle and not scope.ended:
@@ -129,11 +129,7 @@ class Scope:
                 site = firing.site
                 if tensor is None or (is_parameter and not site.spec.keys.parameters):
                     continue
-                site.current.of_call = outer_first.call
-                try:
-                    packed = firing.op(tensor)
-                finally:
-                    site.current.of_call = None
+                packed = site.current.in_call(outer_first.call, None, firing.op, tensor)
                 if isinstance(packed, Packed):
                     undos.append(packed.undo)
                     tensor = packed.tensor
@@ -161,25 +157,24 @@ def _open_scopes() -> list[Scope]:
     return scopes
 
 
-class _ParametersOf:
-    """The storages of the parameters of a model, with those that hooks added; known once none is lazy any more."""
+def _storages(shared: Shared) -> Callable[[], set[int | None]]:
+    """Finds the storages of the model's parameters, with those that hooks added; once, if none is lazy any more."""
+    model, known = shared.model, set[int | None]()
 
-    def __init__(self, shared: Shared) -> None:
-        self._model = shared.model
-        self._known: set[int | None] | None = None
-
-    def __call__(self) -> set[int | None]:
-        if self._known is not None:
-            return self._known
-        parameters = list(self._model.parameters())
-        storages = {storage(parameter) for parameter in parameters if not is_lazy(parameter)}
+    def storages() -> set[int | None]:
+        if known:
+            return known
+        parameters = list(model.parameters())
+        there = {storage(parameter) for parameter in parameters if not is_lazy(parameter)}
         if not any(map(is_lazy, parameters)):
-            self._known = storages
-        return storages
+            known.update(there)
+        return there
+
+    return storages
 
 
-class SavedTensors(ModuleHook):
-    """Opens a scope before a module's forward and closes it afterwards.
+class SavedTensors(AroundForward):
+    """Opens a scope right before a module's forward, since tensors that other hooks save are not the module's.
 
     edits: an action may pack tensors in another form
     """
@@ -187,21 +182,13 @@ class SavedTensors(ModuleHook):
     hook_types = (SAVED_TENSORS,)
     depth = 4
 
-    def __init__(self, firings: Sequence[BoundHook] = (), shared: Shared | None = None) -> None:
-        super().__init__(firings)
-        self.of_parameters = shared.once(_ParametersOf) if shared is not None else set[int | None]
+    def __init__(self, firings: Sequence[BoundHook], shared: Shared) -> None:
+        super().__init__(firings, shared)
+        self.of_parameters = shared.once(_storages)
         self.edits = any(not firing.site.spec.action.observes for firing in firings)
 
-    def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Register a hook right before the forward: tensors that other hooks save are not the module's."""
-        yield module.register_forward_pre_hook(self.enter)
-
-    def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Register a hook that is also called when the forward raised."""
-        yield module.register_forward_hook(self.leave, always_call=True)
-
-    def enter(self, module: nn.Module, args: Any) -> None:
-        """torch's forward pre-hook."""
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """torch's forward pre-hook, registered with kwargs."""
         if tracing():
             fire(self.firings, None)  # raises CompileError
         if not self.firings:
@@ -218,7 +205,7 @@ class SavedTensors(ModuleHook):
             scopes.pop().close()
         scopes.append(Scope(self, idle, call_frame(), scopes[-1] if scopes else None))
 
-    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """torch's forward hook, called also when the forward raised: close the scopes of the call and inside it."""
         scopes, frame = _open_scopes(), call_frame()
         while any(scope.frame is frame for scope in scopes):
