@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -279,15 +280,13 @@ class ModelNames:
     @cached_property
     def unhookable(self) -> Mapping[int, Unhookable]:
         """id of a module -> why hooks on it would never fire; found in the whole model."""
-        found = dict[int, Unhookable]()
-        for path, module in self.modules.items():
+        reasons = dict[int, Unhookable]()
+        for path, module in self.modules.items():  # the outermost first: it is the one that is named
             if (reason := unhookable(module)) is not None:
                 named = reason._replace(what=f"{path}: {reason.what}") if path else reason
-                inner = iter(module.modules())
-                if not reason.itself:
-                    next(inner)
-                found = {id(each): named for each in inner} | found  # name the outermost module
-        return found
+                for inside in islice(module.modules(), 0 if reason.itself else 1, None):
+                    reasons.setdefault(id(inside), named)
+        return reasons
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
         """A hint with what a selector that matches nothing finds beside it, or the names closest to it."""

@@ -98,8 +98,9 @@ def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: C
 def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
     spec = hook.spec
     parts = [spec.hook_type.name, spec.action.action_name, _parameters(spec), str(spec.keys.when)]
-    matches = [f"   {shown_name(match)}  {match.type}  {match.shape or '-'}" for match in hook.matches]
-    return [f"{order}  {spec.name}: {' '.join(filter(None, parts))}", *_limited(matches, limit)]
+    matches = [f"{shown_name(match)}  {match.type}  {match.shape or '-'}" for match in hook.matches]
+    shown = [f"   {line}" for line in _limited(matches, limit)]
+    return [f"{order}  {spec.name}: {' '.join(filter(None, parts))}", *shown]
 
 
 def notes(plan: ResolvedPlan) -> list[str]:
@@ -160,8 +161,7 @@ def argument(value: object) -> str:
 def _limited(items: Sequence[str], limit: int | None) -> list[str]:
     if limit is None or len(items) <= limit:
         return list(items)
-    indent = "   " if items[0][:1] == " " else ""
-    return [*items[: limit - 1], f"{indent}and {len(items) - limit + 1} more"]
+    return [*items[: limit - 1], f"and {len(items) - limit + 1} more"]
 
 
 def _hook_notes(hook: PlannedHook, samples: int | None, of_calls: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import local
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,30 +60,26 @@ class PackedTensor:
 class Scope:
     """One call of a hooked module: tensors that are saved during it are packed by `pack`.
 
-    torch uses the innermost pack function only, so `pack` runs the firings of the enclosing scopes too, and then the
-    outer hooks: those of the user, or of activation checkpointing.
+    torch uses the innermost pack function only, so `pack` runs the firings of all open scopes, and then the outer
+    hooks: those of the user, or of activation checkpointing.
 
     idle:  the call recomputes an earlier one, for which the hooks have acted already
     frame: of the call
     call:  its number within the forward
     """
 
-    def __init__(self, hook: SavedTensors, idle: bool, frame: FrameType, parent: Scope | None) -> None:
+    def __init__(self, hook: SavedTensors, idle: bool, frame: FrameType, around: Scope | None) -> None:
         self.hook = hook
         self.idle = idle
         self.frame: FrameType | None = frame
         self.call = hook.firings[0].site.call
         self._of_parameters = hook.of_parameters
-        self._parent = parent
-        top = _top()
-        ours = parent is not None and top is not None and top[0] is parent.pack
-        self.outer: Outer | None = parent.outer if ours and parent is not None else top
-        if (
-            self.outer is not None
-            and hook.edits
-            and getattr(self.outer[0], "__module__", "") == checkpoint.__name__
-        ):
-            self.outer = None  # a tensor that an action has packed is restored without recomputation
+        outer = _top()
+        if outer is not None and around is not None and outer[0] is around.pack:
+            outer = around.outer
+        if outer is not None and hook.edits and getattr(outer[0], "__module__", "") == checkpoint.__name__:
+            outer = None  # a tensor that an action has packed is restored without recomputation
+        self.outer: Outer | None = outer
         self.pack: Callable[[Tensor], PackedTensor] = self._pack  # kept, so that it can be compared with `is`
         self._context = torch.autograd.graph.saved_tensors_hooks(self.pack, PackedTensor.restore)
         self._context.__enter__()
@@ -112,24 +108,19 @@ class Scope:
             torch.autograd.graph.saved_tensors_hooks(*pair).__enter__()
         del self.pack, self._context, self._of_parameters
         # autograd refers to this object for as long as the graph lives: it must not keep the frame's locals alive
-        self.frame = self._parent = None
+        self.frame = None
 
     def _pack(self, saved: Tensor) -> PackedTensor:
         # an operation may save its own output, whose grad_fn would form a reference cycle with the graph
         tensor: Tensor | None = saved.detach()
         whole, undos = tensor, list[Undo]()
         is_parameter = storage(saved) in self._of_parameters()
-        around, scope = list[Scope](), cast("Scope | None", self)
-        while scope is not None:
-            if not scope.idle and not scope.ended:
-                around.append(scope)
-            scope = scope._parent
-        for outer_first in reversed(around):
-            for firing in outer_first.hook.firings:
+        for scope in _open_scopes():
+            for firing in () if scope.idle or scope.ended else scope.hook.firings:
                 site = firing.site
                 if tensor is None or (is_parameter and not site.spec.keys.parameters):
                     continue
-                packed = site.current.in_call(outer_first.call, None, firing.op, tensor)
+                packed = site.current.in_call(scope.call, None, firing.op, tensor)
                 if isinstance(packed, Packed):
                     undos.append(packed.undo)
                     tensor = packed.tensor
