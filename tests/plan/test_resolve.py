@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -163,10 +164,10 @@ def test_a_parameter_selected_on_apply_stands_for_its_module_and_the_key_paramet
     select: Any, filled: set[str]
 ) -> None:
     model = Net()
-    with hookrun.hooked(model, {"h": {"select": select, "hook": "apply", "action": "fill", "value": 7}}):
+    with hookrun.hooked(model, one_hook(select, "apply", "fill", value=7)):
         assert {name for name, each in model.named_parameters() if each.eq(7).all()} == filled
     model = Net()
-    with hookrun.hooked(model, {"h": {"select": select, "hook": "apply", "action": "freeze"}}):
+    with hookrun.hooked(model, one_hook(select, "apply", "freeze")):
         assert {name for name, each in model.named_parameters() if not each.requires_grad} == filled
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, set_checkpoint_early_stop
 
@@ -134,7 +135,7 @@ def test_a_recomputed_call_is_recorded_once(
 ) -> None:
     extra = {"policy": "warn", "max": 0.1} if action == "check" else {}
     select = ["blocks.*", "**.act", "shared", "head"]
-    hooks = {"h": {"select": select, "hook": kind, "action": action, **extra}}
+    hooks = one_hook(select, kind, action, **extra)
     with_checkpoints, without = compared(nets(checkpointed(mode)), hooks)
     assert len(with_checkpoints.records) == len(without.records)
     if action == "capture":
@@ -148,11 +149,11 @@ def test_a_recomputed_call_is_recorded_once(
     "kind", ["grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"]
 )
 def test_hooks_on_parameters_fire_as_often_as_without_checkpointing(mode: str, kind: str) -> None:
-    hooks = {"h": {"select": "blocks", "hook": kind, "action": "clamp", "min": -0.01, "max": 0.01}}
+    hooks = one_hook("blocks", kind, "clamp", min=-0.01, max=0.01)
     compared(nets(checkpointed(mode)), hooks)
 
 
-NOISE = {"h": {"select": ["**.inner", "shared"], "hook": "forward", "action": "noise", "std": 0.5}}
+NOISE = one_hook(["**.inner", "shared"], "forward", "noise", std=0.5)
 
 
 class Nested(Net):
@@ -225,7 +226,7 @@ def test_two_backward_passes_through_a_retained_graph_recompute_twice() -> None:
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_recomputation_may_stop_early_inside_an_action(early_stop: bool) -> None:
     """An action may save the last tensor of a region; torch then ends the recomputation by an exception inside it."""
-    hooks = {"h": {"select": "1", "hook": "forward", "action": "scale", "factor": [2.0, 3.0]}}
+    hooks = one_hook("1", "forward", "scale", factor=[2.0, 3.0])
     net = nn.Sequential(nn.Linear(2, 2), nn.Identity())
     x = torch.ones(3, 2, requires_grad=True)
     with hookrun.hooked(net, hooks), set_checkpoint_early_stop(early_stop):
@@ -278,7 +279,7 @@ def test_a_module_called_by_a_custom_backward_is_not_a_recomputation() -> None:
 
 def test_saved_bytes_are_counted_once() -> None:
     plain, other = nets(checkpointed("not reentrant"))
-    hooks = {"h": {"select": "blocks.0.outer", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]}}
+    hooks = one_hook("blocks.0.outer", "saved_tensors", "stats", of=["bytes"])
     _, without = trained(plain, hooks, steps=1)
     _, with_checkpoints = trained(other, hooks, steps=1)
     assert_same(in_order(with_checkpoints.records), in_order(without.records))

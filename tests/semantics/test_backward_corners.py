@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from hooking import one_hook
 from small_nets import Net
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,7 +21,7 @@ each_kind = pytest.mark.parametrize("kind", ["backward", "backward_pre", "output
 
 
 def spec(select: Any, hook: str = "backward", **keys: Any) -> dict[str, Any]:
-    return {"h": {"select": select, "hook": hook, "action": "capture", **keys}}
+    return one_hook(select, hook, **keys)
 
 
 def gradients(model: nn.Module, x: Tensor, hooks_of: dict[str, Any]) -> tuple[list[Tensor | None], Any]:
@@ -87,7 +88,7 @@ def test_every_module_of_a_resnet18_in_training_can_be_hooked_at_once(action: di
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     expected, _ = gradients(model, images, {})
     model.load_state_dict(state)
-    found, hooks = gradients(model, images, {"h": {"select": "**", "hook": "backward", **action}})
+    found, hooks = gradients(model, images, one_hook("**", "backward", **action))
     # rounding is amplified by the batch norms over two images
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours - theirs).norm() <= 1e-3 * theirs.norm()  # type: ignore[union-attr, operator]
@@ -128,7 +129,7 @@ def test_a_module_that_returns_its_input_sees_the_gradient_of_its_own_use(name: 
     found, hooks = gradients(model, X, spec("inner", kind))
     assert_close(found, expected)
     assert hooks.fired["h", "inner"] >= 1
-    doubled, _ = gradients(model, X, {"h": {"select": "inner", "hook": kind, "action": "scale", "factor": 2}})
+    doubled, _ = gradients(model, X, one_hook("inner", kind, "scale", factor=2))
 
     # the reference: the output of the module counts twice
     model.zero_grad()
@@ -175,7 +176,7 @@ def test_dict_outputs_keyword_inputs_and_none_gradients_are_seen() -> None:
 @pytest.mark.parametrize(("target", "position"), [("[0]", 0), ("factor", 1)])
 def test_a_target_edits_one_of_several_gradients(target: str, position: int) -> None:
     a, factor = X.clone().requires_grad_(), (X + 3).clone().requires_grad_()
-    edit = {"h": {"select": "", "hook": "backward", "action": "scale", "factor": 10, "target": target}}
+    edit = one_hook("", "backward", "scale", factor=10, target=target)
     model = Net(lambda _, a, *, factor: a * factor)
     with hookrun.hooked(model, edit):
         model(a, factor=factor).sum().backward()
@@ -189,9 +190,7 @@ def test_a_target_edits_one_of_several_gradients(target: str, position: int) -> 
 
 def test_an_edit_that_finds_only_a_none_gradient_is_reported() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    with hookrun.hooked(
-        model, {"h": {"select": "0", "hook": "backward", "action": "scale", "factor": 2}}
-    ) as hooks:
+    with hookrun.hooked(model, one_hook("0", "backward", "scale", factor=2)) as hooks:
         model(X).sum().backward()  # the first module's input does not require a gradient
     assert hooks.inactive == [("h", "0", "fired and found no tensor for its action")]
 
@@ -224,7 +223,7 @@ def twice(kind: str, edit: dict[str, Any]) -> tuple[Tensor | None, Any]:
     layer = nn.Linear(4, 4)
     model = nn.Sequential(layer, nn.Tanh(), layer)
     x = X.clone().requires_grad_()
-    with hookrun.hooked(model, {"h": {"select": "0", "hook": kind, **edit}}) as hooks:
+    with hookrun.hooked(model, one_hook("0", kind, **edit)) as hooks:
         summed(model(x)).backward()
     return x.grad, hooks
 
@@ -255,9 +254,7 @@ def test_a_second_backward_through_a_retained_graph_fires_again(kind: str) -> No
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
     x = X.clone().requires_grad_()
     select = "2.weight" if kind == "grad" else "2"
-    with hookrun.hooked(
-        model, {"h": {"select": select, "hook": kind, "action": "scale", "factor": 2}}
-    ) as hooks:
+    with hookrun.hooked(model, one_hook(select, kind, "scale", factor=2)) as hooks:
         loss = model(x).sum()
         loss.backward(retain_graph=True)
         first = x.grad.clone()
@@ -285,7 +282,7 @@ def test_double_backward_differentiates_the_edit(kind: str) -> None:
         by_hand[0].register_forward_hook(
             lambda _m, _a, out: out.register_hook(lambda grad: grad * 3) and None
         )
-    with hookrun.hooked(model, {"h": {"select": "0", "hook": kind, "action": "scale", "factor": 3}}) as hooks:
+    with hookrun.hooked(model, one_hook("0", kind, "scale", factor=3)) as hooks:
         found = penalty(model)
     assert_close(found, penalty(by_hand))
     assert_close(found[0], 9 * X**2)
@@ -333,7 +330,7 @@ def test_double_backward_differentiates_the_edit_of_a_parameter_gradient(kind: s
     handle = register[0](register[1])
     expected = second(model)
     handle.remove()
-    with hookrun.hooked(model, {"h": {"select": "0.weight", "hook": kind, **action}}):
+    with hookrun.hooked(model, one_hook("0.weight", kind, **action)):
         assert_close(second(model), expected)
 
 
@@ -342,7 +339,7 @@ def test_autograd_grad_fires_gradient_hooks(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     x = X.clone().requires_grad_()
     (plain,) = torch.autograd.grad(model(x).sum(), x)
-    with hookrun.hooked(model, {"h": {"select": "1", "hook": kind, "action": "scale", "factor": 2}}) as hooks:
+    with hookrun.hooked(model, one_hook("1", kind, "scale", factor=2)) as hooks:
         (found,) = torch.autograd.grad(model(x).sum(), x)
     assert_close(found, 2 * plain)
     assert hooks.fired["h", "1"] == 1
@@ -351,7 +348,7 @@ def test_autograd_grad_fires_gradient_hooks(kind: str) -> None:
 def test_a_leaf_given_as_an_input_gets_its_gradient() -> None:
     model = nn.Linear(4, 4)
     leaf = nn.Parameter(X.clone())
-    with hookrun.hooked(model, {"h": {"select": "", "hook": "backward", "action": "scale", "factor": 2}}):
+    with hookrun.hooked(model, one_hook("", "backward", "scale", factor=2)):
         model(leaf).sum().backward()
     assert_close(leaf.grad, 2 * model.weight.detach().sum(0).expand(3, 4))
     assert leaf.is_leaf
@@ -375,7 +372,7 @@ def test_an_error_in_a_backward_hook_names_hook_and_module(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     on_parameter = kind in ("grad", "post_accumulate_grad")
     select = "1.weight" if on_parameter else "1"
-    bad = {"h": {"select": select, "hook": kind, "action": "add_bias", "value": [1, 2, 3, 4, 5]}}
+    bad = one_hook(select, kind, "add_bias", value=[1, 2, 3, 4, 5])
     said = rf"hook 'h' \({kind}, add_bias\) on {select}: .*shape"
     with pytest.raises(hookrun.HookrunError, match=said), hookrun.hooked(model, bad):
         model(X.clone().requires_grad_()).sum().backward()

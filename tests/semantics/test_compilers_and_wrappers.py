@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -234,8 +235,8 @@ def test_a_model_compiled_in_place_runs_its_hooks_and_refuses_new_ones(model: nn
 def test_a_hook_on_a_compiled_module_inside_a_model_is_refused(model: nn.Module) -> None:
     model.pair = torch.compile(nn.Sequential(nn.ReLU()), backend="eager")
     with pytest.raises(hookrun.CompileError, match="pair: an already compiled module"):
-        hookrun.compile({"h": {"select": "type:ReLU", "hook": "forward", "action": "capture"}}, model)
-    hookrun.compile({"h": {"select": "first", "hook": "forward", "action": "capture"}}, model)
+        hookrun.compile(one_hook("type:ReLU"), model)
+    hookrun.compile(one_hook("first"), model)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
@@ -243,7 +244,7 @@ def test_a_hook_on_a_compiled_module_inside_a_model_is_refused(model: nn.Module)
 def test_a_scripted_or_traced_model_is_refused(make: Any) -> None:
     scripted = make(nn.Sequential(nn.Linear(4, 4)))
     with pytest.raises(hookrun.CompileError, match="scripted module runs without Python hooks"):
-        hookrun.compile({"h": {"select": "0", "hook": "forward", "action": "capture"}}, scripted)
+        hookrun.compile(one_hook("0"), scripted)
 
 
 def test_data_parallel_is_refused_with_advice(model: nn.Module) -> None:
@@ -296,7 +297,7 @@ def net() -> nn.Module:
 
 
 def on(action: str, hook: str = "forward", **keys: Any) -> dict[str, Any]:
-    return {"h": {"select": ["0", "2"], "hook": hook, "action": action, **keys}}
+    return one_hook(["0", "2"], hook, action, **keys)
 
 
 TRACES: dict[str, Callable[[nn.Module], object]] = {

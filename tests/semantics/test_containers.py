@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hooking import one_hook
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_nets import Net
@@ -153,7 +154,7 @@ def test_every_container_keeps_its_type_and_every_tensor_is_edited(name: str) ->
 @pytest.mark.parametrize("name", VALUES)
 def test_a_capture_is_the_container_with_detached_tensors(name: str) -> None:
     model, value = outer(), VALUES[name]()
-    with hookrun.hooked(model, {"h": {"select": "inner", "hook": "forward", "action": "capture"}}) as hooks:
+    with hookrun.hooked(model, one_hook("inner")) as hooks:
         assert model(value) is value
     assert_same(hooks.captures["h"]["inner"][0], value)
     assert hooks.captures["h"]["inner"][0] is not value
@@ -364,7 +365,7 @@ def test_an_edited_packed_sequence_stays_a_packed_sequence() -> None:
     )
 
 
-CAPTURE: dict[str, Any] = {"h": {"select": "", "hook": "forward", "action": "capture"}}
+CAPTURE: dict[str, Any] = one_hook()
 
 
 def captured(value: Any, change: Callable[[Any], object], spec: dict[str, Any] = CAPTURE) -> Any:
@@ -562,7 +563,7 @@ class Opaque:
 )
 def test_an_object_that_cannot_be_copied_is_refused_by_name(make: Any, at: str | None, hint: str) -> None:
     model = nn.Sequential(Net(lambda _, x: make(x)))
-    spec = {"h": {"select": "0", "hook": "forward", "action": "capture"}}
+    spec = one_hook("0")
     refused = pytest.raises(
         hookrun.HookError, match=r"hook 'h' \(forward, capture\) on 0: it cannot copy the "
     )
@@ -576,14 +577,14 @@ def test_an_object_that_cannot_be_copied_is_refused_by_name(make: Any, at: str |
 
 def test_with_an_example_an_object_that_cannot_be_copied_is_refused_at_compile_time() -> None:
     model = nn.Sequential(nn.Linear(2, 2), Net(lambda _, x: Opaque(x)))
-    spec = hookrun.load_spec({"h": {"select": "1", "hook": "forward", "action": "capture"}})
+    spec = hookrun.load_spec(one_hook("1"))
     with pytest.raises(hookrun.CompileError, match=r"on 1: it cannot copy the Opaque.*target: logits"):
         compile_plan(spec, model, example=((torch.ones(1, 2),), {}))
 
 
 def test_the_target_that_the_error_suggests_works() -> None:
     model = nn.Sequential(Net(lambda _, x: (1, Opaque(x))))
-    spec = {"h": {"select": "0", "hook": "forward", "action": "capture", "target": "[1].logits"}}
+    spec = one_hook("0", target="[1].logits")
     with hookrun.hooked(model, spec) as hooks:
         model(torch.ones(2))
     assert hooks.captures["h"]["0"][0].tolist() == [1.0, 1.0]
@@ -591,7 +592,7 @@ def test_the_target_that_the_error_suggests_works() -> None:
 
 def test_an_edit_never_replaces_an_attribute_of_an_unknown_object() -> None:
     model = nn.Sequential(Net(lambda _, x: Opaque(x)))
-    spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0, "target": "logits"}}
+    spec = one_hook("0", "forward", "scale", factor=2.0, target="logits")
     refused = pytest.raises(hookrun.HookError, match=r"'logits' is not in the Opaque")
     with hookrun.hooked(model, spec), refused:
         model(torch.ones(2))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from safetensors.torch import save_file
 from small_nets import Net
 from torch import Tensor, nn
@@ -244,10 +245,8 @@ def test_captures_records_and_counts_can_be_pickled(way: str, name: str) -> None
 @pytest.mark.parametrize("way", COPIES)
 def test_hookruns_errors_can_be_pickled(way: str) -> None:
     for make in (
-        lambda: hookrun.load_spec({"h": {"select": "0", "hook": "nope", "action": "capture"}}),
-        lambda: hookrun.compile(
-            {"h": {"select": "nope", "hook": "forward", "action": "capture"}}, small_net()
-        ),
+        lambda: hookrun.load_spec(one_hook("0", "nope")),
+        lambda: hookrun.compile(one_hook("nope"), small_net()),
     ):
         with pytest.raises(hookrun.HookrunError) as error:
             make()

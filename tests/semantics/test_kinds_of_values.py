@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from small_nets import Net
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -23,7 +24,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
 def capture(select: str, **keys: Any) -> dict[str, Any]:
-    return {"h": {"select": select, "hook": "forward", "action": "capture", **keys}}
+    return one_hook(select, **keys)
 
 
 # ---- None --------------------------------------------------------------------------------------------------------
@@ -94,9 +95,7 @@ def encoded(model: nn.Module) -> Tensor:
     ],
 )
 def test_a_nested_tensor_is_edited_where_torch_can_do_it(action: dict[str, Any], by_hand: Any) -> None:
-    with hookrun.hooked(
-        encoder(), {"h": {"select": "layers.0", "hook": "forward", **action}}, effects=True
-    ) as hooks:
+    with hookrun.hooked(encoder(), one_hook("layers.0", "forward", **action), effects=True) as hooks:
         found = encoded(hooks._model)
     model = encoder()
     model.layers[0].register_forward_hook(lambda module, args, output: by_hand(output))
@@ -139,7 +138,7 @@ def test_what_torch_cannot_do_with_a_nested_tensor_is_refused_in_words(
         pytest.raises(
             hookrun.HookError, match=r"'h' \(.* on 0: torch cannot compute this on a nested tensor"
         ),
-        hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", **keys}}),
+        hookrun.hooked(model, one_hook("0", "forward", **keys)),
     ):
         model(x)
 
@@ -153,7 +152,7 @@ def test_gradients_of_nested_tensors_that_torch_cannot_hook_are_refused(hook: st
     model, x = nn.Sequential(nn.Linear(4, 4)), torch.nested.nested_tensor([X, X[:1]])
     with (
         pytest.raises(hookrun.HookError, match="on 0: torch cannot compute this on a nested tensor"),
-        hookrun.hooked(model, {"h": {"select": "0", "hook": hook, **action}}),
+        hookrun.hooked(model, one_hook("0", hook, **action)),
     ):
         torch.nested.to_padded_tensor(model(x), 0.0).sum().backward()
 
@@ -214,7 +213,7 @@ def test_an_observer_of_batched_gradients_passes_them_on_and_says_so(hook: str, 
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     expected = torch.autograd.functional.jacobian(model, X)
     with (
-        hookrun.hooked(model, {"h": {"select": "1", "hook": hook, "action": action}}) as hooks,
+        hookrun.hooked(model, one_hook("1", hook, action)) as hooks,
         pytest.warns(hookrun.HookrunWarning, match=r"'h' .* on 1: gradients are batched"),
     ):
         found = torch.autograd.functional.jacobian(model, X, vectorize=True)
@@ -224,7 +223,7 @@ def test_an_observer_of_batched_gradients_passes_them_on_and_says_so(hook: str, 
 
 def test_an_edit_of_batched_gradients_is_that_of_each() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    spec = {"h": {"select": "1", "hook": "output_grad", "action": "clip_norm", "max_norm": 0.5}}
+    spec = one_hook("1", "output_grad", "clip_norm", max_norm=0.5)
     with hookrun.hooked(model, spec, effects=True):
         one_by_one = torch.autograd.functional.jacobian(model, X)
         together = torch.autograd.functional.jacobian(model, X, vectorize=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from torch import Tensor, nn
 
 import hookrun
@@ -105,7 +106,7 @@ def test_no_single_action_keeps_the_model_alive(alone: dict[str, Any]) -> None:
 )
 def test_no_schedule_keeps_the_model_alive(when: dict[str, Any]) -> None:
     model = net()
-    spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 2, "when": when}}
+    spec = one_hook("0", "forward", "scale", factor=2, when=when)
     with hookrun.hooked(model, spec) as hooks:
         step(model)
     gone = weakref.ref(hooks), weakref.ref(model)
@@ -127,7 +128,7 @@ def test_an_exception_does_not_keep_the_model_alive(kind: str) -> None:
 
 def test_captures_are_freed_with_the_installation() -> None:
     model = net()
-    with hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", "action": "capture"}}) as hooks:
+    with hookrun.hooked(model, one_hook("0")) as hooks:
         model(X)
     kept = weakref.ref(hooks.captures["h"]["0"][0])
     assert kept() is not None
@@ -137,7 +138,7 @@ def test_captures_are_freed_with_the_installation() -> None:
 
 def test_a_captured_value_does_not_keep_the_graph() -> None:
     model, alive_inputs = net(), list[weakref.ref[Tensor]]()
-    with hookrun.hooked(model, {"h": {"select": "2", "hook": "forward", "action": "capture"}}) as hooks:
+    with hookrun.hooked(model, one_hook("2")) as hooks:
         for _ in range(3):
             x = X.clone().requires_grad_()
             alive_inputs.append(weakref.ref(x))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -64,7 +65,7 @@ def test_under_a_gradient_scaler_hooks_see_the_true_gradients(kind: str) -> None
     """PyTorch's own hooks see 65536 for a gradient of 1."""
     scaler, model = GradScaler("cpu"), net()
     plain = copy.deepcopy(model)
-    spec = {"h": {"select": selected(kind), "hook": kind, "action": "capture"}}
+    spec = one_hook(selected(kind), kind)
     plan = hookrun.compile(spec, model)
     with plan.install(model, scaler=scaler) as hooks:
         scaled_step(model, scaler, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -89,7 +90,7 @@ def test_an_edit_acts_on_the_true_gradient_and_the_optimizer_uses_it(
 ) -> None:
     scaler, model = GradScaler("cpu", init_scale=2.0**10), net()
     plain = copy.deepcopy(model)
-    plan = hookrun.compile({"h": {"select": selected(kind), "hook": kind, **action}}, model)
+    plan = hookrun.compile(one_hook(selected(kind), kind, **action), model)
     with plan.install(model, scaler=scaler) as hooks:
         scaled_step(model, scaler, torch.optim.SGD(model.parameters(), lr=0.1), unscale=unscale)
     with plan.install(plain):
@@ -104,7 +105,7 @@ def test_an_edit_acts_on_the_true_gradient_and_the_optimizer_uses_it(
 def test_small_gradients_in_half_precision_are_not_lost() -> None:
     """The scaler's factor keeps them from underflowing; hooks see the unscaled gradients in 32 bits."""
     scaler, model = GradScaler("cpu", init_scale=2.0**14), net(torch.float16)
-    spec = {"h": {"select": "2", "hook": "output_grad", "action": "capture"}}
+    spec = one_hook("2", "output_grad")
     with hookrun.compile(spec, model).install(model, scaler=scaler) as hooks:
         scaler.scale(model(X.half()).float().sum() * 1e-8).backward()
     assert_close(hooks.captures["h"]["2"][0], torch.full((4, 2), 1e-8), rtol=1e-2, atol=0)
@@ -177,9 +178,7 @@ def accumulated(model: nn.Module, spec: dict[str, Any], parts: int, scaler: Grad
 )
 def test_hook_types_fire_per_micro_batch_or_per_step(kind: str, per_step: int, scaled: bool) -> None:
     scaler = GradScaler("cpu") if scaled else None
-    hooks = accumulated(
-        net(), {"h": {"select": selected(kind), "hook": kind, "action": "capture"}}, 4, scaler
-    )
+    hooks = accumulated(net(), one_hook(selected(kind), kind), 4, scaler)
     assert hooks.fired["h", selected(kind)] == 2 * per_step
 
 
@@ -190,7 +189,7 @@ def test_four_micro_batches_give_the_gradient_of_one_large_batch(
     kind: str, action: dict[str, Any], scaled: bool
 ) -> None:
     """With PyTorch's own hook, a scale of 0.5 on each of four micro-batches gives 0.94 of one gradient, not 2."""
-    spec = {"h": {"select": "**", "hook": kind, **action}}
+    spec = one_hook("**", kind, **action)
     whole, parts = net(), net()
     accumulated(whole, spec, 1)
     accumulated(parts, spec, 4, GradScaler("cpu") if scaled else None)
@@ -204,7 +203,7 @@ def test_grad_acts_on_each_micro_batch() -> None:
     by_hand[2].weight.register_hook(lambda grad: grad.clamp(max=0.2))
     for part in X.chunk(4):
         by_hand(part).square().sum().backward()
-    spec = {"h": {"select": "2.weight", "hook": "grad", "action": "clamp", "max": 0.2}}
+    spec = one_hook("2.weight", "grad", "clamp", max=0.2)
     with hookrun.hooked(model, spec):
         for part in X.chunk(4):
             model(part).square().sum().backward()
@@ -212,7 +211,7 @@ def test_grad_acts_on_each_micro_batch() -> None:
 
 
 def test_when_step_counts_optimizer_steps_and_not_micro_batches() -> None:
-    spec = {"h": {"select": "2.weight", "hook": "grad", "action": "print", "when": {"step": 1}}}
+    spec = one_hook("2.weight", "grad", "print", when={"step": 1})
     hooks = accumulated(net(), spec, 4)
     assert [record["step"] for record in hooks.records] == [1] * 4
 
@@ -221,9 +220,7 @@ def test_clip_norm_is_per_tensor_on_grad_and_over_all_before_the_step() -> None:
     for kind in ("grad", "optimizer_step_pre"):
         model, by_hand = net(), net()
         optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, by_hand)]
-        with hookrun.hooked(
-            model, {"h": {"select": "**", "hook": kind, "action": "clip_norm", "max_norm": 0.1}}
-        ):
+        with hookrun.hooked(model, one_hook("**", kind, "clip_norm", max_norm=0.1)):
             model(X).square().sum().backward()
             optimizers[0].step()
         by_hand(X).square().sum().backward()
@@ -387,9 +384,7 @@ def test_installing_in_one_thread_does_not_break_a_step_in_another() -> None:
 
 
 class TestStepInAUsersOwnLoop:
-    EVERY_SECOND = {
-        "h": {"select": "", "hook": "forward", "action": "capture", "when": {"step": {"every": 2}}}
-    }
+    EVERY_SECOND = one_hook(when={"step": {"every": 2}})
 
     @staticmethod
     def loop(hooks: Any, model: nn.Module, optimizer: Optimizer, steps: int, by_hand: bool) -> list[int]:
@@ -436,7 +431,7 @@ class TestStepInAUsersOwnLoop:
 
     def test_a_post_hook_sees_the_step_that_it_ends(self) -> None:
         model = linear()
-        spec = {"h": {"select": "weight", "hook": "optimizer_step_post", "action": "print"}}
+        spec = one_hook("weight", "optimizer_step_post", "print")
         with hookrun.hooked(model, spec) as hooks:
             self.loop(hooks, model, torch.optim.SGD(model.parameters(), lr=0.1), 3, by_hand=False)
         assert [record["step"] for record in hooks.records] == [0, 1, 2]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from small_nets import Net
 from torch import nn
 
@@ -21,7 +22,7 @@ IDLE = "fired and found no tensor for its action"
 
 
 def watched(select: object, hook: str = "forward", **keys: Any) -> dict[str, Any]:
-    return {"h": {"select": select, "hook": hook, "action": "capture", **keys}}
+    return one_hook(select, hook, **keys)
 
 
 def inactive(model: nn.Module, spec: dict[str, Any], run: Any) -> list[tuple[str, str, str]]:

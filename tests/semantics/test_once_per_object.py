@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from small_nets import Net
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -77,7 +78,7 @@ def test_in_random_trees_each_module_object_is_hooked_once(part: int) -> None:
         chosen = random.Random(seed)
         names = dict(model.named_modules(remove_duplicate=False))
         calls = calls_by_hand(model)
-        spec = {"h": {"select": select, "hook": "forward", "action": "capture", "expect": ">=0"}}
+        spec = one_hook(select, expect=">=0")
         plan = hookrun.compile(spec, model)
         (hook,) = plan.hooks
         objects = [id(names[target.path]) for target in hook.matches]
@@ -110,7 +111,7 @@ def shared() -> Net:
     "select", ["first", "again", "inside.0", "type:Linear", ["inside.0", "first", "again"]]
 )
 def test_the_plan_shows_all_names_of_a_shared_module(select: object) -> None:
-    plan = hookrun.compile({"h": {"select": select, "hook": "forward", "action": "capture"}}, shared())
+    plan = hookrun.compile(one_hook(select), shared())
     (target,) = plan.hooks[0].matches
     assert (target.path, list(target.names)) == ("first", ["first", "again", "inside.0"])
     shown = " ".join(str(plan).split())
@@ -125,7 +126,7 @@ def test_a_module_called_several_times_fires_at_each_call() -> None:
     one = model.first(x)
     two = model.first(one)
     three = model.first(two)
-    with hookrun.hooked(model, {"h": {"select": "first", "hook": "forward", "action": "capture"}}) as hooks:
+    with hookrun.hooked(model, one_hook("first")) as hooks:
         model(x)
     assert_close(hooks.captures["h"]["inside.0"], [each.detach() for each in (one, two, three)])
 
@@ -134,9 +135,7 @@ def test_a_module_called_several_times_fires_at_each_call() -> None:
 def test_when_call_selects_calls_within_each_forward(call: object) -> None:
     torch.manual_seed(0)
     model, x = shared(), torch.ones(1, 2)
-    spec = {
-        "h": {"select": "first", "hook": "forward", "action": "scale", "factor": 3, "when": {"call": call}}
-    }
+    spec = one_hook("first", "forward", "scale", factor=3, when={"call": call})
     picked = {"start": {1, 2}, "every": {0, 2}}[next(iter(call))] if isinstance(call, dict) else None
     if picked is None:
         picked = set(call) if isinstance(call, list) else {call}
@@ -151,7 +150,7 @@ def test_when_call_selects_calls_within_each_forward(call: object) -> None:
 
 def test_calls_count_from_0_within_each_forward_of_the_root() -> None:
     model = shared()
-    spec = {"h": {"select": "first", "hook": "forward", "action": "print"}}
+    spec = one_hook("first", "forward", "print")
     with hookrun.hooked(model, {**spec, "c": {**spec["h"], "when": {"call": 5}}}) as hooks:
         model(torch.ones(1, 2))
         model(torch.ones(1, 2))
@@ -160,7 +159,7 @@ def test_calls_count_from_0_within_each_forward_of_the_root() -> None:
 
 def test_a_gradient_has_the_call_number_of_its_forward() -> None:
     model = shared()
-    spec = {"h": {"select": "first", "hook": "output_grad", "action": "capture", "when": {"call": 1}}}
+    spec = one_hook("first", "output_grad", when={"call": 1})
     gradients = list[Tensor]()
     model.first.register_forward_hook(lambda _m, _a, output: output.register_hook(gradients.append) and None)
     with hookrun.hooked(model, spec) as hooks:
@@ -173,7 +172,7 @@ def test_a_tied_parameter_is_hooked_once_and_sees_one_gradient() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
     model[2].weight = model[0].weight
-    spec = {"h": {"select": "**.weight", "hook": "grad", "action": "capture"}}
+    spec = one_hook("**.weight", "grad")
     with hookrun.hooked(model, spec) as hooks:
         model(torch.ones(1, 2)).sum().backward()
     (target,) = hookrun.compile(spec, model).hooks[0].matches
@@ -184,7 +183,7 @@ def test_a_tied_parameter_is_hooked_once_and_sees_one_gradient() -> None:
 
 def test_a_list_of_selectors_matches_each_object_once() -> None:
     model = shared()
-    spec = {"h": {"select": ["first", "**"], "hook": "forward", "action": "scale", "factor": 2, "expect": 3}}
+    spec = one_hook(["first", "**"], "forward", "scale", factor=2, expect=3)
     assert len(hookrun.compile(spec, model).hooks[0].matches) == 3  # the root, the layer, the Sequential
 
 
@@ -209,7 +208,7 @@ class Stops(nn.Module):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
 def test_saved_tensors_are_hooked_only_until_the_forward_ends_or_raises(error: type[BaseException]) -> None:
     model = nn.Sequential(nn.Tanh(), Stops(error))
-    spec = {"h": {"select": ["", "1"], "hook": "saved_tensors", "action": "capture"}}
+    spec = one_hook(["", "1"], "saved_tensors")
     x = X.clone().requires_grad_()
     with hookrun.hooked(model, spec) as hooks:
         with pytest.raises(error):
@@ -224,7 +223,7 @@ def test_saved_tensors_are_hooked_only_until_the_forward_ends_or_raises(error: t
 
 def test_a_users_saved_tensors_hooks_end_with_an_interrupted_forward() -> None:
     model, packed = Stops(KeyboardInterrupt), list[Tensor]()
-    spec = {"h": {"select": "", "hook": "saved_tensors", "action": "capture"}}
+    spec = one_hook("", "saved_tensors")
     x = X.clone().requires_grad_()
 
     def pack(tensor: Tensor) -> Tensor:
@@ -244,7 +243,7 @@ def test_a_users_saved_tensors_hooks_end_with_an_interrupted_forward() -> None:
 @pytest.mark.parametrize("kind", ["backward", "output_grad"])
 def test_gradient_hooks_are_right_after_an_interrupted_forward(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Stops(KeyboardInterrupt))
-    with hookrun.hooked(model, {"h": {"select": "**", "hook": kind, "action": "capture"}}) as hooks:
+    with hookrun.hooked(model, one_hook("**", kind)) as hooks:
         with pytest.raises(KeyboardInterrupt):
             model(X)
         model(X).sum().backward()
@@ -349,7 +348,7 @@ def test_a_users_saved_tensors_hooks_act_after_ours() -> None:
     plain = run({})
     offload = {"action": "offload"}
     for more in ({"action": "capture"}, {**offload, "to": "cpu"}, {**offload, "to": "disk"}):
-        found = run({"h": {"select": ["", "*"], "hook": "saved_tensors", **more}})
+        found = run(one_hook(["", "*"], "saved_tensors", **more))
         assert torch.equal(found[0], plain[0])
         assert found[1] == plain[1] != []
         assert found[2].fired["h", ""] == 2
@@ -376,5 +375,5 @@ def test_an_observer_keeps_the_memory_savings_of_activation_checkpointing(early:
         assert x.grad is not None
         return found
 
-    observed = {"h": {"select": "**", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]}}
+    observed = one_hook("**", "saved_tensors", "stats", of=["bytes"])
     assert alive(observed) == alive({}) <= 1

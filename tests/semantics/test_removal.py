@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.testing import assert_close
@@ -214,7 +215,7 @@ def test_installations_can_be_removed_in_any_order(order: tuple[int, ...]) -> No
     states = [hooked_state(model)]
     plans = [
         hookrun.compile(EVERY, model),
-        hookrun.compile({"h": {"select": "a", "hook": "forward", "action": "scale", "factor": 2}}, model),
+        hookrun.compile(one_hook("a", "forward", "scale", factor=2), model),
         hookrun.compile({"h": EVERY["grad"], "s": EVERY["saved"], "b": EVERY["back"]}, model),
     ]
     stacks = [ExitStack() for _ in plans]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hooking import one_hook
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -302,7 +303,7 @@ def test_a_missing_position_dimension_or_head_is_an_error_that_names_it() -> Non
         with pytest.raises(CompileError, match=what.replace("`", ".")):
             hookrun.compile({"seen": {"hook": "forward", "action": "capture", **keys}}, model, example=call)
     with pytest.raises(CompileError, match=r"hooks\.h\.tokens: has no meaning on hook type 'grad'"):
-        hookrun.compile({"h": {"select": "embed", "hook": "grad", "action": "stats", "tokens": 0}}, model)
+        hookrun.compile(one_hook("embed", "grad", "stats", tokens=0), model)
 
 
 def test_captured_rows_of_a_run_have_their_sample_position_and_token(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from torch import Tensor, nn
 
 import hookrun
@@ -47,7 +48,7 @@ def run(model: nn.Module) -> dict[str, Tensor]:
 
 
 def capture(select: Any, hook: str = "backward", **more: Any) -> dict[str, Any]:
-    return {"h": {"select": select, "hook": hook, "action": "capture", **more}}
+    return one_hook(select, hook, **more)
 
 
 def test_every_module_of_a_train_mode_network_with_in_place_operations_can_be_observed() -> None:
@@ -84,7 +85,7 @@ def test_the_first_module_has_no_gradient_of_its_input() -> None:
 def test_an_edit_scales_what_flows_upstream_and_nothing_else() -> None:
     model = net()
     plain = run(model)
-    with hookrun.hooked(model, {"h": {"select": "4", "hook": "backward", "action": "scale", "factor": 2}}):
+    with hookrun.hooked(model, one_hook("4", "backward", "scale", factor=2)):
         found = run(model)
     assert torch.equal(found["4.weight"], plain["4.weight"])
     torch.testing.assert_close(found["0.weight"], plain["0.weight"] * 2)
@@ -93,9 +94,7 @@ def test_an_edit_scales_what_flows_upstream_and_nothing_else() -> None:
 def test_backward_pre_edits_the_gradient_of_the_output() -> None:
     model = net()
     plain = run(model)
-    with hookrun.hooked(
-        model, {"h": {"select": "4", "hook": "backward_pre", "action": "scale", "factor": 2}}
-    ):
+    with hookrun.hooked(model, one_hook("4", "backward_pre", "scale", factor=2)):
         found = run(model)
     for name, grad in plain.items():
         torch.testing.assert_close(found[name], grad * 2)

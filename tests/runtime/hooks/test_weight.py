@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooking import one_hook
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -29,7 +30,7 @@ def net() -> nn.Sequential:
 
 
 def hooked(model: nn.Module, select: Any = "0.weight", **hook: Any) -> Any:
-    return hookrun.hooked(model, {"h": {"select": select, "hook": "weight", **hook}})
+    return hookrun.hooked(model, one_hook(select, "weight", **hook))
 
 
 def results(model: nn.Module, call: Callable[[], Tensor]) -> list[Tensor]:
@@ -170,7 +171,7 @@ def test_what_the_forward_does_not_read_is_refused() -> None:
     model = net()
     prune.l1_unstructured(model[0], "weight", 0.5)
     with pytest.raises(CompileError, match="computes 'weight' from it, which is what the forward reads"):
-        hookrun.compile({"h": {"select": "0.weight_orig", "hook": "weight", "action": "print"}}, model)
+        hookrun.compile(one_hook("0.weight_orig", "weight", "print"), model)
     model = net()
     parametrizations.orthogonal(model[0])
     refused = pytest.raises(HookError, match=r"leave out torch.nn.utils.parametrize.cached")
