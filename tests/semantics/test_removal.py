@@ -393,6 +393,7 @@ def test_a_capture_sees_only_the_edits_declared_before_it(number: int) -> None:
     for name in names[:number]:
         expected = EDITS[name](expected)
     with hookrun.hooked(model, before | seen | after) as hooks:
+        assert len(model[1]._forward_hooks) == 1, "one callable for all hooks of a type"
         model(INPUT)
     assert_close(hooks.captures["seen"]["1"], [expected.detach()])
 
