@@ -13,6 +13,7 @@ from small_nets import Net
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
 
 import hookrun
 
@@ -31,14 +32,11 @@ def gradients(model: nn.Module, x: Tensor, hooks_of: dict[str, Any]) -> tuple[li
 
 
 def summed(value: Any) -> Tensor:
-    match value:
-        case Tensor():
-            return (value * torch.arange(1.0, value.numel() + 1).reshape(value.shape)).sum()
-        case dict():
-            return sum(map(summed, value.values()))  # type: ignore[return-value]
-        case tuple() | list():
-            return sum(map(summed, value))  # type: ignore[return-value]
-    return torch.zeros(())
+    """The sum of all elements of a value, each with another weight."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return sum(
+        ((x * torch.arange(1.0, x.numel() + 1).reshape(x.shape)).sum() for x in tensors), torch.zeros(())
+    )
 
 
 # ---- in-place operations before and after the hooked module

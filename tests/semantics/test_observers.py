@@ -14,6 +14,7 @@ from hooking import one_hook
 from small_nets import Net
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 import hookrun
 
@@ -223,7 +224,4 @@ def with_gradient(model: nn.Module) -> Any:
 
 
 def _requires(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.requires_grad
-    members = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return any(map(_requires, members))
+    return any(leaf.requires_grad for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
