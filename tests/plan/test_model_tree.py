@@ -203,10 +203,7 @@ def test_apply_and_parameter_hooks_reach_containers_without_a_forward() -> None:
     freeze = {"select": "{h,d}*", "hook": "apply", "action": "freeze"}
     clip = {"select": {"path": "*", "exclude": "{h,d}*"}, "hook": "grad", "action": "print"}
     plan = hookrun.compile({"freeze": freeze, "clip": clip}, Containers())
-    assert [[match.path for match in hook.matches] for hook in plan.hooks] == [
-        ["h", "d"],
-        ["ps.0"],
-    ]
+    assert [[match.path for match in hook.matches] for hook in plan.hooks] == [["h", "d"], ["ps.0"]]
 
 
 @pytest.mark.parametrize("select", ["h", "type:ModuleList", "re:h"])

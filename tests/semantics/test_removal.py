@@ -260,15 +260,7 @@ def test_a_graph_that_outlives_the_block_runs_backward_without_hooks(
 
 
 INPUT = torch.linspace(-1, 1, 6).reshape(2, 3)
-KINDS = [
-    "forward_pre",
-    "forward",
-    "backward_pre",
-    "backward",
-    "output_grad",
-    "grad",
-    "post_accumulate_grad",
-]
+KINDS = ["forward_pre", "forward", "backward_pre", "backward", "output_grad", "grad", "post_accumulate_grad"]
 EDITS: dict[str, Callable[[Tensor], Tensor]] = {
     "double": lambda x: x * 2,
     "raise": lambda x: x + 1,
