@@ -23,10 +23,6 @@ pytestmark = pytest.mark.filterwarnings(
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
-def capture(select: str, **keys: Any) -> dict[str, Any]:
-    return one_hook(select, **keys)
-
-
 # ---- None --------------------------------------------------------------------------------------------------------
 
 NEEDS_WEIGHTS = (True, False, False, True)
@@ -51,7 +47,7 @@ def attention() -> Net:
 )
 def test_entry_i_of_a_capture_is_that_of_call_i_also_if_it_is_none(keys: dict[str, Any]) -> None:
     model = attention()
-    with hookrun.hooked(model, capture("layer", target="[1]", **keys)) as hooks:
+    with hookrun.hooked(model, one_hook("layer", target="[1]", **keys)) as hooks:
         for needed in NEEDS_WEIGHTS:
             hooks.samples = [0, 1]
             model(torch.randn(2, 3, 4), needed)
@@ -60,7 +56,7 @@ def test_entry_i_of_a_capture_is_that_of_call_i_also_if_it_is_none(keys: dict[st
 
 def test_under_tokens_a_none_has_neither_an_entry_nor_rows() -> None:
     model = attention()
-    with hookrun.hooked(model, capture("layer", target="[1]", tokens={"query": "all"})) as hooks:
+    with hookrun.hooked(model, one_hook("layer", target="[1]", tokens={"query": "all"})) as hooks:
         for needed in NEEDS_WEIGHTS:
             hooks.tokens(torch.arange(6).reshape(2, 3))
             model(torch.randn(2, 3, 4), needed)
@@ -173,12 +169,12 @@ QUANTIZED: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.filterwarnings("ignore:.*quantize:DeprecationWarning", "ignore:.*quant:UserWarning")
 def test_a_captured_quantized_tensor_can_be_read(kind: str, tmp_path: Path, capsys: Any) -> None:
     model, x = nn.Sequential(nn.Identity()), QUANTIZED[kind]()
-    spec = {**capture("0"), "p": {"select": "0", "hook": "forward", "action": "print", "what": "value"}}
+    spec = {**one_hook("0"), "p": {"select": "0", "hook": "forward", "action": "print", "what": "value"}}
     with hookrun.hooked(model, spec) as hooks:
         expected = [model(x).dequantize() for _ in range(3)]
     assert all(torch.equal(entry.dequantize(), expected[0]) for entry in hooks.captures["h"]["0"])
     torch.testing.assert_close(torch.tensor(hooks.records[0]["value"]), expected[0])
-    with hookrun.record(model, capture("0"), tmp_path / "run"):
+    with hookrun.record(model, one_hook("0"), tmp_path / "run"):
         model(x)
     assert torch.equal(hookrun.open_run(tmp_path / "run").captures["h"]["0"][:], expected[0])
 
@@ -192,7 +188,7 @@ def test_a_captured_quantized_tensor_can_be_read(kind: str, tmp_path: Path, caps
 @pytest.mark.parametrize("trained", [True, False])
 def test_a_capture_in_forward_mode_has_no_tangent(keys: dict[str, Any], trained: bool) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Identity()).requires_grad_(trained)
-    spec = {name: {**capture(select)["h"], **keys} for name, select in (("first", "0"), ("last", "1"))}
+    spec = {name: one_hook(select, **keys)["h"] for name, select in (("first", "0"), ("last", "1"))}
     with hookrun.hooked(model, spec) as hooks, forward_ad.dual_level():
         for _ in range(4):  # the third copy is the first one that is made on write
             output = model(forward_ad.make_dual(X, X))
