@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hooking import one_hook
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -210,6 +211,7 @@ def test_clip_norm_is_per_tensor_on_grad_and_over_all_before_the_step(kind: str)
 # ---- hookrun's own loop
 
 
+LAST = "checkpoints/last.safetensors"
 COMMAND = (
     "compute.device=cpu", "compute.threads=1", "model=mlp", "train.epochs=1", "train.shuffle=false",
     "train.optimizer.name=SGD", "train.optimizer.lr=0.1", "train.steps=2",
@@ -221,26 +223,29 @@ def run(folder: Path, name: str, *overrides: str) -> hookrun.Run:
     return hookrun.open_run(folder / name)
 
 
-@pytest.mark.parametrize("kind", ["post_accumulate_grad", "optimizer_step_pre"])
-def test_a_run_with_accumulation_equals_a_run_with_larger_batches(kind: str, tmp_path: Path) -> None:
-    seen = f"+hooks.seen={{select: '**', hook: {kind}, action: capture}}"
-    clip = f"+hooks.clip={{select: '**', hook: {kind}, action: clamp, max: 0.01}}"
-    whole = run(tmp_path, "whole", seen, clip, "data.batch_size=64")
-    parts = run(tmp_path, "parts", seen, clip, "data.batch_size=16", "train.accumulate=4")
-    for path in whole.captures["seen"]:
-        ours, theirs = parts.captures["seen"][path], whole.captures["seen"][path]
-        assert ours.shape == theirs.shape
-        assert_close(ours[0], theirs[0], rtol=1e-3, atol=1e-6)
+def test_a_run_with_accumulation_equals_a_run_with_larger_batches(tmp_path: Path) -> None:
+    hooks = [
+        f"+hooks.{do}_{kind}={{select: '**', hook: {kind}, action: {action}}}"
+        for kind, limit in (("post_accumulate_grad", 0.01), ("optimizer_step_pre", 0.005))
+        for do, action in (("seen", "capture"), ("clip", f"clamp, max: {limit}"))
+    ]
+    whole = run(tmp_path, "whole", *hooks, "data.batch_size=64")
+    parts = run(tmp_path, "parts", *hooks, "data.batch_size=16", "train.accumulate=4")
+    for name in ("seen_post_accumulate_grad", "seen_optimizer_step_pre"):
+        for path, theirs in whole.captures[name].items():
+            ours = parts.captures[name][path]
+            assert ours.shape == theirs.shape
+            assert_close(ours[0], theirs[0], rtol=1e-3, atol=1e-6)
+    assert_close(load_file(parts.path / LAST), load_file(whole.path / LAST), rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_run_in_mixed_precision_records_true_gradients(precision: str, tmp_path: Path) -> None:
-    seen = "+hooks.seen={select: '**', hook: grad, action: capture}"
-    plain = run(tmp_path, "plain", seen, "train.steps=1")
-    mixed = run(tmp_path, "mixed", seen, "train.steps=1", f"compute.precision={precision}")
-    for path in plain.captures["seen"]:
-        ours, theirs = mixed.captures["seen"][path][0], plain.captures["seen"][path][0]
-        assert (ours - theirs).norm() <= 0.05 * theirs.norm()
+def test_a_run_in_mixed_precision_records_true_gradients(tmp_path: Path) -> None:
+    seen = ["+hooks.seen={select: '**', hook: grad, action: capture}", "train.steps=1"]
+    plain = run(tmp_path, "plain", *seen)
+    for precision in ("bf16", "fp16"):
+        mixed = run(tmp_path, precision, *seen, f"compute.precision={precision}")
+        for path, theirs in plain.captures["seen"].items():
+            assert (mixed.captures["seen"][path][0] - theirs[0]).norm() <= 0.05 * theirs[0].norm(), precision
 
 
 INPUT = torch.arange(12.0).reshape(4, 3)
