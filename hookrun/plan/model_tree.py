@@ -123,15 +123,17 @@ class ModelNames:
     @cached_property
     def tree(self) -> Tree:
         """The modules, with all of their names. Globs pass over those without a forward, but not in its `whole`."""
+        modules = self.modules.items()
         types = {cls: _type_names(cls) for cls in set(map(type, self.modules.values()))}
-        nodes, numbered = dict[str, Node](), dict[str, list[str]]()
-        for path, module in self.modules.items():
-            size = sum(map(_numel, nn.Module.parameters(module)))  # a module may redefine it
-            nodes[path] = Node(path, types[type(module)], not module._modules, size)
-            children = [name for name in module._modules.keys() if name.isdecimal()]  # noqa: SIM118 (a scripted one)
-            if children:
-                numbered[path] = children
-        silent = {path for path, module in self.modules.items() if _lacks_forward(module)}
+        # a module may redefine `parameters`
+        sizes = {path: sum(map(_numel, nn.Module.parameters(module))) for path, module in modules}
+        nodes = {
+            path: Node(path, types[type(module)], not module._modules, sizes[path])
+            for path, module in modules
+        }
+        children = {path: list(filter(str.isdecimal, module._modules.keys())) for path, module in modules}
+        numbered = {path: names for path, names in children.items() if names}
+        silent = {path for path, module in modules if _lacks_forward(module)}
         return Tree(nodes, numbered, self._first_names(self.modules), silent)
 
     @cached_property
