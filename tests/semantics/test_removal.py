@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hooking import one_hook
+from hooking import EVERY, one_hook
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.testing import assert_close
@@ -20,25 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import hookrun
 import hookrun.runtime.optimizers  # registers its pair of global hooks, which stays: once in a process
 
-# Some hooks here do nothing; tests/semantics/test_never_fired.py tests the warning about that.
-pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
-
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
-
-EVERY: dict[str, dict[str, Any]] = {
-    "pre": {"select": "**", "hook": "forward_pre", "action": "capture", "when": {"call": 0}},
-    "out": {"select": "**", "hook": "forward", "action": "noise"},
-    "linear": {"select": "type:Linear", "hook": "forward", "action": "linear"},
-    "back": {"select": "**", "hook": "backward", "action": "stats"},
-    "back_pre": {"select": "**", "hook": "backward_pre", "action": "scale", "factor": 2},
-    "of_out": {"select": "**", "hook": "output_grad", "action": "capture"},
-    "grad": {"select": "**", "hook": "grad", "action": "clamp", "min": -1, "max": 1},
-    "sum": {"select": "**", "hook": "post_accumulate_grad", "action": "check"},
-    "saved": {"select": "**", "hook": "saved_tensors", "action": "offload", "to": "cpu"},
-    "step": {"select": "**", "hook": "optimizer_step_pre", "action": "clip_norm", "max_norm": 1},
-    "after": {"select": "**", "hook": "optimizer_step_post", "action": "stats"},
-}
-"""Every hook type at once."""
 
 
 class Net(nn.Module):
