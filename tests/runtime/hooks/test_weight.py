@@ -26,6 +26,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
 X = torch.linspace(-1, 1, 15).reshape(5, 3)
 
 
+in_graphs = pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.12 compiles no edited parameters")
+
+
 def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -283,6 +286,7 @@ def test_a_recomputed_call_reads_the_same_noise(reentrant: bool) -> None:
     assert not torch.equal(found[0][0], found[1][0])
 
 
+@in_graphs
 @pytest.mark.parametrize("name", ["scale", "replace", "clip_norm", "index", "index, replace"])
 def test_the_edit_is_part_of_one_compiled_graph(name: str) -> None:
     torch._dynamo.reset()
@@ -311,6 +315,16 @@ def test_a_compiled_graph_refuses_what_it_cannot_hold(which: str) -> None:
     assert "w" not in vars(model)
 
 
+def test_a_torch_that_would_lose_the_parameter_compiles_no_edit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookrun.plan.plan._LOSES_PARAMETERS", True)
+    torch._dynamo.reset()
+    model = net()
+    with hooked(model, action="scale", factor=2), pytest.raises(CompileError, match=r"in torch 2\.12"):
+        torch.compile(model, backend="aot_eager")(X)
+    assert "weight" in model[0]._parameters
+
+
+@in_graphs
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_an_exception_between_two_graphs_leaves_nothing_after_the_block() -> None:
     def broken(model: Any, x: Tensor) -> Tensor:
