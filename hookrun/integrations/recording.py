@@ -45,7 +45,6 @@ class Recording(Installation):
     """An installation that writes a run directory: captures, metrics, records, and a report at the end.
 
     path:  the run directory
-    rows:  the sink, which numbers the rows of the batches
     split: the split of the batches, `train` or `val`, for captures; None: not known
 
     Rows of captures have the ids in `samples`, if the loop sets them. Otherwise they are numbered from 0 in the order
@@ -80,14 +79,14 @@ class Recording(Installation):
         self._latest = latest
         self._trains = trains
         self._run_dir = RunDir(path)
-        self.rows = RunSink(self._run_dir, print)
+        self._rows = RunSink(self._run_dir, print)
         self._counts, self._is_open = True, False
         self._called_in: int | None = None  # the step of the model's latest call
         self._lock = ExitStack()
         super().__init__(
             plan,
             model,
-            sink=self.rows,
+            sink=self._rows,
             effects=effects,
             scaler=scaler,
             standalone=True,
@@ -182,29 +181,46 @@ class Recording(Installation):
     @property
     def split(self) -> str | None:
         """The split of the batches."""
-        return self.rows.split
+        return self._rows.split
 
     @split.setter
     def split(self, part: str | None) -> None:
         if part not in (None, "train", "val"):
             raise HookrunError(f"split: found {part!r}, expected 'train', 'val' or None")
-        self.rows.split = part  # type: ignore[assignment]
+        self._rows.split = part  # type: ignore[assignment]
+
+    def is_on(self, model: nn.Module) -> bool:
+        """Whether the hooks are installed on this model, or on a model that it wraps."""
+        return any(each is self._model for each in model.modules())
 
     def number_rows(self, count: int) -> None:
         """A batch of `count` samples begins: for loops that do not call the model itself, but its modules."""
         self._counts = False
-        self.rows.number(count)
+        self._rows.number(count)
+
+    @property
+    def numbered(self) -> int:
+        """How many rows were numbered so far; set it to 0 at the beginning of a pass over the data."""
+        return self._rows.numbered
+
+    @numbered.setter
+    def numbered(self, count: int) -> None:
+        self._rows.numbered = count
+
+    def begin_forward(self) -> None:
+        """A forward begins: calls of each module are counted from 0 again. Calling the model does this by itself."""
+        self.clock.forward.number += 1
 
     @contextmanager
     def muted(self) -> Iterator[None]:
         """A context in which hooks do not act or record, and nothing is counted."""
-        before, self.rows.muted = self.rows.muted, True
+        before, self._rows.muted = self._rows.muted, True
         step, epoch = self.clock.step, self.clock.epoch
         try:
             with self.uncounted():
                 yield
         finally:
-            self.rows.muted = before
+            self._rows.muted = before
             self.clock.step, self.clock.epoch = step, epoch
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -216,7 +232,7 @@ class Recording(Installation):
         passes = self.clock.passes
         continues = passes is not None and passes.continues(module, args, kwargs)
         if not continues and (size := batch_size((args, kwargs))) is not None:
-            self.rows.number(size)
+            self._rows.number(size)
 
     def _inactive_to_report(self) -> list[tuple[str, str, str]]:
         if self._trains:
@@ -402,7 +418,7 @@ class LoopFollower:
         hooks = self.following
         if hooks is None:
             return
-        hooks.clock.forward.number += 1  # calls of each module are counted from 0 again
+        hooks.begin_forward()
         own = isinstance(batch, Batch)
         hooks.split = batch.split if own else split
         hooks.samples = self._samples(batch) if self._samples else batch.ids if own else None
@@ -414,7 +430,7 @@ class LoopFollower:
         """Called when a training epoch begins."""
         if self.following is not None:
             self.following.clock.epoch = number
-            self.following.rows.numbered = 0
+            self.following.numbered = 0
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -423,15 +439,14 @@ class LoopFollower:
         if hooks is None:
             yield
             return
-        clock, rows = hooks.clock, hooks.rows
-        before = clock.step, clock.accumulating, rows.numbered
-        clock.training_at = clock.step
-        clock.step, clock.accumulating, rows.numbered = 0, False, 0
+        before = hooks.clock.step, hooks.accumulating, hooks.numbered
+        hooks.clock.training_at = hooks.clock.step
+        hooks.clock.step, hooks.accumulating, hooks.numbered = 0, False, 0
         try:
             yield
         finally:
-            clock.training_at = None
-            clock.step, clock.accumulating, rows.numbered = before
+            hooks.clock.training_at = None
+            hooks.clock.step, hooks.accumulating, hooks.numbered = before
 
     def evaluated_batch(self) -> None:
         """Called when a batch of an evaluation ends."""
