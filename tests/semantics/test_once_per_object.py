@@ -299,9 +299,11 @@ def test_two_threads_can_use_one_hooked_model() -> None:
 
 def test_a_users_saved_tensors_hooks_act_after_ours() -> None:
     model, events = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()), list[str]()
-    theirs = lambda: torch.autograd.graph.saved_tensors_hooks(  # noqa: E731
-        lambda tensor: events.append("pack") or tensor, lambda tensor: events.append("unpack") or tensor
-    )
+
+    def theirs() -> Any:
+        return torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: events.append("pack") or tensor, lambda tensor: events.append("unpack") or tensor
+        )
 
     def run(spec: dict[str, Any]) -> tuple[Tensor, list[str], Any]:
         events.clear()
