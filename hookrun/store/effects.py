@@ -10,10 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from hookrun.errors import Lookup
-from hookrun.store.captures.tensor_file import open_tensors, read_tensor, write_tensors
-from hookrun.store.files import StoreError, replacing, write_table
+from hookrun.store.captures.tensor_file import read_tensors, write_tensors
+from hookrun.store.files import StoreError, is_there, replacing, write_table
 from hookrun.store.format import EFFECTS, EFFECTS_TABLE, decode, encode
-from hookrun.store.inside import is_there
 
 EXACT, GRADIENT, RESTORED, PLACEBO, SEEDS = "exact", "gradient", "restored", "placebo", "seeds"
 OF_SAMPLES, PLAIN_OF_SAMPLES, CLEAN_OF_SAMPLES = "exact_samples", "unedited_samples", "clean_samples"
@@ -126,9 +125,7 @@ def read_effects(folder: Path) -> Effects | None:
     path = folder / EFFECTS
     if not is_there(path):
         return None
-    with open_tensors(path, folder) as file:
-        tensors = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        about = dict(file.metadata() or {})
+    tensors, about = read_tensors(path, folder)
     try:
         axes, samples = decode(about.pop("axes").encode()), decode(about.pop("samples").encode())
         about.pop("dims", None)

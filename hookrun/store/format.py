@@ -145,9 +145,9 @@ def decode(text: bytes) -> Any:
     opened = text.count(b"[") + text.count(b"{")
     if opened + text.count(b",") > MOST_VALUES:
         raise ValueError(f"it holds more than {MOST_VALUES:,} values")
-    whole = _whole if _LONG.search(text) else None  # calling our function for each number takes time
+    parse = _parse_long if _LONG.search(text) else _parse  # calling our function for each number takes time
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_int=whole)
+        value = parse(text.decode())
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     if opened > MOST_DEPTH:
@@ -184,6 +184,10 @@ def _require_shallow(value: Any) -> None:
         if not level:
             return
     raise ValueError(_TOO_DEEP)
+
+
+_parse = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_parse_long = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_whole).decode
 
 
 def _plain(value: Any) -> Any:

@@ -26,10 +26,10 @@ from hookrun.store.captures.read import (
     read_captures,
 )
 from hookrun.store.captures.shard import index_names, read_index
-from hookrun.store.captures.tensor_file import Chunks, open_tensors, read_tensor, write_tensors
+from hookrun.store.captures.tensor_file import Chunks, read_tensors, write_tensors
 from hookrun.store.comparison import MOST_LISTED, By, Cka, Comparison, compare_captures, in_order, records
 from hookrun.store.effects import Effects, read_effects
-from hookrun.store.files import StoreError, collector_paused, os_reason, read_lines, replacing
+from hookrun.store.files import StoreError, collector_paused, is_there, os_reason, read_lines, replacing
 from hookrun.store.format import (
     ATTRIBUTIONS,
     CAPTURES,
@@ -48,7 +48,6 @@ from hookrun.store.format import (
     STATS,
     STATUS,
 )
-from hookrun.store.inside import is_there
 from hookrun.store.manifest import recorded_files
 from hookrun.store.records import (
     STREAMS,
@@ -152,10 +151,7 @@ class Run:
         `delta`: by how much a sample's attributions miss the difference of its scores. Empty if the run has none.
         """
         path = self.path / ATTRIBUTIONS
-        if not is_there(path):
-            return {}
-        with open_tensors(path, self.path) as file:
-            return {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        return read_tensors(path, self.path)[0] if is_there(path) else {}
 
     @cached_property
     def effects(self) -> Effects:

@@ -454,13 +454,13 @@ def checked(value: Any, model: type[T]) -> T:
 def read_record(path: Path, model: type[Record]) -> dict[str, Any]:
     """The content of a JSON file directly in a run directory. StoreError if it does not fit the model."""
     content: dict[str, Any] = read_json(path)
-    _fitting(path, content, model)
+    fitting(path, content, model)
     return content
 
 
 def typed_record(path: Path, model: type[R]) -> R:
     """The content of a JSON file directly in a run directory, as a record. StoreError if it does not fit the model."""
-    return _fitting(path, read_json(path), model)
+    return fitting(path, read_json(path), model)
 
 
 def read_records(path: Path, model: type[Record]) -> list[dict[str, Any]]:
@@ -470,12 +470,13 @@ def read_records(path: Path, model: type[Record]) -> list[dict[str, Any]]:
     """
     lines = list[dict[str, Any]]()
     for number, record in read_lines(path):
-        _fitting(f"{path}, line {number}", record, model)
+        fitting(f"{path}, line {number}", record, model)
         lines.append(record)
     return lines
 
 
-def _fitting(place: Path | str, content: Any, model: type[R]) -> R:
+def fitting(place: Path | str, content: Any, model: type[T]) -> T:
+    """The content as a record or a dataclass. StoreError, with the place of the content, if it does not fit."""
     try:
         return checked(content, model)
     except ValueError as error:
@@ -484,7 +485,7 @@ def _fitting(place: Path | str, content: Any, model: type[R]) -> R:
 
 def first_problem(error: ValidationError) -> str:
     """Such as ``found a str, expected an integer (entries.0.rows)``; without the value, which may be very long."""
-    details = error.errors(include_url=False, include_context=False)
+    details = error.errors(include_url=False)
     first = details[0]
     where = ".".join(_short(part) for part in first["loc"])
     kind = type(first["input"]).__name__
@@ -494,6 +495,8 @@ def first_problem(error: ValidationError) -> str:
             message = f"it has no {where.rpartition('.')[2]}"
         case "model_type" | "dict_type" | "dataclass_type":
             message = f"found {given}, expected a mapping"
+        case "value_error":
+            message = str(first["ctx"]["error"])
         case kind if kind.endswith("_type"):
             message = f"found {given}: {first['msg'].lower()}"
         case _:

@@ -25,6 +25,7 @@ from hookrun.ranks.alone import ALONE, Ranks, own_rank
 from hookrun.store.files import (
     Lines,
     StoreError,
+    listed_inside,
     make_folder,
     os_errors,
     os_reason,
@@ -50,7 +51,6 @@ from hookrun.store.format import (
     decode,
     encode,
 )
-from hookrun.store.inside import listed_inside
 from hookrun.store.manifest import manifest_faults, read_manifest, write_manifest
 from hookrun.store.records import STREAMS, Status, checked, read_record, typed_record
 from hookrun.store.states.position import PositionRecord, cut_back
@@ -153,13 +153,7 @@ class RunDir:
 
         on_disk: wait until every line is on the disk; False: `sync` is called later
         """
-        mine = {
-            name: self._writers[name].position()
-            if name in self._writers
-            else before.of_rank(self.ranks.rank).model_dump(exclude={"others"})
-            for name, before in self._before.items()
-        }
-        of_ranks = self.ranks.gathered(mine)
+        of_ranks = self.ranks.gathered({name: self._writer(name).position() for name in self._before})
         if not self.ranks.is_main:
             return {}
         position = {name.removesuffix(".jsonl"): lines.size() for name, lines in self._lines.items()}
@@ -302,10 +296,7 @@ class RunDir:
     @property
     def shards(self) -> int:
         """The number of shards of captures and predictions on the disk, with those of earlier processes of the run."""
-        return sum(
-            self._writers[name].shards if name in self._writers else reached.of_rank(self.ranks.rank).shards
-            for name, reached in self._before.items()
-        )
+        return sum(self._writer(name).shards for name in self._before)
 
     def close(self) -> None:
         """Write what is buffered to the disk and close every file; the status is not changed."""

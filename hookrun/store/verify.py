@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hookrun.store.captures.shard import Shard, index_names, read_index
-from hookrun.store.files import StoreError, os_errors, read_json, read_lines
+from hookrun.store.files import StoreError, is_there, listed_inside, read_json, read_lines
 from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
@@ -27,7 +27,6 @@ from hookrun.store.format import (
     STATUS,
     UNFINISHED,
 )
-from hookrun.store.inside import is_there, listed_inside
 from hookrun.store.manifest import manifest_faults, read_manifest, require_unchanged
 from hookrun.store.reader import open_run
 from hookrun.store.records import STREAMS, Status, read_record
@@ -156,8 +155,7 @@ def _judge_states(findings: _Findings) -> None:
     """Check the resumable states of a finished run, which the manifest leaves out, and that nothing else lies there."""
     folder = findings.folder
     with findings.judging(CHECKPOINTS):
-        with os_errors(f"cannot list {folder / CHECKPOINTS}"):
-            below = {path for path, _ in listed_inside(folder, CHECKPOINTS) if path.startswith(STATES)}
+        below = {path for path, _ in listed_inside(folder, CHECKPOINTS) if path.startswith(STATES)}
         names = state_names(folder)
         known = {f"{CHECKPOINTS}/{name}/{file}" for name in names for file in FILES}
         for path in sorted(below - known):
@@ -174,8 +172,7 @@ def _judge_by_indexes(findings: _Findings, shards: Mapping[str, Shard]) -> None:
             continue  # which shards it names is unknown
         with findings.judging(name):
             known = {*shards, *(f"{name}/{index}" for index in index_names(folder / name))}
-            with os_errors(f"cannot list {folder / name}"):
-                there = [path for path, _ in listed_inside(folder, name)]
+            there = [path for path, _ in listed_inside(folder, name)]
             strange = [path for path in there if path not in known and not path.startswith(UNFINISHED)]
             findings.notes += [(path, f"{folder / path} is in no index") for path in strange]
     for name, shard in shards.items():

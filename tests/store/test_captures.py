@@ -20,6 +20,7 @@ from hookrun.store.captures.tensor_file import DTYPES
 from hookrun.store.captures.write import CaptureWriter
 from hookrun.store.files import StoreError
 from hookrun.store.format import VERSION, encode
+from hookrun.store.records import checked
 
 AT = {"epoch": 0, "step": 0, "call": 0}
 
@@ -273,7 +274,7 @@ def test_a_shard_that_was_cut_off_is_named(tmp_path: Path) -> None:
     path = tmp_path / "000000.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(
-        StoreError, match=f"{path} has .* bytes where its index says .*: it was changed or cut"
+        StoreError, match=f"{path} has .* bytes, its index says .*: it was changed or cut off"
     ):
         read(tmp_path)["f"]["m"][0]
 
@@ -315,7 +316,7 @@ SHARD = shard("000000.safetensors", ENTRY)
 
 
 def test_a_shard_is_read_from_its_line_without_keys_of_a_later_version() -> None:
-    found = Shard.of(SHARD | {"rank": 3, "entries": [ENTRY | {"labels": "0.labels"}]})
+    found = checked(SHARD | {"rank": 3, "entries": [ENTRY | {"labels": "0.labels"}]}, Shard)
     assert (found.file, found.bytes, len(found.columns)) == ("000000.safetensors", 4096, 4)
     assert asdict(found.entries[0]) == ENTRY | {"shape": (4, 8)}
 
@@ -325,9 +326,13 @@ def test_a_shard_is_read_from_its_line_without_keys_of_a_later_version() -> None
     [
         ({"version": VERSION + 1}, "this hookrun reads up to"),
         ({"shard": "../../other.safetensors"}, "outside of its folder"),
-        ({"entries": [{"key": "0"}]}, "does not describe a shard"),
-        ({"columns": None}, "does not describe a shard"),
-        ({"bytes": "4096"}, "does not describe a shard"),
+        ({"entries": [{"key": "0"}]}, r"it has no hook \(entries\.0\.hook, and \d more\)"),
+        ({"columns": None}, "found nothing.*columns"),
+        ({"bytes": "4096"}, "found a str.*bytes"),
+        ({"sha256": "0" * 63}, "sha256"),
+        ({"shard": ""}, "shard"),
+        ({"shard": "a" * 256}, "shard"),
+        ({"entries": [ENTRY | {"shape": [1] * 65}]}, "shape"),
         ({"columns": ["sample", "epoch"]}, "do not say their step, call"),
         ({"shard": "index.jsonl"}, "cannot be a file of it"),
         ({"bytes": 32 * (32 * 2 + 4 * 8) - 1}, "its rows need 3,072 bytes, and the shard has 3,071"),
@@ -336,12 +341,12 @@ def test_a_shard_is_read_from_its_line_without_keys_of_a_later_version() -> None
 )
 def test_an_invalid_line_is_refused(change: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Shard.of(SHARD | change)
+        checked(SHARD | change, Shard)
 
 
 def test_other_json_is_refused() -> None:
-    with pytest.raises(ValueError, match="does not describe a shard"):
-        Shard.of([1, 2])
+    with pytest.raises(ValueError, match="found a list, expected a mapping"):
+        checked([1, 2], Shard)
 
 
 def test_the_bytes_of_a_row_follow_its_dtype() -> None:

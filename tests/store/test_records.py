@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from hookrun.store.captures.shard import Entry, Shard
+from hookrun.store.captures.shard import Entry
 from hookrun.store.files import StoreError
 from hookrun.store.records import (
     MOST_METRICS,
@@ -86,19 +86,6 @@ def test_metrics_are_scalars_under_short_names_and_not_too_many() -> None:
     ):
         with pytest.raises(ValueError):
             MetricsLine.model_validate(line)
-
-
-def test_a_shard_s_hash_and_name_are_limited() -> None:
-    line = {"version": 1, "shard": "a", "sha256": "0" * 64, "bytes": 1, "columns": [], "entries": [ENTRY]}
-    assert checked(line, Shard).entries[0].rows == 3
-    for change in (
-        {"sha256": "0" * 63},
-        {"shard": ""},
-        {"shard": "a" * 256},
-        {"entries": [ENTRY | {"shape": [1] * 65}]},
-    ):
-        with pytest.raises(ValueError):
-            checked(line | change, Shard)
 
 
 def test_a_record_is_read_as_the_mapping_that_was_written(tmp_path: Path) -> None:

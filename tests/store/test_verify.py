@@ -11,15 +11,16 @@ import runpy
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
 from torch import nn
 
 from hookrun import verify as verify_module
-from hookrun.store.files import StoreError
-from hookrun.store.inside import open_inside
+from hookrun.store.files import StoreError, open_inside
 from hookrun.store.manifest import manifest_faults, read_manifest, write_manifest
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
@@ -240,7 +241,7 @@ def test_a_shard_that_its_writer_hashed_is_not_read_again(
     before = json.loads((whole / "manifest.json").read_text())
     opened = list[str]()
 
-    def recording(path: Path, root: Path | None = None) -> object:
+    def recording(path: Path, root: Path | None = None) -> AbstractContextManager[BinaryIO]:
         opened.append(path.name)
         return open_inside(path, root)
 

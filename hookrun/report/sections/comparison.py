@@ -14,9 +14,8 @@ from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
-from hookrun.store.files import StoreError
+from hookrun.store.files import StoreError, is_there
 from hookrun.store.format import COMPARE_JSON
-from hookrun.store.inside import is_there
 from hookrun.store.records import ComparisonRecord, typed_record
 
 MOST_ROWS = 400

@@ -24,9 +24,8 @@ from hookrun.store.captures.tensor_file import (
     read_rows,
     read_tensor,
 )
-from hookrun.store.files import StoreError, os_errors
+from hookrun.store.files import StoreError, require_size
 from hookrun.store.format import COLUMNS, FIRING, SAMPLES, STORED_DTYPES, TOKENS
-from hookrun.store.inside import size_inside
 from hookrun.store.records import SampleLine, TokenLine, read_records
 
 T = TypeVar("T")
@@ -260,22 +259,21 @@ class StoredCapture:
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
         """[rows, columns] in row order, and the position of each row in recording order."""
-        tables = [self._table_of(part) for part in self._parts]
-        table = torch.cat(tables)
-        samples, splits = table[:, 0], table[:, COLUMNS.index("split")]
-        by_token = torch.arange(len(table), device="cpu")
-        for column in ("key", "position"):
-            by_token = by_token[table[by_token, COLUMNS.index(column)].argsort(stable=True)]
-        by_sample = by_token[samples[by_token].argsort(stable=True)]
-        by_split = by_sample[splits[by_sample].argsort(stable=True)]
-        of_tokens = [table[:, COLUMNS.index(column)] for column in ("position", "key")]
-        pairs = torch.stack([splits, samples, *of_tokens], dim=1)[by_split]
-        once = bool((pairs.diff(dim=0) != 0).any(1).all()) and not (samples == FIRING).any()
-        if once:
-            return table[by_split], by_split
-        # the order of recording; with several ranks batch by batch, as in one process
-        by_rank = table[:, COLUMNS.index("rank")].argsort(stable=True)
-        order = by_rank[table[by_rank, COLUMNS.index("turn")].argsort(stable=True)]
+        table = torch.cat([self._table_of(part) for part in self._parts])
+        columns = dict(zip(COLUMNS, table.T, strict=True))
+
+        def sorted_by(*names: str) -> Tensor:
+            order = torch.arange(len(table), device="cpu")
+            for name in reversed(names):
+                order = order[columns[name][order].argsort(stable=True)]
+            return order
+
+        place = ("split", "sample", "position", "key")
+        order = sorted_by(*place)
+        places = torch.stack([columns[name][order] for name in place], dim=1)
+        once = bool((places.diff(dim=0) != 0).any(1).all()) and not (columns["sample"] == FIRING).any()
+        if not once:  # the order of recording; with several ranks batch by batch, as in one process
+            order = sorted_by("turn", "rank")
         return table[order], order
 
     def _table_of(self, part: _Part) -> Tensor:
@@ -377,12 +375,7 @@ class _Shards:
     def _open(self, name: str, size: int) -> Any:
         """The shard's file as safetensors' lazy reader. StoreError if it has not this many bytes."""
         path = self.folder / name
-        with os_errors(f"cannot read {path}"):
-            there = size_inside(path, self.folder.parent)
-        if there != size:
-            raise StoreError(
-                f"{path} has {there} bytes where its index says {size}: it was changed or cut off"
-            )
+        require_size(path, self.folder.parent, size, says="its index")
         return open_tensors(path, self.folder.parent)
 
     def __reduce__(self) -> tuple[type[_Shards], tuple[Path]]:
@@ -396,25 +389,23 @@ def read_captures(
 
     samples: the names of the samples; those of the run by default
     """
-    parts: dict[str, dict[str, dict[str, list[_Part]]]] = {}
+    parts = dict[tuple[str, str, str], list[_Part]]()
     for shard in shards:
         for entry in shard.entries:
-            paths = parts.setdefault(entry.hook, {}).setdefault(entry.module, {})
-            paths.setdefault(entry.path, []).append(_Part(shard, entry))
-
+            parts.setdefault((entry.hook, entry.module, entry.path), []).append(_Part(shard, entry))
     opened, table = _Shards(folder), samples or SampleTable(folder.parent)
-
-    def leaf(hook: str, module: str, paths: Mapping[str, Sequence[_Part]]) -> Leaf:
-        captures = {
-            path: StoredCapture(hook, module, path, parts, opened, table) for path, parts in paths.items()
+    captures = dict[str, dict[str, dict[str, StoredCapture]]]()
+    for (hook, module, path), rows in parts.items():
+        tensors = captures.setdefault(hook, {}).setdefault(module, {})
+        tensors[path] = StoredCapture(hook, module, path, rows, opened, table)
+    hooks = dict[str, Lookup[Leaf]]()
+    for hook, modules in captures.items():
+        leaves = {
+            module: tensors[""]
+            if list(tensors) == [""]
+            else Lookup("tensor", f"{hook} at {module!r}", tensors)
+            for module, tensors in modules.items()
         }
-        if list(captures) == [""]:
-            return captures[""]
-        return Lookup("tensor", f"{hook} at {module!r}", captures)
-
-    hooks = {}
-    for hook, modules in parts.items():
-        leaves = {module: leaf(hook, module, paths) for module, paths in modules.items()}
         hooks[hook] = Lookup("module", f"the captures of {hook!r}", leaves, aliases)
     return Lookup("hook", f"the captures of {folder.parent}", hooks)
 

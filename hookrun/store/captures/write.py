@@ -202,7 +202,7 @@ class CaptureWriter:
         counts = dict[str, dict[str, tuple[int, int, int]]]()
         for (hook, module), count in self.counts.items():
             counts.setdefault(hook, {})[module] = (count.tensors, count.bytes, count.rows)
-        turns = self._batch is not None
+        turns = self._batch is not None and self.shards > 0
         self._index.sync()
         return {"index": self._index.size(), "shards": self.shards, "counts": counts, "turns": turns}
 
