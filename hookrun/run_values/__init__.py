@@ -101,8 +101,7 @@ class CaptureRows:
             shift = torch.randint(1, max(count, 2), samples.shape, generator=generator)
             drawn = torch.randint(0, count, samples.shape, generator=generator)
             places = torch.where(known, (places + shift) % count, drawn)
-        rows: Tensor = self._capture[self._order[places]]
-        return rows
+        return self._capture[self._order[places]]
 
     def missing(self, samples: Tensor) -> Tensor:
         """The samples that have no row but need one."""
@@ -207,8 +206,7 @@ def part(source: Tensor | Rows, items: tuple[Item, ...]) -> Tensor | Rows:
     """The part of the tensor, or of each row. Raises IndexError if there is no such part."""
     plain = tuple(list(item) if isinstance(item, tuple) else item for item in items)
     if isinstance(source, Tensor):
-        taken: Tensor = source[plain]
-        return taken
+        return source[plain]
     return MappedRows([source], lambda rows: rows[slice(None), *plain], f"{source.digest} {items}")
 
 
@@ -377,8 +375,8 @@ def _capture(run: Run, value: RunValue, module: str, named: str) -> StoredCaptur
 
 
 def _mean(capture: StoredCapture) -> Tensor:
-    blocks = (capture[start : start + ROWS_AT_ONCE] for start in range(0, len(capture), ROWS_AT_ONCE))
-    total = sum((block.double().sum(0) for block in blocks), start=capture[0].double() * 0)
+    blocks = (block.double().sum(0) for block in capture.batches(ROWS_AT_ONCE))
+    total = sum(blocks, start=capture[0].double() * 0)
     return (total / len(capture)).float()
 
 

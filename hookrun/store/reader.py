@@ -27,7 +27,7 @@ from hookrun.store.captures.read import (
 )
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, read_tensors, write_tensors
-from hookrun.store.comparison import MOST_LISTED, By, Cka, Comparison, compare_captures, in_order, records
+from hookrun.store.comparison import By, Cka, compare_captures, in_order, reasons, records
 from hookrun.store.effects import Effects, read_effects
 from hookrun.store.files import StoreError, collector_paused, is_there, os_reason, read_lines, replacing
 from hookrun.store.format import (
@@ -50,7 +50,9 @@ from hookrun.store.format import (
 )
 from hookrun.store.manifest import recorded_files
 from hookrun.store.records import (
+    MOST_LISTED,
     STREAMS,
+    Comparison,
     EnvRecord,
     FaultLine,
     GenerationLine,
@@ -69,7 +71,7 @@ from hookrun.store.run_dir import cut_off
 from hookrun.store.stored_config import data_used, read_yaml
 
 if TYPE_CHECKING:
-    from hookrun.spec.experiment import Data
+    pass
 
 Table = Literal["metrics", "stats", "faults", "samples"]
 _SHOWN = 12
@@ -214,13 +216,8 @@ class Run:
         """The description of the data that the run used, from its configuration; raises as `labels` does."""
         from hookrun import data
 
-        used, split, _ = self._data_used()
+        used, split, _ = data_used(self.config, self.path / CONFIG)
         return data.describe(used, self._split() or split)
-
-    def _data_used(self) -> tuple[Data, Split, int]:
-        if not self.config:
-            raise StoreError(f"{self.path} does not say which data it used: it has no {CONFIG}")
-        return data_used(self.config, self.path / CONFIG)
 
     def labels(self, sample_ids: Tensor, split: Split | None = None) -> Tensor:
         """[n, ...]: the labels of the samples [n], read again from the data that the run used.
@@ -237,7 +234,7 @@ class Run:
         """As `labels`; if the positions [n] of tokens are not -1, the targets there."""
         from hookrun import data
 
-        used, of_task, seed = self._data_used()
+        used, of_task, seed = data_used(self.config, self.path / CONFIG)
         samples = data.load(used, split or self._split() or of_task, seed=seed)
         outside = (sample_ids < 0) | (sample_ids >= len(samples))
         if outside.any():
@@ -343,7 +340,7 @@ class Run:
         )
         weights, weights_of = records.weights(file, other_file, tolerance)
         here, there = (records.predicted(each.samples, each.generations) for each in (self, run))
-        return Comparison(
+        comparison = Comparison.model_construct(
             run=str(self.path),
             other=str(run.path),
             first=first,
@@ -361,6 +358,7 @@ class Run:
             plan=records.differing(records.plan(self.plan), records.plan(run.plan)),
             config=records.differing(self.config, run.config),
         )
+        return comparison.model_copy(update={"reasons": reasons(comparison)})
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file, and return its keys.

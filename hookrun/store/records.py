@@ -36,6 +36,9 @@ MOST_TEXT = 2**20
 MOST_COUNT = 2**53
 """The largest count of rows, bytes, parameters or steps: integers up to this one are exact as floats too."""
 
+MOST_LISTED = 1_000
+"""The statistics of a comparison that are listed, and the captures in compare.json."""
+
 Name = Annotated[str, StringConstraints(max_length=MOST_NAME)]
 Text = Annotated[str, StringConstraints(max_length=MOST_TEXT)]
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
@@ -194,8 +197,22 @@ class HooksRecord(Record):
     sites: Listing[SiteRecord] = []
 
 
-class ComparisonRecord(Record):
-    """compare.json: two runs, or `jobs`, the name of a job -> its comparison, for two sweeps."""
+class Comparison(Record):
+    """How a run differs from another one, or the jobs of two sweeps. Each list is a table: a mapping for each row.
+
+    run, other:  their directories
+    first:       where they differ first, in the order of execution: `module`, `sample` and `token`, of which the last
+                 two may be None; None: no captured value differs by more than the tolerance
+    reasons:     what differs in the results, in words; empty if nothing does
+    captures:    a row for each capture of both runs, or with `tokens` for each position of a token of it, in the order
+                 of execution
+    unpaired:    captures of one of the runs only
+    metrics:     each metric of both
+    predictions: what `comparison.records.predictions` returns
+    weights:     tensors that differ; `weights_of` says what was compared, or why nothing was
+    statistics, plan, config: values that differ; plan and configuration are not results
+    jobs:        for two sweeps: the name of a job -> its comparison
+    """
 
     run: Text = ""
     other: Text = ""
@@ -210,7 +227,12 @@ class ComparisonRecord(Record):
     statistics: Listing[Any] = []
     plan: Listing[Any] = []
     config: Listing[Any] = []
-    jobs: dict[Name, ComparisonRecord] = {}
+    jobs: dict[Name, Comparison] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of compare.json for two runs; all captures are in compare.csv."""
+        tables = {name: value for name, value in vars(self).items() if name != "jobs"}
+        return {**tables, "captures": self.captures[:MOST_LISTED]}
 
 
 class EnvRecord(Record):

@@ -287,7 +287,7 @@ def test_a_library_that_is_missing_is_named(run: Run, monkeypatch: pytest.Monkey
 
 
 def test_a_run_without_its_configuration_has_no_labels(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="does not say which data it used"):
+    with pytest.raises(StoreError, match="does not say which data was used"):
         Run(tmp_path).labels(torch.arange(3))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from hookrun.data.info import SPLITS, Split
 from hookrun.errors import HookrunError, Lookup
-from hookrun.store.captures.shard import Entry, Shard, row_bytes
+from hookrun.store.captures.shard import Entry, Shard
 from hookrun.store.captures.tensor_file import (
     DTYPES,
     as_bytes,
@@ -99,8 +100,7 @@ class StoredCapture:
     @property
     def row_bytes(self) -> int:
         """The bytes of one row. HookrunError if the rows differ."""
-        _, shape = self._common(self._parts)
-        return row_bytes(self._parts[0].entry.dtype, shape)
+        return self.dtype.itemsize * math.prod(self.shape[1:])
 
     def by_kind(self) -> list[StoredCapture]:
         """The rows of each dtype and shape as a capture."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from hookrun.errors import Lookup, counted, listed
 from hookrun.store.captures.read import Leaf, StoredCapture, captured_tensors
 from hookrun.store.captures.shard import read_index
 from hookrun.store.comparison.rows import Compared, Difference, MatchedRows, Samples, compared, known
+from hookrun.store.records import Comparison
 
 By = Literal["module", "tokens"]
 Cka = Callable[[MatchedRows, MatchedRows], float | None]
@@ -19,65 +19,28 @@ Row = dict[str, Any]
 Place = tuple[str, str, str]
 """Hook, module, and place in a container."""
 
-MOST_LISTED = 1_000
-"""The statistics that are listed, and the captures in compare.json."""
 
-
-@dataclass(frozen=True)
-class Comparison:
-    """How a run differs from another one. Each list is a table: a dict for each row.
-
-    run, other:  their directories
-    first:       where they differ first, in the order of execution: `module`, `sample` and `token`, of which the last
-                 two may be None; None: no captured value differs by more than the tolerance
-    captures:    a row for each capture of both runs, or with `tokens` for each position of a token of it, in the order
-                 of execution
-    unpaired:    captures of one of the runs only
-    metrics:     each metric of both
-    predictions: what `records.predictions` returns
-    weights:     tensors that differ; `weights_of` says what was compared, or why nothing was
-    statistics, plan, config: values that differ
-    """
-
-    run: str
-    other: str
-    first: Row | None
-    captures: list[Row]
-    unpaired: list[Row]
-    metrics: list[Row]
-    predictions: Row
-    weights: list[Row]
-    weights_of: str
-    statistics: list[Row]
-    plan: list[Row]
-    config: list[Row]
-
-    @property
-    def reasons(self) -> list[str]:
-        """What differs in the results, in words; empty if nothing does. Plan and configuration are not results."""
-        reasons = list[str]()
-        if self.first is not None:
-            where = [f"{key} {self.first[key]}" for key in ("sample", "token") if self.first[key] is not None]
-            reasons.append(", ".join([f"first: {self.first['module'] or '(root)'}", *where]))
-        notes = {label(row): row["note"] for row in self.captures if row["note"]}
-        reasons += [f"{counted(count, 'capture')}: {note}" for note, count in Counter(notes.values()).items()]
-        for side in ("run", "other"):
-            if names := [label(row) for row in self.unpaired if row["only"] == side]:
-                reasons.append(f"only {getattr(self, side)} has {listed(names, 6)}")
-        for name in ("metrics", "weights", "statistics"):
-            if count := sum(row.get("differs", True) for row in getattr(self, name)):
-                reasons.append(f"{name} that differ: {count:,}")
-        found = self.predictions
-        if found["changed"]:
-            reasons.append(f"predictions that changed: {found['changed']:,} of {found['compared']:,}")
-        elif found["differs"]:
-            note = found["note"] or f"relative L2 {found['relative_l2']:.3g}"
-            reasons.append(f"predictions: {note}")
-        return reasons
-
-    def to_dict(self) -> Row:
-        """The content of compare.json; all captures are in compare.csv."""
-        return {**vars(self), "captures": self.captures[:MOST_LISTED], "reasons": self.reasons}
+def reasons(comparison: Comparison) -> list[str]:
+    """What differs in the results, in words; empty if nothing does."""
+    reasons, first = list[str](), comparison.first
+    if first is not None:
+        where = [f"{key} {first[key]}" for key in ("sample", "token") if first[key] is not None]
+        reasons.append(", ".join([f"first: {first['module'] or '(root)'}", *where]))
+    notes = {label(row): row["note"] for row in comparison.captures if row["note"]}
+    reasons += [f"{counted(count, 'capture')}: {note}" for note, count in Counter(notes.values()).items()]
+    for side in ("run", "other"):
+        if names := [label(row) for row in comparison.unpaired if row["only"] == side]:
+            reasons.append(f"only {getattr(comparison, side)} has {listed(names, 6)}")
+    for name in ("metrics", "weights", "statistics"):
+        if count := sum(row.get("differs", True) for row in getattr(comparison, name)):
+            reasons.append(f"{name} that differ: {count:,}")
+    predictions = comparison.predictions
+    if predictions["changed"]:
+        reasons.append(f"predictions that changed: {predictions['changed']:,} of {predictions['compared']:,}")
+    elif predictions["differs"]:
+        note = predictions["note"] or f"relative L2 {predictions['relative_l2']:.3g}"
+        reasons.append(f"predictions: {note}")
+    return reasons
 
 
 def label(row: Mapping[str, Any]) -> str:

@@ -9,10 +9,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from hookrun.store.background import Background
-from hookrun.store.captures.tensor_file import read_tensors, unstorable, write_tensors
+from hookrun.store.captures.tensor_file import unstorable, write_tensors
 from hookrun.store.files import StoreError, make_folder, replacing
-from hookrun.store.format import decode
-from hookrun.store.records import checked
 
 _ALIASES = "aliases"
 _APPLIED = "applied"
@@ -63,21 +61,3 @@ def save(
         write(stored)
     else:
         writer.write(stored, write)
-
-
-def read(path: str | Path) -> dict[str, Tensor]:
-    """The state dict in a checkpoint, on the CPU; tied weights are tied again.
-
-    Any safetensors file may be read. StoreError if it is missing or broken.
-    """
-    path = Path(path).absolute()
-    if not path.is_file():
-        raise StoreError(f"there is no checkpoint {path}")
-    state, metadata = read_tensors(path.resolve())
-    try:
-        aliases = checked(decode(metadata.get(_ALIASES, "{}").encode()), dict[str, str])
-    except ValueError as error:
-        raise StoreError(f"{path} does not say which names share a tensor: {error}") from error
-    if missing := [same for same in aliases.values() if same not in state]:
-        raise StoreError(f"{path} names {missing[0]!r:.300} as shared, but does not hold it")
-    return state | {name: state[same] for name, same in aliases.items()}
