@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Generator, Tensor
 
 from hookrun.actions.values import (
@@ -39,6 +38,7 @@ from hookrun.run_values.runs import (
 )
 from hookrun.spec import HookSpec
 from hookrun.store.captures.read import StoredCapture
+from hookrun.store.captures.tensor_file import open_tensors, read_tensor
 from hookrun.store.format import encode
 from hookrun.store.reader import Run
 from hookrun.trust.callables import tensor_digest
@@ -305,20 +305,14 @@ def _read_file(value: FileValue) -> Tensor:
     path = Path(value.file).expanduser().absolute()
     if not path.is_file():
         raise HookrunError(f"there is no file {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            keys = list(file.keys())
-            key = value.key if value.key is not None else keys[0] if len(keys) == 1 else None
-            if key is None:
-                raise HookrunError(
-                    f"{path} holds {len(keys)} tensors: name one with `key`; {nearest('', keys)}"
-                )
-            if key not in keys:
-                raise HookrunError(f"{path} has no tensor {key!r}: {nearest(key, keys)}")
-            tensor: Tensor = file.get_tensor(key)
-            return tensor
-    except (SafetensorError, OSError) as error:
-        raise HookrunError(f"{path} is not a readable safetensors file: {error}") from error
+    with open_tensors(path.resolve()) as file:
+        keys = list(file.keys())
+        key = value.key if value.key is not None else keys[0] if len(keys) == 1 else None
+        if key is None:
+            raise HookrunError(f"{path} holds {len(keys)} tensors: name one with `key`; {nearest('', keys)}")
+        if key not in keys:
+            raise HookrunError(f"{path} has no tensor {key!r}: {nearest(key, keys)}")
+        return read_tensor(file, key)
 
 
 def _read_run(value: RunValue, names: tuple[str, ...], runs: RunReferences) -> Found:

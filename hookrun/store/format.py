@@ -195,8 +195,6 @@ def _plain(value: Any) -> Any:
         return f"\\{value}" if value.endswith(_ENDS) and value.lstrip("\\") in _WORDS else value
     if value is None or isinstance(value, bool | int):
         return value
-    if type(value) is dict:  # nearly always
-        return {key if type(key) is str else _key(key): _plain(item) for key, item in value.items()}
     if isinstance(value, float):
         if math.isfinite(value):
             return value

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from hookrun.store.captures.tensor_file import Crc32
 
-BLOCK = 1 << 20
-
 
 def write_manifest(folder: Path, written: Set[str] = frozenset()) -> str:
     """Write manifest.json, atomically, and return its SHA-256.
@@ -121,12 +119,10 @@ def require_unchanged(path: Path, root: Path, size: int, sha256: str, *, says: s
 
 def hashed(path: Path, root: Path | None = None, digest: _Hash | Crc32 | None = None) -> tuple[int, str]:
     """Size in bytes and SHA-256 (or the given digest) of a file, read in blocks. StoreError if it cannot be read."""
-    digest, size = hashlib.sha256() if digest is None else digest, 0
+    digest = hashlib.sha256() if digest is None else digest
     with open_inside(path, root) as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-            size += len(block)
-    return size, digest.hexdigest()
+        hashlib.file_digest(file, lambda: digest)  # type: ignore[arg-type, return-value]  # it needs `update` alone
+        return file.tell(), digest.hexdigest()
 
 
 def _judged_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:

@@ -27,7 +27,7 @@ from hookrun.store.captures.read import (
 )
 from hookrun.store.captures.shard import index_names, read_index
 from hookrun.store.captures.tensor_file import Chunks, read_tensors, write_tensors
-from hookrun.store.comparison import By, Cka, compare_captures, in_order, reasons, records
+from hookrun.store.comparison import By, Cka, compare_captures, reasons, records
 from hookrun.store.effects import Effects, read_effects
 from hookrun.store.files import StoreError, collector_paused, is_there, os_reason, read_lines, replacing
 from hookrun.store.format import (
@@ -325,8 +325,7 @@ class Run:
         """
         run = other if isinstance(other, Run) else open_run(other)
         first, captures, unpaired = compare_captures(
-            in_order(self.captures, self.path / CAPTURES),
-            in_order(run.captures, run.path / CAPTURES),
+            self.captures,
             run.captures,
             self.samples.by_sample,
             by=by,

@@ -117,7 +117,7 @@ class RunDir:
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
         """Make the directory, or use one that does not hold a run yet. StoreError if it holds one."""
         folder = Path(path).absolute()
-        names = (STATUS, PLAN, *STREAMS, CAPTURES, PREDICTIONS)
+        names = (STATUS, PLAN, *STREAMS, f"{CAPTURES}/{INDEX}", f"{PREDICTIONS}/{INDEX}")
         there = [name for name in names if (folder / name).exists()]
         if there:
             raise StoreError(

@@ -22,7 +22,6 @@ from hookrun.store.captures.tensor_file import (
     as_bytes,
     dtype_name,
     open_tensors,
-    read_rows,
     read_tensor,
 )
 from hookrun.store.files import StoreError, require_size
@@ -65,6 +64,7 @@ class StoredCapture:
     copies on the CPU, free to change.
 
     hook, module, path: where it was captured; `path` is the place of the tensor in a container, or ``""``
+    number: its place in the order in which the captures of the run were first recorded
     """
 
     def __init__(
@@ -75,8 +75,9 @@ class StoredCapture:
         parts: Sequence[_Part],
         shards: _Shards,
         samples: SampleTable,
+        number: int,
     ) -> None:
-        self.hook, self.module, self.path = hook, module, path
+        self.hook, self.module, self.path, self.number = hook, module, path, number
         self._parts = parts
         self._shards = shards
         self._samples = samples
@@ -118,7 +119,9 @@ class StoredCapture:
         return self._of(spread(self._parts, most))
 
     def _of(self, parts: Sequence[_Part]) -> StoredCapture:
-        return StoredCapture(self.hook, self.module, self.path, parts, self._shards, self._samples)
+        return StoredCapture(
+            self.hook, self.module, self.path, parts, self._shards, self._samples, self.number
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -331,16 +334,15 @@ class StoredCapture:
         return out
 
     def _fill(self, out: Tensor, part: _Part, rows: Tensor, targets: Tensor) -> None:
-        """Copy rows of a part, ascending with repetitions, to their targets: one read per run of neighbours."""
-        file = self._shards.file_of(part)
-        breaks = (rows.diff() > 1).nonzero().squeeze(1) + 1
-        for run, places in zip(rows.tensor_split(breaks), targets.tensor_split(breaks), strict=True):
-            first, place = int(run[0]), int(places[0])
-            block = as_bytes(read_rows(file, part.entry.key, first, int(run[-1]) + 1))
-            if len(block) == len(run) and bool((places.diff() == 1).all()):
-                out[place : place + len(block)] = block
-            else:
-                out[places] = block[run - first]
+        """Copy rows of a part, ascending with repetitions, to their targets; of the file only these rows are read."""
+        stored = as_bytes(read_tensor(self._shards.file_of(part), part.entry.key))
+        first, place, count = int(rows[0]), int(targets[0]), len(rows)
+        if int(rows[-1]) - first + 1 == count and bool(
+            (targets.diff() == 1).all()
+        ):  # neighbours: copied at once
+            out[place : place + count] = stored[first : first + count]
+        else:
+            out[targets] = stored[rows]
 
 
 Leaf = StoredCapture | Lookup[StoredCapture]
@@ -395,9 +397,9 @@ def read_captures(
             parts.setdefault((entry.hook, entry.module, entry.path), []).append(_Part(shard, entry))
     opened, table = _Shards(folder), samples or SampleTable(folder.parent)
     captures = dict[str, dict[str, dict[str, StoredCapture]]]()
-    for (hook, module, path), rows in parts.items():
+    for number, ((hook, module, path), rows) in enumerate(parts.items()):
         tensors = captures.setdefault(hook, {}).setdefault(module, {})
-        tensors[path] = StoredCapture(hook, module, path, rows, opened, table)
+        tensors[path] = StoredCapture(hook, module, path, rows, opened, table, number)
     hooks = dict[str, Lookup[Leaf]]()
     for hook, modules in captures.items():
         leaves = {

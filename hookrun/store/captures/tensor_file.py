@@ -165,7 +165,7 @@ def open_tensors(path: Path, root: Path | None = None) -> Any:
 
 
 def read_tensor(file: Any, name: str) -> Tensor:
-    """One tensor of an open file, on the CPU even if torch's default device is another."""
+    """One tensor of an open file, on the CPU even if torch's default device is another; read when it is used."""
     with torch.device("cpu"):
         tensor: Tensor = file.get_tensor(name)
         return tensor
@@ -176,10 +176,3 @@ def read_tensors(path: Path, root: Path | None = None) -> tuple[dict[str, Tensor
     with open_tensors(path, root) as file:
         tensors = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         return tensors, dict(file.metadata() or {})
-
-
-def read_rows(file: Any, name: str, start: int, stop: int) -> Tensor:
-    """Rows `start` to `stop` of one tensor of an open file, on the CPU; the others are not read."""
-    with torch.device("cpu"):
-        rows: Tensor = file.get_slice(name)[start:stop]
-        return rows

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from hookrun.errors import Lookup, counted, listed
 from hookrun.store.captures.read import Leaf, StoredCapture, captured_tensors
-from hookrun.store.captures.shard import read_index
 from hookrun.store.comparison.rows import Compared, Difference, MatchedRows, Samples, compared, known
 from hookrun.store.records import Comparison
 
 By = Literal["module", "tokens"]
 Cka = Callable[[MatchedRows, MatchedRows], float | None]
 Row = dict[str, Any]
-Place = tuple[str, str, str]
-"""Hook, module, and place in a container."""
 
 
 def reasons(comparison: Comparison) -> list[str]:
@@ -48,21 +44,8 @@ def label(row: Mapping[str, Any]) -> str:
     return f"{row['hook']} at {row['module'] or '(root)'} {row['path']}".rstrip()
 
 
-def in_order(captures: Lookup[Lookup[Leaf]], folder: Path) -> dict[Place, StoredCapture]:
-    """The captures in the order in which they were first recorded."""
-    entries = (entry for shard in read_index(folder)[0] for entry in shard.entries)
-    places = dict.fromkeys((each.hook, each.module, each.path) for each in entries)
-    by_place = {_place(capture): capture for capture in captured_tensors(captures)}
-    return {place: by_place[place] for place in places}
-
-
-def _place(capture: StoredCapture) -> Place:
-    return capture.hook, capture.module, capture.path
-
-
 def compare_captures(
-    here: Mapping[Place, StoredCapture],
-    there: Mapping[Place, StoredCapture],
+    captures: Lookup[Lookup[Leaf]],
     others: Lookup[Lookup[Leaf]],
     samples: Samples,
     *,
@@ -71,35 +54,36 @@ def compare_captures(
     trains: bool,
     cka: Cka | None,
 ) -> tuple[Row | None, list[Row], list[Row]]:
-    """Where captures differ first, a row for each of both runs, and those of one run only.
+    """Where captures differ first, a row for each of both runs, and those of one run only, in the order of execution.
 
-    others: the captures of the other run by any name of their modules
     trains: the weights change from step to step, so that the first step that differs counts before the first module
     """
-    rows, unpaired, paired = list[Row](), list[Row](), set[Place]()
+    rows, unpaired, paired = list[Row](), list[Row](), set[StoredCapture]()
     firsts = list[tuple[int, int, Row]]()
-    for number, (place, capture) in enumerate(here.items()):
-        hook, module, path = place
-        leaf = others[hook].get(module) if hook in others else None
-        partner = leaf.get(path) if isinstance(leaf, Lookup) else None if path else leaf
-        about = _about(place)
+    for capture in _in_order(captures):
+        leaf = others[capture.hook].get(capture.module) if capture.hook in others else None
+        partner = leaf.get(capture.path) if isinstance(leaf, Lookup) else None if capture.path else leaf
         if partner is None:
-            unpaired.append({**about, "only": "run"})
+            unpaired.append({**_about(capture), "only": "run"})
             continue
-        paired.add(_place(partner))
+        paired.add(partner)
         comparison = compared(capture, partner, samples, tolerance, by_token="tokens" in by)
-        rows += [about | row for row in _rows(comparison, cka)]
+        rows += [_about(capture) | row for row in _rows(comparison, cka)]
         found = [each.first for each in comparison.by_token.values() if each.first is not None]
         if found or comparison.other_shape:
             time, sample, token = min(found, default=(0, -1, -1))
-            first = {"module": module, "sample": known(sample), "token": known(token)}
-            firsts.append((time if trains else 0, number, first))
-    unpaired += [{**_about(place), "only": "other"} for place in there if place not in paired]
+            first = {"module": capture.module, "sample": known(sample), "token": known(token)}
+            firsts.append((time if trains else 0, capture.number, first))
+    unpaired += [{**_about(each), "only": "other"} for each in _in_order(others) if each not in paired]
     return min(firsts, default=(0, 0, None), key=lambda first: first[:2])[2], rows, unpaired
 
 
-def _about(place: Place) -> Row:
-    return dict(zip(("hook", "module", "path"), place, strict=True))
+def _in_order(captures: Lookup[Lookup[Leaf]]) -> list[StoredCapture]:
+    return sorted(captured_tensors(captures), key=lambda capture: capture.number)
+
+
+def _about(capture: StoredCapture) -> Row:
+    return {"hook": capture.hook, "module": capture.module, "path": capture.path}
 
 
 def _rows(comparison: Compared, cka: Cka | None) -> list[Row]:
