@@ -331,7 +331,9 @@ def _read_run(value: RunValue, names: tuple[str, ...], runs: RunReferences) -> F
             f"sample: {value.sample} names samples of one split, and this run uses several splits: "
             "set task.split to train or val, or use sample: mean"
         )
-    part = _part_of(capture, runs)
+    part = torch.arange(len(capture))
+    if runs.split is not None and len(capture.split_numbers.unique()) > 1:
+        part = (capture.split_numbers == SPLITS.index(runs.split)).nonzero().squeeze(1)
     _require_one_row_each(capture, part, value, module)
     if isinstance(value.sample, int):
         positions = part[capture.sample_ids[part] == value.sample]
@@ -372,14 +374,6 @@ def _mean(capture: StoredCapture) -> Tensor:
     blocks = (block.double().sum(0) for block in capture.batches(ROWS_AT_ONCE))
     total = sum(blocks, start=capture[0].double() * 0)
     return (total / len(capture)).float()
-
-
-def _part_of(capture: StoredCapture, runs: RunReferences) -> Tensor:
-    """Indices of the rows to use: if the capture has several splits, those of the split of `runs`."""
-    splits = capture.split_numbers
-    if runs.split is None or len(splits.unique()) < 2:
-        return torch.arange(len(capture))
-    return (splits == SPLITS.index(runs.split)).nonzero().squeeze(1)
 
 
 def _require_one_row_each(capture: StoredCapture, part: Tensor, value: RunValue, module: str) -> None:

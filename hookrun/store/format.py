@@ -37,9 +37,6 @@ CHECKPOINTS = "checkpoints"
 STATES = f"{CHECKPOINTS}/state_"
 """The paths of all files of resumable states begin with it."""
 
-UNFINISHED = f"{CHECKPOINTS}/."
-"""The paths of an unfinished state, left by a process that was killed, begin with it."""
-
 INDEX = "index.jsonl"
 REPORT = "report.html"
 ERROR = "error.txt"

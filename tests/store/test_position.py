@@ -184,10 +184,10 @@ def test_a_position_beyond_the_directory_s_files_is_refused_and_changes_nothing(
             {"captures": {"index": 0, "shards": 2}},
             r"2 shards in [\d,]+ bytes, the state says 2 in 0",
         ),
+        (lambda: replace_by_link(path / "samples.jsonl", secret), {}, "it is a link"),
         (lambda: first.write_bytes(b"x"), {}, "captures/000000.safetensors has 1 bytes, its index says"),
         (first.unlink, {}, "captures/000000.safetensors: No such file"),
         (lambda: (path / "captures" / "index.jsonl").unlink(), {}, "index.jsonl: No such file"),
-        (lambda: replace_by_link(path / "samples.jsonl", secret), {}, "it is a link"),
         (
             lambda: replace_by_link(path / "predictions", tmp_path),
             {},

@@ -96,33 +96,28 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
     Unfinished files and the files of a run's end are removed; other files stay as they are. StoreError, before anything
     is changed, if the directory does not hold what the position names.
     """
-    lines = position.lines
-    indexes = [
-        (folder / name / index_name(rank), part)
-        for name, reached in ((CAPTURES, position.captures), (PREDICTIONS, position.predictions))
-        for rank, part in enumerate(reached.parts)
-    ]
     for name in (CAPTURES, PREDICTIONS, CHECKPOINTS):
         path = folder / name
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise StoreError(f"cannot go on in {folder}: {name} is not a folder of its own")
-    for name, size in lines.items():
-        _require_line_end(folder, name, size)
-    kept = {index for index, _ in indexes}
-    for index, part in indexes:
-        kept |= _named_shards(folder, index, part)
+    sizes, kept = {folder / name: size for name, size in position.lines.items()}, set[Path]()
+    for name, reached in ((CAPTURES, position.captures), (PREDICTIONS, position.predictions)):
+        for rank, part in enumerate(reached.parts):
+            index = folder / name / index_name(rank)
+            sizes[index] = part.index
+            kept |= {index, *_named_shards(folder, index, part)}
+    for path, size in sizes.items():
+        _require_line_end(folder, path, size)
     try:
         for name in AT_THE_END:
             (folder / name).unlink(missing_ok=True)
-        for index, part in indexes:  # before the shards, so that no index names a removed one
-            _cut(index, part.index)
+        for path, size in sizes.items():  # before the shards, so that no index names a removed one
+            _cut(path, size)
         for name in (CAPTURES, PREDICTIONS):
             all_indexes = [folder / name / index for index in index_names(folder / name)]
             for path in (*all_indexes, *_matching(folder / name, _SHARD)):
                 if path not in kept:  # also the index of a rank that the position does not name
                     path.unlink(missing_ok=True)
-        for name, size in lines.items():
-            _cut(folder / name, size)
         for name in ("", CAPTURES, PREDICTIONS, CHECKPOINTS):
             for path in _matching(folder / name, _ASIDE):
                 path.unlink()
@@ -131,16 +126,16 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
     sync_folder(folder)
 
 
-def _require_line_end(root: Path, name: str, size: int) -> None:
+def _require_line_end(root: Path, path: Path, size: int) -> None:
     """StoreError unless the file has at least this many bytes and a line ends there."""
     if not size:
         return
-    with open_inside(root / name, root) as file:
+    with open_inside(path, root) as file:
         there = os.fstat(file.fileno()).st_size
         file.seek(size - 1)
         last = file.read(1)
     if last != b"\n":
-        message = f"{name} has {there:,} bytes, and no line ends at byte {size:,}, as the state says"
+        message = f"{path.name} has {there:,} bytes, and no line ends at byte {size:,}, as the state says"
         raise StoreError(f"cannot go on in {root}: {message}")
 
 
