@@ -61,6 +61,16 @@ def os_errors(message: str) -> Iterator[None]:
 
 
 @contextmanager
+def new_file(path: Path, *, flushes: bool = True) -> Iterator[BinaryIO]:
+    """A file that does not exist yet; when the block ends it is on the disk, unless `flushes` is False."""
+    with open(path, "xb") as file:  # mode x: an untrusted directory may hold a link of that name
+        yield file
+        file.flush()
+        if flushes:
+            os.fsync(file.fileno())
+
+
+@contextmanager
 def replacing(path: Path, *, flushes: bool = True, flushes_folder: bool = True) -> Iterator[BinaryIO]:
     """Write a file atomically: `path` is replaced only once the new content is complete and on disk.
 
@@ -73,11 +83,8 @@ def replacing(path: Path, *, flushes: bool = True, flushes_folder: bool = True) 
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         aside.unlink(missing_ok=True)
-        with open(aside, "xb") as file:  # mode x: an untrusted directory may hold a link of that name
+        with new_file(aside, flushes=flushes) as file:
             yield file
-            file.flush()
-            if flushes:
-                os.fsync(file.fileno())
         os.replace(aside, path)
     except BaseException as error:
         with suppress(

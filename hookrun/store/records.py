@@ -351,7 +351,14 @@ class HydraRecord(Record):
     config_name: Annotated[Name | None, Field(validation_alias=AliasPath("job", "config_name"))] = None
 
 
-class SampleLine(Record):
+class OfSample(Record):
+    """A line about one sample."""
+
+    sample: Count
+    split: Name
+
+
+class SampleLine(OfSample):
     """A line of samples.jsonl: the file, class or tokens of a sample. A path may be as long as the file system allows.
 
     tokens:  of a sequence, without its padding
@@ -362,8 +369,6 @@ class SampleLine(Record):
     A file has many lines: pydantic would make a deep copy of each default that is a list.
     """
 
-    split: Name
-    sample: Count
     file: Text = ""
     label: Annotated[Text | None, Field(alias="class")] = None
     predicted_class: Text | None = None
@@ -380,11 +385,9 @@ class TokenLine(Record):
     text: Text
 
 
-class PictureLine(Record):
+class PictureLine(OfSample):
     """A line of pictures.jsonl: a small picture of a sample, a PNG in base64."""
 
-    split: Name
-    sample: Count
     png: Annotated[str, StringConstraints(max_length=2**17, pattern=r"^iVBORw0KGgo[A-Za-z0-9+/]*={0,2}$")]
 
 
@@ -395,15 +398,13 @@ TokenScore = Annotated[tuple[Count, Text | None, float], Field(strict=False)]
 """Id, text and probability of a token."""
 
 
-class LensLine(Record):
+class LensLine(OfSample):
     """A line of lens.jsonl: the tokens that a part of the model predicts at a position of a sample.
 
     layer: None if the part is before or after all layers
     top:   the tokens with the highest scores; for a contribution, probabilities are computed from its scores alone
     """
 
-    sample: Count
-    split: Name
     part: Name
     kind: Literal["residual", "layers", "heads"]
     layer: Count | None
@@ -425,7 +426,7 @@ Probable = Annotated[list[TokenScore], FailFast(), Field(max_length=100)]
 Ending = Literal["length", "end"]
 
 
-class GenerationLine(Record):
+class GenerationLine(OfSample):
     """A line of generations.jsonl: the continuation of a prompt, and the one without hooks if both were generated.
 
     reason:   `length`: the limit on new tokens was reached; `end`: the last one is an end token
@@ -433,8 +434,6 @@ class GenerationLine(Record):
     kl_first: KL divergence of the first new token's distribution with hooks from that without, in nats
     """
 
-    sample: Count
-    split: Name
     prompt: Text | None
     prompt_ids: Tokens
     text: Text | None

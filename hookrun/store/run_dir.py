@@ -52,7 +52,7 @@ from hookrun.store.format import (
     encode,
 )
 from hookrun.store.manifest import manifest_faults, read_manifest, write_manifest
-from hookrun.store.records import STREAMS, Status, checked, read_record, typed_record
+from hookrun.store.records import STREAMS, Status, fitting, read_record, typed_record
 from hookrun.store.states.position import PositionRecord, cut_back
 from hookrun.trust import of_environment
 from hookrun.version import __version__
@@ -96,10 +96,7 @@ class RunDir:
         self.path = path
         self.buffer = buffer
         self.ranks = ranks
-        try:
-            self.reached = checked(position or {}, PositionRecord)
-        except ValueError as error:
-            raise StoreError(f"{path}: not a position of a run directory: {error}") from error
+        self.reached = fitting(f"{path}: not a position of a run directory", position or {}, PositionRecord)
         self.batches = self.reached.batches
         self._before = {CAPTURES: self.reached.captures, PREDICTIONS: self.reached.predictions}
         self.checkpoints = path / CHECKPOINTS

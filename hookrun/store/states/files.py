@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from hookrun.store.captures.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
-from hookrun.store.files import StoreError, os_errors, os_reason, read_json, sync_folder
+from hookrun.store.files import StoreError, new_file, os_errors, os_reason, read_json, sync_folder
 from hookrun.store.format import CHECKPOINTS, encode
 from hookrun.store.manifest import hashed
 from hookrun.store.states.tree import unflatten
@@ -75,18 +75,14 @@ def write_state(
         folder.mkdir(exist_ok=True)  # but not the run directory, which may have been removed
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
-        with open(aside / TENSORS, "xb") as file:
-            crc = Crc32()
+        crc = Crc32()
+        with new_file(aside / TENSORS) as file:
             size = write_tensors(file, tensors, digest=crc)
-            file.flush()
-            os.fsync(file.fileno())
         head = f'"version": {VERSION}, "about": {about}, "tree": {encode(values)}'
         text = f'{{{head}, "crc32": "{crc.hexdigest()}", "bytes": {size}}}'
         text = f'{{"digest": "{_digest(text)}", {text[1:]}'
-        with open(aside / STATE, "xb") as file:
+        with new_file(aside / STATE) as file:
             file.write(text.encode("ascii"))
-            file.flush()
-            os.fsync(file.fileno())
         os.rename(aside, path)
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)

@@ -160,7 +160,7 @@ def _cut(path: Path, size: int) -> None:
         path.unlink(missing_ok=True)
         return
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOFOLLOW), "wb") as file:
-        file.truncate(size)
+        os.ftruncate(file.fileno(), size)
         os.fsync(file.fileno())
 
 
