@@ -124,27 +124,27 @@ def test_only_the_shards_of_the_wanted_rows_are_read(tmp_path: Path) -> None:
         fresh[99]
 
 
-def test_rows_are_in_recorded_order_if_a_sample_occurs_twice(tmp_path: Path) -> None:
-    capture = recorded(tmp_path, *batches([3, 1, 2, 3, 1, 2], 3))
-    assert capture[:][:, 0].tolist() == [3, 1, 2, 3, 1, 2]
-    assert capture.sample_ids.tolist() == [3, 1, 2, 3, 1, 2]
-    assert capture.steps.tolist() == [0, 0, 0, 1, 1, 1]
+FIRINGS = [torch.full((2, 2), float(step)) for step in range(5)]
+MIXED = [torch.full((2,), 5.0), torch.tensor(9.0), torch.full((2,), 1.0)]
 
 
-def test_rows_of_firings_are_in_recorded_order(tmp_path: Path) -> None:
-    capture = recorded(tmp_path, [torch.full((2, 2), float(step)) for step in range(5)])
-    assert capture.shape == (5, 2, 2)
-    assert capture.sample_ids.tolist() == [-1] * 5
-    assert capture.steps.tolist() == [0, 1, 2, 3, 4]
-    assert capture.epochs.tolist() == [0, 0, 1, 1, 2]
-    assert capture[3].tolist() == [[3, 3], [3, 3]]
-
-
-def test_samples_and_firings_together_are_in_recorded_order(tmp_path: Path) -> None:
-    values = [torch.full((2,), 5.0), torch.tensor(9.0), torch.full((2,), 1.0)]
-    capture = recorded(tmp_path, values, [[6, 5], [4], [1, 0]])
-    assert capture.sample_ids.tolist() == [6, 5, -1, 1, 0]
-    assert capture[:].tolist() == [5, 5, 9, 1, 1]
+@pytest.mark.parametrize(
+    ("values", "ids", "samples", "steps"),
+    [
+        (*batches([3, 1, 2, 3, 1, 2], 3), [3, 1, 2, 3, 1, 2], [0, 0, 0, 1, 1, 1]),
+        (FIRINGS, None, [-1] * 5, [0, 1, 2, 3, 4]),
+        (MIXED, [[6, 5], [4], [1, 0]], [6, 5, -1, 1, 0], [0, 0, 1, 2, 2]),
+    ],
+    ids=["a sample twice", "firings", "samples and firings"],
+)
+def test_rows_are_in_recorded_order_unless_each_sample_occurs_once(
+    tmp_path: Path, values: list[Tensor], ids: list[list[int]] | None, samples: list[int], steps: list[int]
+) -> None:
+    capture = recorded(tmp_path, values, ids)
+    assert (capture.sample_ids.tolist(), capture.steps.tolist()) == (samples, steps)
+    assert capture.epochs.tolist() == [step // 2 for step in steps]
+    assert torch.equal(capture[:].flatten(), torch.cat([value.flatten() for value in values]))
+    assert capture[3].shape == capture.shape[1:]
 
 
 def test_rows_are_found_by_epoch_and_step(tmp_path: Path) -> None:
@@ -290,12 +290,9 @@ def test_names_by_split_and_sample_and_texts_by_token(tmp_path: Path) -> None:
     assert table.texts == {7: " the"}
 
 
-def test_a_run_without_names_has_an_empty_table(tmp_path: Path) -> None:
+def test_without_files_the_table_is_empty_and_a_link_is_an_error(tmp_path: Path) -> None:
     table = SampleTable(tmp_path)
     assert (table.lines, table.by_sample, table.texts) == ([], {}, {})
-
-
-def test_a_link_is_an_error_and_not_an_empty_table(tmp_path: Path) -> None:
     (tmp_path / "samples.jsonl").symlink_to(tmp_path / "nowhere")
     with pytest.raises(StoreError):
         _ = SampleTable(tmp_path).lines

@@ -200,15 +200,6 @@ def test_every_line_is_strict_json_in_ascii(value: object) -> None:
     json.loads(text, parse_constant=refuse)
 
 
-def test_nan_and_infinity_are_written_as_text() -> None:
-    assert encode({"loss": math.nan}) == '{"loss": "NaN"}'
-    assert math.isnan(decode(b'{"loss": "NaN"}')["loss"])
-
-
-def test_a_module_called_nan_stays_a_text() -> None:
-    assert decode(encode({"module": "NaN", "mean": math.inf}).encode()) == {"module": "NaN", "mean": math.inf}
-
-
 def test_numbers_of_torch_and_numpy_and_paths_are_accepted() -> None:
     found = {"loss": torch.tensor(0.5), "bad": torch.tensor(math.nan), "n": np.int64(3), "at": Path("a/b")}
     assert encode(found) == '{"loss": 0.5, "bad": "NaN", "n": 3, "at": "a/b"}'
