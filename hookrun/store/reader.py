@@ -271,12 +271,11 @@ class Run:
             raise HookrunError(
                 f"{capture.label}: some rows do not belong to a sample of the data and have no label"
             )
-        order = torch.cat([(splits == part).nonzero().squeeze(1) for part in splits.unique()])
         by_split = [
             self._labels(ids[splits == part], positions[splits == part], SPLITS[part])
             for part in splits.unique().tolist()
         ]
-        return torch.cat(by_split)[order.argsort()]
+        return torch.cat(by_split)[splits.argsort(stable=True).argsort()]
 
     def dataset(self, capture: StoredCapture) -> Dataset[tuple[Tensor, ...]]:
         """The rows of a capture with the labels of their samples, for training a probe.
@@ -400,7 +399,7 @@ class Run:
             for name in target.get("names", [])
         }
         with collector_paused():
-            return read_captures(folder, read_index(folder)[0], stored_as, self.samples)
+            return read_captures(folder, read_index(folder), stored_as, self.samples)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

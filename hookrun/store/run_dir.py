@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -257,13 +258,9 @@ class RunDir:
 
     def take_kept(self) -> None:
         """Rank 0 writes the lines that the other ranks keep, in the order of the ranks; every rank must call it."""
-        if self.ranks.several:
-            kept = self.ranks.gathered(self._kept)
-            self._kept = []
-            if self.ranks.is_main:
-                for lines in kept[1:]:
-                    for stream, line in lines:
-                        self.append(stream, [line])
+        kept, self._kept = self.ranks.gathered(self._kept), []
+        for stream, line in chain.from_iterable(kept[1:]) if self.ranks.is_main else ():
+            self.append(stream, [line])
 
     def log_metrics(self, **values: Any) -> None:
         """Append one flat line to metrics.jsonl: numbers (NaN and infinities too), texts, None."""

@@ -87,9 +87,7 @@ def verify(path: Path) -> Verified:
     shards = dict[str, Shard]()
     for name in (CAPTURES, PREDICTIONS):
         with findings.judging(f"{name}/{INDEX}") as notes:
-            indexed, cut_lines = read_index(folder / name)
-            notes += cut_lines
-            shards |= {f"{name}/{shard.file}": shard for shard in indexed}
+            shards |= {f"{name}/{shard.file}": shard for shard in read_index(folder / name, notes)}
     manifest = None
     if sha256 := status.get("manifest"):
         with findings.judging(MANIFEST):

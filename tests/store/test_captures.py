@@ -26,7 +26,7 @@ AT = {"epoch": 0, "step": 0, "call": 0}
 
 
 def read(folder: Path, aliases: Mapping[str, str] | None = None) -> Lookup[Any]:
-    return read_captures(folder, read_index(folder)[0], aliases or {})
+    return read_captures(folder, read_index(folder), aliases or {})
 
 
 def recorded(
@@ -55,7 +55,7 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory) -> StoredCapture:
     order = torch.randperm(100, generator=torch.Generator().manual_seed(0)).tolist()
     folder = tmp_path_factory.mktemp("shuffled")
     capture = recorded(folder, *batches(order, 8))
-    assert len(read_index(folder)[0]) > 5
+    assert len(read_index(folder)) > 5
     return capture
 
 
@@ -370,7 +370,8 @@ def test_shards_of_all_ranks_are_read_and_a_cut_line_is_noted(tmp_path: Path) ->
     folder.mkdir()
     (folder / "index.jsonl").write_text(line(shard_name(0, 0)) + line(shard_name(0, 1))[:40])
     (folder / "index_1.jsonl").write_text(line(shard_name(1, 0)))
-    shards, notes = read_index(folder)
+    notes = list[str]()
+    shards = read_index(folder, notes)
     assert [shard.file for shard in shards] == ["000000.safetensors", "1_000000.safetensors"]
     assert "the last line is cut off" in notes[0]
 

@@ -118,13 +118,15 @@ def index_names(folder: Path) -> list[str]:
     return [INDEX, *(others[rank] for rank in sorted(others))]
 
 
-def read_index(folder: Path) -> tuple[list[Shard], list[str]]:
-    """The shards listed in the indexes of a folder, and notes on incomplete last lines.
+def read_index(folder: Path, notes: list[str] | None = None) -> list[Shard]:
+    """The shards listed in the indexes of a folder.
 
     The folder is one of a run directory: neither it nor its files may be links. StoreError if a line does not
     describe a shard, and for two lines of one shard.
+
+    notes: gets a note on each last line that is cut off
     """
-    shards, notes = dict[str, Shard](), list[str]()
+    shards = dict[str, Shard]()
     for name in index_names(folder):
         for number, record in read_lines(folder / name, folder.parent, notes):
             place = f"{folder / name}, line {number}"
@@ -132,4 +134,4 @@ def read_index(folder: Path) -> tuple[list[Shard], list[str]]:
             if shard.file in shards:
                 raise StoreError(f"{place}: the shard {shard.file!r} is in an earlier line too")
             shards[shard.file] = shard
-    return list(shards.values()), notes
+    return list(shards.values())

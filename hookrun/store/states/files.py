@@ -14,9 +14,11 @@ import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from hookrun.store.captures.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
@@ -145,18 +147,11 @@ def read_state(run: Path, name: str) -> SavedState:
         if hashed(file, run, Crc32()) != (content.get("bytes"), content.get("crc32")):
             raise ValueError(f"the content of {TENSORS} was changed")
         with open_tensors(file, run) as tensors:
-            names = set(tensors.keys())
-
-            def read(name: str) -> Any:
-                if name not in names:
-                    raise ValueError(f"{TENSORS} has no tensor {name!r:.100}")
-                return read_tensor(tensors, name)
-
-            tree = unflatten(content["tree"], read)
+            tree = unflatten(content["tree"], partial(read_tensor, tensors))
             if not isinstance(tree, dict):
                 raise ValueError(f"it holds a {type(tree).__name__}")
             return SavedState(path, content["about"], tree)
-    except (ValueError, KeyError, StoreError) as error:
+    except (ValueError, KeyError, StoreError, SafetensorError) as error:
         raise StoreError(f"{path} is damaged: {error}") from error
 
 
