@@ -23,9 +23,8 @@ from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import grouped, is_kept, sampled
 from hookrun.spec.objective import AVERAGED, DIAGNOSTIC, Direction, Goal, is_loss
 from hookrun.store import stored_config
-from hookrun.store.files import StoreError
+from hookrun.store.files import StoreError, is_there
 from hookrun.store.format import CONFIG, ENV, HYDRA, METRICS, MULTIRUN, REPORT, STATUS, SWEEP
-from hookrun.store.inside import is_there
 from hookrun.store.records import (
     EnvRecord,
     MetricsLine,

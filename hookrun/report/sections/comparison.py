@@ -14,10 +14,9 @@ from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
-from hookrun.store.files import StoreError
+from hookrun.store.files import StoreError, is_there
 from hookrun.store.format import COMPARE_JSON
-from hookrun.store.inside import is_there
-from hookrun.store.records import ComparisonRecord, typed_record
+from hookrun.store.records import Comparison, typed_record
 
 MOST_ROWS = 400
 """The rows of each table, and the modules and the tokens of a picture."""
@@ -34,14 +33,14 @@ def build(facts: Facts) -> dict[str, Any] | None:
     if not is_there(facts.path / COMPARE_JSON):
         return None
     try:
-        record = typed_record(facts.path / COMPARE_JSON, ComparisonRecord)
+        record = typed_record(facts.path / COMPARE_JSON, Comparison)
     except StoreError as error:
         return {"problem": str(error), "reasons": [], "parts": []}
     jobs = list(record.jobs.items())[:MOST_JOBS] or [("", record)]
     return {"problem": "", "reasons": record.reasons, "parts": [_part(*job) for job in jobs]}
 
 
-def _part(job: str, record: ComparisonRecord) -> dict[str, Any]:
+def _part(job: str, record: Comparison) -> dict[str, Any]:
     """The picture and the tables of two runs."""
     numbers = {key: value for key, value in record.predictions.items() if key != "changes"}
     tables = [_table(name, getattr(record, name)) for name in _TABLES]
