@@ -140,8 +140,7 @@ def _at(module: nn.Module, name: str, value: Tensor) -> Tensor:
     point = module._modules.get(name)
     if not isinstance(point, Point):  # the model's own module of that name, which has the value already
         return value
-    passed: Tensor = point(value)
-    return passed
+    return point(value)
 
 
 def points(model: nn.Module) -> nn.Module:

@@ -153,10 +153,7 @@ def _random(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mo
     dtype = getattr(torch, args.dtype or "float32")
 
     def make() -> nn.Module:
-        made: nn.Module = auto.from_config(
-            config, attn_implementation=attention, dtype=dtype, trust_remote_code=False
-        )
-        return made
+        return auto.from_config(config, attn_implementation=attention, dtype=dtype, trust_remote_code=False)
 
     try:
         if why := too_large(make):
@@ -305,8 +302,7 @@ def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Mod
     changes = list(_changed(model, report, config, place))
     if problems := differing(place, "of another kind", changes, len(model.state_dict()), SCALES):
         raise SpecError([replace(each, where=PATH) for each in problems])
-    made: nn.Module = model
-    return made
+    return model
 
 
 def _unread(place: str, local: bool, message: str) -> Problem:

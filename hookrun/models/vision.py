@@ -89,8 +89,7 @@ def _member(model: str, weights: str) -> WeightsEnum | Problem:
     enum: Any = get_model_weights(model)
     prefix, dot, name = weights.rpartition(".")
     if name in enum.__members__ and prefix in ("", enum.__name__):
-        member: WeightsEnum = enum[name]
-        return member
+        return enum[name]
     wanted = weights if dot and prefix != enum.__name__ else name
     options = [*enum.__members__, *([f"{enum.__name__}.{m}" for m in enum.__members__] if dot else [])]
     return Problem(
