@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class OwnData(Source):
                 _WHERE, f"the split '{split}' has no samples", "return a data set with some for it"
             )
         try:
-            inputs, target = _OwnSamples(data, self.factory.text)[0]
+            inputs, target = _read(data, self.factory.text, 0)
         except HookrunError as error:
             raise spec_error(_WHERE, str(error), f"sample i is {_FORM}") from error
         count = getattr(data, "num_classes", None)
@@ -64,7 +65,7 @@ class OwnData(Source):
         data = self._made(split, seed)
         if data is None:
             raise spec_error(_WHERE, f"the split '{split}' has no samples", "return a data set for it")
-        return _OwnSamples(data, self.factory.text)
+        return Samples(len(data), partial(_read, data, self.factory.text))
 
     def _made(self, split: Split, seed: int) -> Any:
         """The return value of the factory. Raises SpecError for a wrong call, and if it is not a data set."""
@@ -98,44 +99,30 @@ def _info_of(tensor: Tensor) -> TensorInfo:
     return TensorInfo(tuple(tensor.shape), tensor.dtype)
 
 
-class _OwnSamples(Samples):
-    """The user's data set; each sample is checked and converted to tensors."""
+def _read(data: Any, name: str, index: int) -> Sample:
+    """Sample `index` of the data set that the factory `name` has made, checked and converted to tensors."""
+    at = f"{_WHERE}: sample {index} of '{name}'"
+    try:
+        sample = data[index]
+    except (IndexError, HookrunError):
+        raise
+    except Exception as error:
+        raise HookrunError(f"{at} failed: {reason(error)}") from error
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise HookrunError(f"{at} is a {type(sample).__qualname__}, expected {_FORM}")
+    inputs, target = sample
+    if target is None:
+        target = torch.empty(0)
+    elif isinstance(target, bool):
+        target = int(target)
+    if isinstance(inputs, Mapping):
+        named = {str(key): _tensor(value, at) for key, value in inputs.items()}
+        return named, _tensor(target, at)
+    return _tensor(inputs, at), _tensor(target, at)
 
-    def __init__(self, data: Any, name: str) -> None:
-        self._data = data
-        self._name = name
 
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, index: int) -> Sample:
-        try:
-            sample = self._data[index]
-        except (IndexError, HookrunError):
-            raise
-        except Exception as error:
-            raise HookrunError(
-                f"{_WHERE}: sample {index} of '{self._name}' failed: {reason(error)}"
-            ) from error
-        if not isinstance(sample, tuple | list) or len(sample) != 2:
-            raise HookrunError(
-                f"{_WHERE}: sample {index} of '{self._name}' is a {type(sample).__qualname__}, expected {_FORM}"
-            )
-        inputs, target = sample
-        if isinstance(inputs, Mapping):
-            tensors = {str(name): self._tensor(each, index) for name, each in inputs.items()}
-            return tensors, self._target(target, index)
-        return self._tensor(inputs, index), self._target(target, index)
-
-    def _target(self, value: Any, index: int) -> Tensor:
-        if value is None:
-            return torch.empty(0)
-        return self._tensor(int(value) if isinstance(value, bool) else value, index)
-
-    def _tensor(self, value: Any, index: int) -> Tensor:
-        try:
-            return value if isinstance(value, Tensor) else torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise HookrunError(
-                f"{_WHERE}: sample {index} of '{self._name}' holds a {type(value).__qualname__}, expected {_FORM}"
-            ) from error
+def _tensor(value: Any, at: str) -> Tensor:
+    try:
+        return value if isinstance(value, Tensor) else torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise HookrunError(f"{at} holds a {type(value).__qualname__}, expected {_FORM}") from error

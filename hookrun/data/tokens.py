@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hookrun.config.validation import Args
 from hookrun.data.info import DataInfo, Split, TensorInfo
-from hookrun.data.samples import IGNORED, MadeSamples, Sample, Samples
+from hookrun.data.samples import IGNORED, Sample, Samples
 from hookrun.data.source import Generated
 from hookrun.data.tokenizer import Tokenizer
 from hookrun.spec.when import Scalar
@@ -129,7 +129,7 @@ def _filled(values: Tensor, fill: int, length: int, side: str) -> Tensor:
     return torch.nn.functional.pad(values, (missing, 0) if side == "left" else (0, missing), value=fill)
 
 
-class TokenSamples(MadeSamples):
+class TokenSamples(Samples):
     """A data set of padded sequences.
 
     sequence:   number of a sample -> the sample, not longer than the layout's length

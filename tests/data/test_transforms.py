@@ -43,10 +43,7 @@ IMAGE = torch.rand(3, 8, 10, generator=torch.Generator().manual_seed(0))
 
 
 def transform(name: str, **args: Any) -> Transform:
-    made, problems = make_transform(name, args, f"data.transforms.{name}")
-    assert problems == []
-    assert made is not None
-    return made
+    return make_transform(name, args, f"data.transforms.{name}")
 
 
 def misfit(name: str, shape: tuple[int, ...], **args: Any) -> str | None:
@@ -96,9 +93,9 @@ def test_channels_must_fit_colours_and_statistics() -> None:
 
 
 def refused(name: str, args: dict[str, Any]) -> Problem:
-    made, problems = make_transform(name, args, name)
-    assert made is None
-    (problem,) = problems
+    with pytest.raises(SpecError) as caught:
+        make_transform(name, args, name)
+    (problem,) = caught.value.errors
     return problem
 
 
@@ -183,9 +180,7 @@ ANY_IMAGE = TensorInfo((3, -1, -1), torch.float32)
 
 
 def fitted(sample: InputsInfo, /, **transforms: Any) -> InputsInfo:
-    parsed, problems = parse_transforms(transforms, WHERE)
-    assert problems == []
-    return after_transforms(parsed, sample, WHERE)
+    return after_transforms(parse_transforms(transforms, WHERE), sample, WHERE)
 
 
 def misfits(sample: TensorInfo, **transforms: Any) -> list[Problem]:
@@ -217,7 +212,7 @@ def test_the_predicted_shape_is_that_of_a_real_sample(
     transforms: dict[str, Any], channels: int, height: int, width: int
 ) -> None:
     flatten = [name for name in transforms if name == "flatten"]  # last: the others take images
-    steps, _ = parse_transforms(
+    steps = parse_transforms(
         {name: transforms[name] for name in (*(transforms.keys() - {"flatten"}), *flatten)}, WHERE
     )
     predicted = after_transforms(steps, TensorInfo((channels, height, width), torch.float32), WHERE)
