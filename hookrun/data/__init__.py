@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hookrun.config.validation import parse
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.transforms import RANDOM, after_transforms, parse_transforms
-from hookrun.errors import Mistakes, Problem, SpecError, nearest, spec_error
+from hookrun.errors import Mistakes, SpecError, nearest, spec_error
 from hookrun.spec.experiment import Data
+from hookrun.trust.load import DATA
+from hookrun.trust.load import load as load_trusted
 
 if TYPE_CHECKING:
     from hookrun.data.samples import Samples
@@ -23,6 +24,7 @@ __all__ = ["PYTHON", "DataInfo", "Split", "TensorInfo", "describe", "load", "nam
 
 
 PYTHON = "python"
+T = TypeVar("T")
 
 # Name -> module and class, so that listing the names imports no torch, and a data set imports only what it needs.
 _SOURCES: Mapping[str, tuple[str, str]] = {
@@ -61,10 +63,12 @@ def describe(config: Data, split: Split = "train") -> DataInfo:
         if (given := getattr(config, key)) is not None
     }
     if getattr(source, "padding", None) == "none" and config.batch_size > 1:  # of sequences of tokens
-        what = f"none leaves samples as long as they are, and a batch of {config.batch_size} needs one length"
-        hint = "add data.batch_size=1, or pad them: left or right"
-        mistakes.add([Problem("data.args.padding", what, hint)])
-    info = None if source is None else mistakes.tried(_inspect, source, config, split)
+        mistakes.note(
+            "data.args.padding",
+            f"none leaves samples as long as they are, and a batch of {config.batch_size} needs one length",
+            "add data.batch_size=1, or pad them: left or right",
+        )
+    info = None if source is None else mistakes.tried(_readable, source.inspect, _root(config), split)
     mistakes.refuse()
     assert info is not None  # else there is a mistake
     described = info
@@ -76,11 +80,6 @@ def describe(config: Data, split: Split = "train") -> DataInfo:
     return described
 
 
-def _inspect(source: Source, config: Data, split: Split) -> DataInfo:
-    with _report_unreadable():
-        return source.inspect(_root(config), split)
-
-
 def load(config: Data, split: Split, *, seed: int) -> Samples:
     """The samples of a split under its transforms; their order and number are always the same.
 
@@ -89,9 +88,7 @@ def load(config: Data, split: Split, *, seed: int) -> Samples:
     """
     key = _transforms_key(config, split)
     transforms = parse_transforms(getattr(config, key), f"data.{key}")
-    source = _source(config)
-    with _report_unreadable():
-        samples = source.open(_root(config), split, seed)
+    samples = _readable(_source(config).open, _root(config), split, seed)
     if not transforms:
         return samples
     from hookrun.data.samples import transformed
@@ -116,9 +113,9 @@ def _root(config: Data) -> Path | None:
 def _source(config: Data) -> Source:
     """The data set with its arguments. Raises SpecError with every mistake that shows before any file is opened."""
     if config.name == PYTHON:
-        from hookrun.data.own import own_data
+        from hookrun.data.own import FACTORY, OwnData
 
-        return own_data(config.factory or "", config.args)
+        return OwnData(factory=load_trusted(config.factory or "", DATA, FACTORY), args=config.args)
     if config.name not in _SOURCES:
         raise spec_error("data.name", f"unknown data set '{config.name}'", nearest(config.name, names()))
     module, name = _SOURCES[config.name]
@@ -129,11 +126,10 @@ def _source(config: Data) -> Source:
     return source
 
 
-@contextmanager
-def _report_unreadable() -> Iterator[None]:
-    """Report a file or folder that exists and cannot be read as a SpecError."""
+def _readable(read: Callable[..., T], *args: Any) -> T:
+    """What `read` returns. Raises SpecError for a file or folder that exists and cannot be read."""
     try:
-        yield
+        return read(*args)
     except OSError as error:
         raise spec_error(
             "data.root",

@@ -131,8 +131,11 @@ class ImageFolder(_ClassFolders):
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         if root is not None and (count := len(_images_alone(root))):
             if split == "train":
-                what = f"the images in {root} are in no class folders, so they have no labels to train with"
-                raise spec_error("data.root", what, self.hint)
+                raise spec_error(
+                    "data.root",
+                    f"the images in {root} are in no class folders, so they have no labels to train with",
+                    self.hint,
+                )
             images = TensorInfo((3, -1, -1), torch.float32)
             return DataInfo(self.name, images, None, None, {"train": 0, "val": count})
         folder, classes, splits = self.layout(root, split)

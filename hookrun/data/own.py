@@ -16,9 +16,10 @@ from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source
 from hookrun.errors import HookrunError, SpecError, reason, spec_error
-from hookrun.trust.load import DATA, Trusted, load
+from hookrun.trust.load import Trusted
 
-_WHERE = "data.factory"
+FACTORY = "data.factory"
+"""The key path of the factory's name."""
 _ARGS = "data.args"
 _FORM = "(input, target): a tensor or a dict of tensors, and a tensor or a number"
 
@@ -42,12 +43,12 @@ class OwnData(Source):
         data = parts[split]
         if data is None or not len(data):
             raise spec_error(
-                _WHERE, f"the split '{split}' has no samples", "return a data set with some for it"
+                FACTORY, f"the split '{split}' has no samples", "return a data set with some for it"
             )
         try:
             inputs, target = _read(data, self.factory.text, 0)
         except HookrunError as error:
-            raise spec_error(_WHERE, str(error), f"sample i is {_FORM}") from error
+            raise spec_error(FACTORY, str(error), f"sample i is {_FORM}") from error
         count = getattr(data, "num_classes", None)
         if count is None and isinstance(classes := getattr(data, "classes", None), list | tuple):
             count = len(classes)
@@ -64,7 +65,7 @@ class OwnData(Source):
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         data = self._made(split, seed)
         if data is None:
-            raise spec_error(_WHERE, f"the split '{split}' has no samples", "return a data set for it")
+            raise spec_error(FACTORY, f"the split '{split}' has no samples", "return a data set for it")
         return Samples(len(data), partial(_read, data, self.factory.text))
 
     def _made(self, split: Split, seed: int) -> Any:
@@ -83,16 +84,11 @@ class OwnData(Source):
             raise spec_error(_ARGS, factory.failure(error), "correct it, or its arguments") from error
         if data is not None and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise spec_error(
-                _WHERE,
+                FACTORY,
                 f"'{factory.text}' returned an object of type {type(data).__qualname__} for the split '{split}'",
                 "return a data set with __len__ and __getitem__, as a torch.utils.data.Dataset of fixed length has",
             )
         return data
-
-
-def own_data(text: str, args: dict[str, Any]) -> OwnData:
-    """The data of the factory with this name. Raises SpecError if it is not trusted or does not exist."""
-    return OwnData(factory=load(text, DATA, _WHERE), args=args)
 
 
 def _info_of(tensor: Tensor) -> TensorInfo:
@@ -101,7 +97,7 @@ def _info_of(tensor: Tensor) -> TensorInfo:
 
 def _read(data: Any, name: str, index: int) -> Sample:
     """Sample `index` of the data set that the factory `name` has made, checked and converted to tensors."""
-    at = f"{_WHERE}: sample {index} of '{name}'"
+    at = f"{FACTORY}: sample {index} of '{name}'"
     try:
         sample = data[index]
     except (IndexError, HookrunError):
@@ -116,8 +112,7 @@ def _read(data: Any, name: str, index: int) -> Sample:
     elif isinstance(target, bool):
         target = int(target)
     if isinstance(inputs, Mapping):
-        named = {str(key): _tensor(value, at) for key, value in inputs.items()}
-        return named, _tensor(target, at)
+        return {str(key): _tensor(value, at) for key, value in inputs.items()}, _tensor(target, at)
     return _tensor(inputs, at), _tensor(target, at)
 
 

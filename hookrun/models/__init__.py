@@ -133,8 +133,7 @@ def _from_factory(config: Model, trust: frozenset[str]) -> partial[Any]:
         try:
             return factory(**args)
         except Exception as error:
-            problem = Problem("model.args", factory.failure(error), "correct it, or its arguments")
-            raise SpecError([problem]) from error
+            raise spec_error("model.args", factory.failure(error), "correct it, or its arguments") from error
 
     if problems := wrong_call(factory.target, config.args, "model.args", factory.text):
         raise SpecError(problems)

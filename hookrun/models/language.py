@@ -158,10 +158,8 @@ def _random(args: TransformersArgs, data: DataDefaults) -> nn.Module:
     except SpecError:
         raise
     except Exception as error:  # a model's constructor may raise anything for sizes that do not go together
-        problem = Problem(
-            CONFIG, f"transformers cannot build the model: {_message(error)}", "correct the values"
-        )
-        raise _failure(args, error, problem) from error
+        what = f"transformers cannot build the model: {_message(error)}"
+        raise _failure(args, error, Problem(CONFIG, what, "correct the values")) from error
 
 
 def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs) -> Any:
@@ -242,8 +240,7 @@ def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
     import transformers
 
     auto = getattr(transformers, CLASSES[args.class_])
-    mapping = auto._model_mapping
-    if type(config) in mapping:
+    if type(config) in auto._model_mapping:
         return auto
     kinds = [
         name for name, cls in CLASSES.items() if type(config) in getattr(transformers, cls)._model_mapping
@@ -320,8 +317,9 @@ def _unread(place: str, local: bool, message: str) -> Problem:
 def _failure(args: TransformersArgs, error: Exception, problem: Problem) -> SpecError:
     """The problem, or if the exception of transformers is about the kind of attention, that."""
     if args.attention == "sdpa" and "attn_implementation" in str(error):
-        what, hint = f"{args.attention}: {_message(error)}", "use model.args.attention=eager"
-        problem = Problem("model.args.attention", what, hint)
+        return spec_error(
+            "model.args.attention", f"sdpa: {_message(error)}", "use model.args.attention=eager"
+        )
     return SpecError([problem])
 
 
