@@ -216,8 +216,7 @@ def _decoded(path: str, max_pixels: int) -> torch.Tensor:
     with Image.open(path, formats=_FORMATS) as image:
         if image.width * image.height > max_pixels:
             raise Image.DecompressionBombError(f"it has {image.width:,} x {image.height:,} pixels")
-        pixels: torch.Tensor = pil_to_tensor(image.convert("RGB"))
-        return pixels
+        return pil_to_tensor(image.convert("RGB"))
 
 
 def _place(images: Sequence[tuple[str, int | None]], root: Path, number: int) -> str:

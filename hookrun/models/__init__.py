@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hookrun.spec.experiment import Model
 
-__all__ = ["RANDOM", "applied_hooks", "build", "load_weights", "names", "origin", "own_names"]
+__all__ = ["RANDOM", "applied_hooks", "build", "load_weights", "names", "origin"]
 
 
 PYTHON = "python"
@@ -40,11 +40,6 @@ _OWN: Mapping[str, tuple[str, str]] = {
     "tutorial/product": ("tutorial", "Product"),
     "tutorial/functions": ("tutorial", "Functions"),
 }
-
-
-def own_names() -> tuple[str, ...]:
-    """The names of hookrun's own models; imports no torch."""
-    return tuple(_OWN)
 
 
 def names() -> tuple[str, ...]:

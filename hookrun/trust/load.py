@@ -242,8 +242,7 @@ def _function(module: ModuleType, name: str, owner: str, kind: Kind, where: str)
 
     value: Any = getattr(module, name, None)
     if ours(value):
-        function: Callable[..., Any] = value
-        return function
+        return value
     if value is None:
         options = [each for each, candidate in vars(module).items() if ours(candidate)]
         raise spec_error(

@@ -13,14 +13,14 @@ import torch
 import yaml
 from torch import nn
 
-from hookrun.models import build, names, own_names
+from hookrun.models import _OWN, build, names
 from hookrun.models.decoder import Decoder
 from hookrun.models.language import TransformersArgs
 from hookrun.models.networks import CNN, MLP
 from hookrun.spec.experiment import Model
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
-OF_IMAGES = [name for name in own_names() if name != "decoder"]  # it takes token ids: see test_decoder.py
+OF_IMAGES = [name for name in _OWN if name != "decoder"]  # it takes token ids: see test_decoder.py
 each_own = pytest.mark.parametrize("name", OF_IMAGES)
 each_file = pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")))
 
@@ -93,9 +93,9 @@ def test_names_import_no_torch_and_own_data_and_models_no_other_library() -> Non
     program = (
         "import sys\n"
         "from hookrun.data import describe, load, names\n"
-        "from hookrun.models import build, own_names\n"
+        "from hookrun.models import _OWN, build\n"
         "from hookrun.spec.experiment import Data, Model\n"
-        "assert 'cnn' in own_names() and 'digits' in names() and 'torch' not in sys.modules\n"
+        "assert 'cnn' in _OWN and 'digits' in names() and 'torch' not in sys.modules\n"
         "describe(Data(name='digits'))\n"
         "load(Data(name='digits'), 'val', seed=0)\n"
         "build(Model(name='cnn'), sample_shape=(1, 8, 8), num_classes=10, trust=frozenset())\n"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hookrun.errors import Problem, SpecError
-from hookrun.models import build, names, own_names
+from hookrun.models import _OWN, build, names
 from hookrun.models.arguments import FROM_DATA, DataDefaults, construct, not_null, positions_of, unfit_tokens
 from hookrun.models.networks import CNN
 from hookrun.spec.experiment import Model
@@ -29,7 +29,7 @@ def problems(
 def test_hookrun_s_models_torchvision_s_and_python_share_one_namespace() -> None:
     assert {"mlp", "cnn", "tutorial/testnet", "resnet18", "vit_b_16", "python"} <= set(names())
     assert len(names()) == len(set(names()))
-    assert set(own_names()) < set(names())
+    assert set(_OWN) < set(names())
 
 
 @pytest.mark.parametrize(
