@@ -32,28 +32,17 @@ def built(name: str, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, **ar
 
 @each_own
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 10, 10)])
-def test_a_model_accepts_batches_of_any_image_data(name: str, shape: tuple[int, ...]) -> None:
-    output = built(name, shape)(torch.rand(4, *shape))
+def test_a_model_trains_by_the_mean_of_its_output_on_any_images(name: str, shape: tuple[int, ...]) -> None:
+    model = built(name, shape)
+    output = model(torch.rand(4, *shape))
+    output.mean().backward()
     assert output.isfinite().all()
-
-
-@each_own
-def test_a_model_can_be_trained_by_the_mean_of_its_output(name: str) -> None:
-    model = built(name)
-    model(torch.rand(4, 1, 8, 8)).mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @each_own
-def test_no_submodule_is_named_like_a_method_of_the_module(name: str) -> None:
-    shadowed = [
-        child for module in built(name).modules() for child in module._modules if hasattr(nn.Module, child)
-    ]
-    assert shadowed == []
-
-
-@each_own
-def test_one_seed_gives_equal_weights(name: str) -> None:
+def test_a_model_has_a_file_in_conf_and_one_seed_gives_equal_weights(name: str) -> None:
+    assert yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))["name"] == name
     states = []
     for _ in range(2):
         torch.manual_seed(7)
@@ -61,21 +50,11 @@ def test_one_seed_gives_equal_weights(name: str) -> None:
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-@each_own
-def test_every_model_of_hookrun_has_its_file_in_conf(name: str) -> None:
-    assert yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))["name"] == name
-
-
 @each_file
-def test_a_file_in_conf_holds_a_model_section_and_begins_with_a_comment(file: Path) -> None:
+def test_a_file_in_conf_is_a_model_section_with_arguments_that_it_takes(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
-    assert text.startswith("# ")
-    assert Model(**yaml.safe_load(text)).name in names()
-
-
-@each_file
-def test_a_file_in_conf_lists_only_arguments_that_the_model_takes(file: Path) -> None:
-    config = Model(**yaml.safe_load(file.read_text(encoding="utf-8")))
+    config = Model(**yaml.safe_load(text))
+    assert text.startswith("# ") and config.name in names()
     if config.name == "decoder":
         assert set(config.args) == {"path", *signature(Decoder).parameters}
     elif config.name == "transformers":
@@ -107,10 +86,11 @@ def test_names_import_no_torch_and_own_data_and_models_no_other_library() -> Non
     assert (done.stdout, done.stderr) == ("['torch']\n", "")
 
 
-def test_no_relu_of_hookrun_s_models_works_in_place() -> None:
-    relus = [m for name in OF_IMAGES for m in built(name).modules() if isinstance(m, nn.ReLU)]
-    assert relus
-    assert not any(relu.inplace for relu in relus)
+def test_no_relu_works_in_place_and_no_submodule_is_named_like_a_method() -> None:
+    modules = [module for name in OF_IMAGES for module in built(name).modules()]
+    relus = [module for module in modules if isinstance(module, nn.ReLU)]
+    assert relus and not any(relu.inplace for relu in relus)
+    assert not [name for module in modules for name in module._modules if hasattr(nn.Module, name)]
 
 
 def test_mlp_alternates_linear_and_relu_and_ends_in_fc() -> None:
@@ -124,12 +104,9 @@ def test_mlp_alternates_linear_and_relu_and_ends_in_fc() -> None:
         ("fc", "Linear"),
     ]
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
-
-
-def test_mlp_without_hidden_layers_is_linear() -> None:
-    model = MLP(6, 10, ())
-    assert list(dict(model.named_parameters())) == ["fc.weight", "fc.bias"]
-    assert model(torch.rand(2, 6)).shape == (2, 10)
+    linear = MLP(6, 10, ())
+    assert list(dict(linear.named_parameters())) == ["fc.weight", "fc.bias"]
+    assert linear(torch.rand(2, 6)).shape == (2, 10)
 
 
 def test_cnn_runs_its_modules_in_the_order_of_their_names_and_nothing_else() -> None:

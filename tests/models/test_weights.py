@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,9 +56,6 @@ def test_without_separator_and_suffix_it_is_a_name(text: str) -> None:
     assert not is_path(text)
     assert is_path(f"./{text}")
     assert all(is_path(text + suffix) for suffix in SUFFIXES)
-
-
-def test_names_of_published_weights_are_names() -> None:
     assert not is_path("ResNet18_Weights.IMAGENET1K_V1")
 
 
@@ -72,51 +70,28 @@ def test_without_a_path_nothing_is_loaded(weights: str | None) -> None:
 # --- what is loaded
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_state_dict_is_loaded_completely(tmp_path: Path, suffix: str) -> None:
-    source, model = net(), net()
-    assert load_weights(model, config(saved(tmp_path / f"w{suffix}", source.state_dict()))) == {}
-    assert equal(model.state_dict(), source.state_dict())
+EXTRA = {"0.b": torch.arange(2), "module.extra": torch.ones(1)}
 
 
 @pytest.mark.parametrize(
-    "wrapped", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s, "args": None}]
+    ("file", "written", "left"),
+    [
+        *((f"w{suffix}", dict, {}) for suffix in SUFFIXES),
+        # a training script's checkpoint
+        ("w.pt", lambda state: {"state_dict": state, "epoch": 3}, {}),
+        ("w.pt", lambda state: {"model": state, "args": None}, {}),
+        # of a data-parallel wrapper
+        ("w.pth", lambda state: {f"module.{name}": tensor for name, tensor in state.items()}, {}),
+        ("w.pt", lambda state: {**state, **EXTRA}, EXTRA),
+    ],
 )
-def test_it_is_found_inside_a_training_script_s_checkpoint(tmp_path: Path, wrapped: object) -> None:
-    source, model = net(), net()
-    assert callable(wrapped)
-    load_weights(model, config(saved(tmp_path / "w.pt", wrapped(source.state_dict()))))
-    assert equal(model.state_dict(), source.state_dict())
-
-
-def test_the_prefix_of_a_data_parallel_wrapper_is_stripped(tmp_path: Path) -> None:
-    source, model = net(), net()
-    state = {f"module.{name}": tensor for name, tensor in source.state_dict().items()}
-    assert load_weights(model, config(saved(tmp_path / "w.safetensors", state))) == {}
-    assert equal(model.state_dict(), source.state_dict())
-
-
-def test_a_prefix_that_only_some_tensors_have_is_kept(tmp_path: Path) -> None:
-    state = net().state_dict() | {"module.extra": torch.ones(1)}
-    assert list(load_weights(net(), config(saved(tmp_path / "w.pt", state)))) == ["module.extra"]
-
-
-def test_unknown_tensors_are_returned_and_the_rest_is_loaded(tmp_path: Path) -> None:
-    source, model = net(), net()
-    left = load_weights(
-        model, config(saved(tmp_path / "w.pt", source.state_dict() | {"0.b": torch.arange(2)}))
-    )
-    assert equal(left, {"0.b": torch.arange(2)})
-    assert equal(model.state_dict(), source.state_dict())
-
-
-def test_a_relative_path_starts_at_the_current_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_state_dict_is_loaded_completely_and_what_is_left_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, written: Any, left: dict[str, Tensor]
 ) -> None:
     source, model = net(), net()
-    saved(tmp_path / "w.pt", source.state_dict())
-    monkeypatch.chdir(tmp_path)
-    load_weights(model, config("w.pt"))
+    saved(tmp_path / file, written(source.state_dict()))
+    monkeypatch.chdir(tmp_path)  # where a relative path starts
+    assert equal(load_weights(model, config(file)), left)
     assert equal(model.state_dict(), source.state_dict())
 
 
@@ -186,13 +161,8 @@ def test_a_missing_file_is_named_by_its_absolute_path_with_the_files_beside_it(
     assert "'best.pt'" in problem.what
     [problem] = problems(net(), "nowhere/best.pt")
     assert f"no folder {tmp_path / 'nowhere'}" in problem.what
-
-
-def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "w.npz"
-    path.touch()
-    [problem] = problems(net(), path)
-    assert ".safetensors, .pt or .pth" in problem.what
+    [problem] = problems(net(), tmp_path / "w.npz")
+    assert problem.what == f"{tmp_path / 'w.npz'} is not a .safetensors, .pt or .pth file"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
