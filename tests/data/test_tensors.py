@@ -213,18 +213,8 @@ def test_mistakes_in_both_files_are_found_at_once(root: Path) -> None:
 
 
 WHERE = "data.args.file"
-DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-]
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+DTYPES = [*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
 
 
