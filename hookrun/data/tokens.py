@@ -109,8 +109,7 @@ class TokenLayout:
 
     def sample(self, sequence: TokenSequence) -> Sample:
         """The padded inputs by name, and the targets [length]."""
-        count = len(sequence.ids)
-        mask = _filled(torch.ones(count, dtype=torch.int64), 0, self.length, self.padding)
+        mask = _filled(torch.ones_like(sequence.ids), 0, self.length, self.padding)
         inputs = {
             "input_ids": _filled(sequence.ids, self.pad_id, self.length, self.padding),
             "attention_mask": mask,
@@ -207,8 +206,9 @@ class GeneratedTokens(Generated, PaddingArgs):
 
     def inspect(self, root: Path | None, split: Split) -> DataInfo:
         self.size(split)
-        layout = self.layout(self.longest)
-        return layout.describe(self.name, self.sizes, self.tokenizer, self.spans, wrong=self.has_wrong)
+        return self.layout(self.longest).describe(
+            self.name, self.sizes, self.tokenizer, self.spans, wrong=self.has_wrong
+        )
 
     def open(self, root: Path | None, split: Split, seed: int) -> Samples:
         sequence = partial(self._sequence, split, seed)

@@ -177,8 +177,7 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
     if "classification" in args.class_ and "num_labels" not in filled and data.num_classes is not None:
         filled["num_labels"] = data.num_classes
     cls = CONFIG_MAPPING[kind]
-    plain = cls()
-    known = {*plain.to_dict(), *cls.attribute_map, *_OF_EVERY_CONFIG} - set(_REFUSED)
+    known = {*cls().to_dict(), *cls.attribute_map, *_OF_EVERY_CONFIG} - set(_REFUSED)
     problems = [
         Problem(f"{CONFIG}.{key}", f"{kind} has no such key; {nearest(str(key), known)}", "correct it")
         for key in filled
