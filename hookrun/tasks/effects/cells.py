@@ -275,11 +275,8 @@ class Cells:
         """[B]: the change of the metric to first order in what the job changes of the activation."""
         site, current = activation.site, activation.site.current
         site.fired += 1
-        current.of_pass, current.of_call = activation.of_pass, activation.call
-        try:
-            new = self._moved.op(job.hook, site.path, job.seed)(activation.value)
-        finally:
-            current.of_pass = current.of_call = None
+        op = self._moved.op(job.hook, site.path, job.seed)
+        new = current.in_call(activation.call, activation.of_pass, op, activation.value)
         total = torch.zeros(samples, dtype=torch.float64)
         pairs = zip(members(activation.value), members(new), strict=True)
         floats = [pair for pair in pairs if isinstance(pair[0], Tensor) and pair[0].is_floating_point()]
