@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from hookrun.actions.base import ABOUT, MOST_FAULTS, RECORD_KEYS, Keeper, TokenRows
-from hookrun.actions.check import verdict
+from hookrun.actions.check import LastPassed, verdict
 from hookrun.actions.fields import Meaning
 from hookrun.actions.stats import Measured
 from hookrun.errors import HookError, printable, reason
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.fast.copies import KeptInMemory, held_bytes
 from hookrun.runtime.fast.small_tensors import SmallTensors, Waiting, computes
-from hookrun.runtime.site import HookSite, LastPassed, Sink
+from hookrun.runtime.site import HookSite, Sink
 from hookrun.runtime.snapshot import TRACED, append_copy, copied, held, in_reach, snapshot
 from hookrun.values.containers import readable
 
@@ -158,13 +158,10 @@ class RecordSink(Sink):
                 raise
 
     def _settle(self, record: dict[str, Any]) -> None:
-        is_good = record.get("ok")
-        if is_good is not None:
-            if is_good:
-                self.last_good.passed(record)
+        if "ok" in record:
+            record.setdefault("last_good", self.last_good.before(record))
+            if record["ok"]:
                 return
-            if "last_good" not in record:
-                record = {**record, "last_good": self.last_good.before(record)}
         try:
             plain = read(record)
         except RuntimeError as error:  # for a kind of tensor that torch cannot convert
