@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from hookrun.actions.fields import Meaning
 from hookrun.actions.values import (
@@ -236,6 +236,18 @@ class Action(Section):
         return {name: getattr(self, name) for name, field in fields.items() if meaning in field.metadata}
 
 
+class Measured(NamedTuple):
+    """The statistics of a tensor before they are computed: the runtime may do that for several tensors at once.
+
+    of:  their names
+    now: (tensor, readable) -> the statistics; readable: numbers can be read from the tensor now
+    """
+
+    x: Tensor
+    of: tuple[str, ...]
+    now: Callable[[Tensor, bool], dict[str, Any]]
+
+
 class Keeper(Protocol):
     """Stores a captured value.
 
@@ -345,7 +357,9 @@ class HookSite(Protocol):
     def rebuild(self, value: Any, change: Callable[[Tensor], Any]) -> Any:
         """A copy of a captured value with `change` applied to every tensor, also inside caches."""
 
-    def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
+    def emit(
+        self, data: Mapping[str, Any] | Measured, path: str | None = None, *, show: bool = False
+    ) -> None:
         """Append a record about the tensor at `path`, by default the one that the action was given.
 
         Tensors of zero or one dimension in `data` are read later, all together. With `show` they are read at once and

@@ -70,32 +70,22 @@ def _decide(site: HookSite, decided: bool) -> bool:
 
 def function_of(site: HookSite) -> Op:
     """The action's function, applied to the part that `index`, `tokens` and `heads` select."""
-    function = _function_of_part(site)
-    return _passing_on(site, function) if site.passes_on else function
-
-
-def _function_of_part(site: HookSite) -> Op:
-    action = site.spec.action
+    action, by_sample = site.spec.action, bool(site.spec.keys.when.of_samples)
     # faults are listed by their place in the whole tensor
     part = None if "flipped" in action.uses else site.part
     function = action.build(site)
-    checked = not action.observes and action.scope == "tensor"
-    if checked and site.hook_type.on == "reading":
-        function = _straight_through(function)
-    by_sample = bool(site.spec.keys.when.of_samples)
-    checks_each = action.own_functions() or "args" in action.uses or part is not None or by_sample
-    if by_sample and action.observes:
-        function = observer_of_samples(site, function)
-    if not checked or not checks_each:
-        return function if part is None else _on_part(site, function, part)
-
-    def edit(old: Tensor) -> Any:
-        new = function(old)
-        _require_same_form(old, new)
-        return new
-
-    conditional = edit_of_samples(site, edit) if by_sample else edit
-    return conditional if part is None else _on_part(site, conditional, part)
+    if action.observes:
+        function = observer_of_samples(site, function) if by_sample else function
+    elif action.scope == "tensor":
+        if site.hook_type.on == "reading":
+            function = _straight_through(function)
+        if action.own_functions() or "args" in action.uses or part is not None or by_sample:
+            function = _in_same_form(function)
+        if by_sample:
+            function = edit_of_samples(site, function)
+    if part is not None:
+        function = _on_part(site, function, part)
+    return _passing_on(site, function) if site.passes_on else function
 
 
 def _passing_on(site: HookSite, capture: Op) -> Op:
@@ -141,6 +131,17 @@ def _straight_through(function: Op) -> Op:
         has_none = isinstance(new, Tensor) and not new.requires_grad
         if has_none and old.requires_grad and torch.is_grad_enabled():
             return _StraightThrough.apply(old, new)
+        return new
+
+    return edit
+
+
+def _in_same_form(function: Op) -> Op:
+    """The function of a tensor, with each of its results checked."""
+
+    def edit(old: Tensor) -> Any:
+        new = function(old)
+        _require_same_form(old, new)
         return new
 
     return edit

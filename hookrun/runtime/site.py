@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 
-from hookrun.actions.base import RECORD_KEYS, HookContext, Keeper, TokenRows
+from hookrun.actions.base import RECORD_KEYS, HookContext, Keeper, Measured, TokenRows
 from hookrun.actions.check import LastPassed, verdict
 from hookrun.actions.user_code import Recorded
 from hookrun.actions.values import InlineFunction
@@ -55,7 +55,7 @@ class Sink:
         """A function that stores the values that the site captures."""
         return lambda value, rows=None, tokens=None: None
 
-    def emit(self, start: tuple[Any, ...], data: Mapping[str, Any], *, show: bool = False) -> None:
+    def emit(self, start: tuple[Any, ...], data: Mapping[str, Any] | Measured, *, show: bool = False) -> None:
         """Take a record, whose tensors may be read later. `show`: print it at once.
 
         start: the values of RECORD_KEYS, with which the record begins
@@ -275,7 +275,9 @@ class HookSite(SiteValues):
 
     # ---- records and captures ----------------------------------------------------------------------------------
 
-    def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
+    def emit(
+        self, data: Mapping[str, Any] | Measured, path: str | None = None, *, show: bool = False
+    ) -> None:
         # an edit acts again in a recomputed call, and in passes that the task makes for itself
         if self.spec.action.observes or (repeating() is None and not self.clock.stands_in):
             self.sink.emit(self._start(path), data, show=show)

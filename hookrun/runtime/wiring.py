@@ -202,20 +202,18 @@ class Wiring:
     def _run_at_installation(self, modules: Mapping[str, nn.Module]) -> None:
         """Run each `apply` hook once on each of its modules."""
         for hook in self.plan.hooks:
-            if hook.spec.hook_type.phase == "installation":
-                matches = {id(modules[match.path]): match for match in hook.matches}
-                restored = hook.spec.identity in self._restored
-                for module in children_first(self._model):
-                    # a shared module comes several times
-                    if (match := matches.pop(id(module), None)) is not None:
-                        self._apply(hook, match, module, restored=restored)
-
-    def _apply(self, hook: PlannedHook, match: Match, module: nn.Module, *, restored: bool) -> None:
-        here = replace(hook, spec=replace(hook.spec, action=hook.spec.action_on(match.own)))
-        site = self._site(here, match.path, module)
-        site.zeros_of = partial(self._zeros_of, match.path, module)
-        AtInstallation.run(module, site, restored=restored)
-        del site.zeros_of  # a reference cycle
+            if hook.spec.hook_type.phase != "installation":
+                continue
+            matches = {id(modules[match.path]): match for match in hook.matches}
+            restored = hook.spec.identity in self._restored
+            for module in children_first(self._model):
+                if (match := matches.pop(id(module), None)) is None:  # a shared module comes several times
+                    continue
+                spec = replace(hook.spec, action=hook.spec.action_on(match.own))
+                site = self._site(replace(hook, spec=spec), match.path, module)
+                site.zeros_of = partial(self._zeros_of, match.path, module)
+                AtInstallation.run(module, site, restored=restored)
+                del site.zeros_of  # a reference cycle
 
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
         by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
@@ -223,13 +221,13 @@ class Wiring:
             owner = match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
             by_module[id(modules[owner])].append((hook, match))
         for module in children_first(self._model):
-            self._install_on(by_module, module)
+            if planned := by_module.pop(id(module), []):
+                self._install_on(module, planned)
 
-    def _install_on(self, by_module: dict[int, list[tuple[PlannedHook, Match]]], module: nn.Module) -> None:
+    def _install_on(self, module: nn.Module, planned: Sequence[tuple[PlannedHook, Match]]) -> None:
         """Install the hooks of one module, one callable per type; those of greater depth run closer to the forward."""
-        planned = by_module.pop(id(module), [])
         calls: Calls | None = None
-        if planned and (self._tracks_calls or any(_needs_calls(hook) for hook, _ in planned)):
+        if self._tracks_calls or any(_needs_calls(hook) for hook, _ in planned):
             calls = Calls(self.clock)
             self._listen(module.register_forward_pre_hook, calls.count)
         by_kind = defaultdict[type[ModuleHook], list[HookSite]](list)
@@ -244,11 +242,11 @@ class Wiring:
         for registered in outermost_first:
             self._handles += registered.before(module)
         for registered in reversed(outermost_first):
-            handles = list(registered.after(module))
-            self._handles += handles
-        alone = len(outermost_first) == 1 and calls is None and handles
-        if alone and (undo := outermost_first[0].call_directly(module, handles[0].id)) is not None:
-            self.closing.callback(undo)
+            self._handles += registered.after(module)
+        if len(outermost_first) == 1 and calls is None:
+            undo = outermost_first[0].call_directly(module, self._handles[-1].id)
+            if undo is not None:
+                self.closing.callback(undo)
 
     # ---- parameters --------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from hookrun.actions import Action
-from hookrun.actions.base import HookContext
+from hookrun.actions.base import HookContext, Measured
 from hookrun.actions.user_code import Recorded
 from hookrun.actions.values import InlineFunction, at_step
 from hookrun.hook_types import FORWARD
@@ -127,8 +127,10 @@ class FakeSite:
     def rebuild(self, value: Any, change: Callable[[Tensor], Any]) -> Any:
         return copied(value, change)
 
-    def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
-        self.emitted.append((path, dict(data)))
+    def emit(
+        self, data: Mapping[str, Any] | Measured, path: str | None = None, *, show: bool = False
+    ) -> None:
+        self.emitted.append((path, data.now(data.x, False) if isinstance(data, Measured) else dict(data)))
 
     def keep(self) -> Callable[..., None]:
         return lambda value, rows=None: self.kept.append(value)
