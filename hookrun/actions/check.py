@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
@@ -83,14 +84,14 @@ class Check(Action):
         return "expected every element to be " + (f"{', '.join(first)} and {last}" if first else last)
 
 
+@dataclass
 class LastPassed:
     """The tensors that passed each check in the current pass through the model, from the records of checks.
 
     A new pass begins with a new step, or when the same tensor is checked again.
     """
 
-    def __init__(self) -> None:
-        self._passed: dict[str, dict[tuple[Any, ...], None]] = {}
+    _passed: dict[str, dict[tuple[Any, ...], None]] = field(default_factory=dict)
 
     def before(self, record: Mapping[str, Any]) -> str | None:
         """Path and class of the module where the check passed last before this one; None: nowhere in this pass.

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 
 from hookrun.actions.base import Action, Packed
 from hookrun.errors import HookError, HookrunWarning
 from hookrun.runtime.by_sample import edit_of_samples, observer_of_samples
 from hookrun.runtime.checkpointing import PASSED_ON, require_no_checkpoint
-from hookrun.runtime.clock import Clock
 from hookrun.runtime.fast.copies import OF_GRADIENT, KeptInMemory
 from hookrun.runtime.part import TensorPart
 from hookrun.runtime.site import HookSite
@@ -381,11 +381,8 @@ def _observer_of_tokens(site: HookSite, function: Op, of: Callable[[Tensor], Ten
 # ---- gradients without the factor of mixed precision's gradient scaler ---------------------------------------------
 
 
-def unscaled(op: Op, clock: Clock) -> Op:
+def unscaled(op: Op, scaler: GradScaler) -> Op:
     """The op, applied to gradients without the gradient scaler's factor; its result gets the factor again."""
-    scaler = clock.scaler
-    if scaler is None:
-        return op
 
     def run(value: Any) -> Any:
         scale = scaler._scale  # get_scale() would synchronize with the device for each gradient

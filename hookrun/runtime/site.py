@@ -139,7 +139,10 @@ class HookSite(SiteValues):
 
     @property
     def why_idle(self) -> str | None:
-        """Why the hook did nothing here; None if it never fired, or a firing found something."""
+        """Why the hook did nothing here, or a part of its list of faults; None if it never fired, or did all."""
+        given = self._values.get("faults")
+        if isinstance(given, FaultList) and 0 < self.firings < given.fired:
+            return f"fired {self.firings:,} times, and its list has the faults of {given.fired:,}"
         if not self.fired or self.idle < self.fired:
             return None
         if not self.target_was_none:
@@ -148,14 +151,6 @@ class HookSite(SiteValues):
             return f"fired and found no {none}"
         hint = " (model.args.attention=points gives patterns)" if lacks_points(self.module) else ""
         return f"fired and its target {self.spec.keys.target} is None{hint}"
-
-    @property
-    def why_left(self) -> str | None:
-        """Which part of a list of faults was repeated; None if all of it was, or the hook never fired."""
-        given = self._values.get("faults")
-        if isinstance(given, FaultList) and 0 < self.firings < given.fired:
-            return f"fired {self.firings:,} times, and its list has the faults of {given.fired:,}"
-        return None
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, the positions of the random draws, and the `state_dict()` of the user's own objects."""

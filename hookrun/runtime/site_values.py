@@ -150,7 +150,8 @@ class SiteValues:
         """The function for the whole value."""
         match source:
             case InlineFunction():
-                return partial(self._computed, source, on_tensor(self.hook_name, source.code, source.target))
+                function = on_tensor(self.hook_name, source.code, source.target, computes=True)
+                return partial(self._computed, function)
             case PendingRun():
                 return partial(self._unknown, source)
             case PassValue():
@@ -254,16 +255,10 @@ class SiteValues:
             )
         return in_form_of(seen, like)
 
-    def _computed(self, function: InlineFunction, call: Callable[[Tensor], Any], like: Tensor) -> Tensor:
+    def _computed(self, function: Callable[[Tensor], Any], like: Tensor) -> Tensor:
         """The result of a user's function for the tensor, detached: no gradient flows through it."""
         with torch.no_grad():
-            result = call(like.detach())
-        if not isinstance(result, Tensor | int | float):
-            raise HookError(
-                f"{self.where}: '{function}' returned an object of type {type(result).__name__}, "
-                "expected a tensor or a number"
-            )
-        return in_form_of(torch.as_tensor(result).detach(), like)
+            return in_form_of(torch.as_tensor(function(like.detach())).detach(), like)
 
     # ---- parameters that the hook adds to its module -------------------------------------------------------------
 

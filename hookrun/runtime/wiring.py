@@ -81,7 +81,6 @@ class Wiring:
         self._shared = Shared(model, clock)
         self.closing = self._shared.closing
         self._handles = list[RemovableHandle]()
-        self._registered = list[RegisteredHook]()
         self.hooked = HookedParameters(model)
         self._zeros = dict[int, KeptZero]()
         self._passing = {
@@ -166,7 +165,7 @@ class Wiring:
         registered = kind(
             [self._firing(site, targeted=not kind.finds_target) for site in sites], self._shared
         )
-        self._registered.append(registered)
+        self.closing.callback(registered.clear)
         return registered
 
     def _firing(self, site: HookSite, *, targeted: bool) -> BoundHook:
@@ -187,8 +186,8 @@ class Wiring:
         open_gate = gate(site.spec.keys.when, self.clock, lambda: site.call, site.chance)
 
         def finished(op: Op) -> Op:
-            if site.hook_type.phase == "backward":
-                op = unscaled(op, self.clock)
+            if site.hook_type.phase == "backward" and self.clock.scaler is not None:
+                op = unscaled(op, self.clock.scaler)
             op = self.sink.guard(site, op)
             if self._reduced is not None and self._reduced.stands_in and site.hook_type.of_rows:
                 op = partial(_of_own_rows, op, self.clock, site)
@@ -297,7 +296,7 @@ class Wiring:
     def _keep_zeros(self, gradients: ReducedGradients | GradientsOfWrapped | None) -> None:
         self._listen(self._model.register_forward_pre_hook, self._fill_changed, prepend=True)
         for zeros in self._zeros.values():
-            self._registered.append(zeros)
+            self.closing.callback(zeros.clear)
             if zeros.place.parameter.requires_grad:
                 self._handles.append(zeros.register(zeros.place.parameter))
             if gradients is not None:
@@ -354,9 +353,6 @@ class Wiring:
         """Remove every hook of this installation, and nothing else. Changes by `apply` hooks stay in the model."""
         while self._handles:
             self._handles.pop().remove()
-        for registered in self._registered:
-            registered.clear()
-        self._registered.clear()
         self._zeros.clear()
         self.hooked.places.clear()
         self.clock.passes = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import repeat
 from threading import RLock
 from typing import Any
@@ -69,12 +70,12 @@ Waiting = list[Any]
 """A list with one element: first the tuple of values with which the record begins, later the whole record, a dict."""
 
 
+@dataclass(eq=False)
 class SmallTensors:
     """Holds copies of small tensors until `measure` computes the statistics of all of them. It is thread-safe."""
 
-    def __init__(self) -> None:
-        self._lock = RLock()
-        self._buffers = dict[Any, _Buffer]()
+    _lock: RLock = field(default_factory=RLock)
+    _buffers: dict[Any, _Buffer] = field(default_factory=dict)
 
     def add(self, x: Tensor, of: tuple[str, ...], start: tuple[Any, ...]) -> Waiting | None:
         """Copy the tensor; returns its record, which `measure` completes, or None if it is not a small plain tensor.
