@@ -161,12 +161,6 @@ def test_equal_numbers_with_another_shape_or_dtype_are_a_different_value() -> No
     assert len({InlineTensor(each).digest for each in values}) == len(values)
 
 
-@pytest.mark.parametrize("tensor", [torch.empty(2, device="meta"), torch.eye(2).to_sparse()])
-def test_a_tensor_that_cannot_be_copied_is_refused(tensor: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="expected a dense tensor"):
-        InlineTensor(tensor)
-
-
 def test_a_function_is_identified_by_its_name_and_content() -> None:
     found = InlineFunction(double)
     assert found == InlineFunction(double) and hash(found) == hash(InlineFunction(double))
