@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from hookrun.actions.fields import Meaning
 from hookrun.actions.values import (
@@ -236,7 +236,8 @@ class Action(Section):
         return {name: getattr(self, name) for name, field in fields.items() if meaning in field.metadata}
 
 
-class Measured(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Measured:
     """The statistics of a tensor before they are computed: the runtime may do that for several tensors at once.
 
     of:  their names

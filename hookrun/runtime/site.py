@@ -282,7 +282,7 @@ class HookSite(SiteValues):
         clock, current = self.clock, self.current
         at = current.within + (current.at if path is None else path)
         action = self.spec.action.action_name
-        return self.hook_name, self.path, at, action, clock.mode, clock.epoch, clock.step, self.call
+        return self.hook_name, self.path, at, action, clock.mode, clock._epoch, clock._step, self.call
 
     def fail(self, what: str) -> None:
         """The hook cannot do its work here: raises HookError; a trial run collects the message instead."""
