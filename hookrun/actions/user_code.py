@@ -198,12 +198,13 @@ def may_draw(functions: Iterable[Trusted | InlineFunction]) -> bool:
 def on_tensor(
     hook: str, code: Code, call: Callable[[Tensor], Any], *, computes: bool = False
 ) -> Callable[[Tensor], Any]:
-    """Wrap `call`: ValueError if it changes its tensor in place, draws from torch's global generator or returns
-    something else than a new tensor or None; if it `computes` a value, than a tensor or a number.
+    """Wrap `call`: ValueError if it changes its tensor in place or draws from torch's global generator.
+
+    It returns a tensor or None; if it `computes` a value, a tensor or a number. ValueError for other objects.
     """
     import torch
 
-    other, kinds = ("a number", int | float) if computes else ("None", None)
+    other, kinds = ("a number", torch.Tensor | int | float) if computes else ("None", torch.Tensor | None)
 
     def states(x: Tensor) -> list[Tensor]:
         """Those of the global generators that may be drawn from; eight bytes at a time compare faster."""
@@ -223,7 +224,7 @@ def on_tensor(
             )
         if not seen.is_inference() and seen._version != version:
             raise ValueError(f"'{code.name}' changes its value in place: return a new tensor")
-        if not isinstance(new, torch.Tensor | kinds):
+        if not isinstance(new, kinds):
             raise ValueError(
                 f"'{code.name}' returned an object of type {type(new).__name__}, expected a tensor or {other}"
             )

@@ -40,18 +40,15 @@ def own_part(tensor: Any) -> Tensor:
 
 
 @torch.no_grad()
-def shard_of(new: Tensor, like: Any) -> Tensor:
-    """A tensor that every rank has whole, sharded like `like`."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh = like.device_mesh
-    replicated = DTensor.from_local(new, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return replicated.redistribute(placements=like.placements)
-
-
 def like(new: Tensor, there: Any) -> Tensor:
     """A tensor that every rank has whole, sharded like `there`; unchanged if `there` is not sharded."""
-    return shard_of(new.to(there.device), there) if is_sharded(there) else new
+    if not is_sharded(there):
+        return new
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = there.device_mesh
+    replicated = DTensor.from_local(new.to(there.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(placements=there.placements)
 
 
 @torch.no_grad()

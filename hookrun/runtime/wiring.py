@@ -333,11 +333,12 @@ class Wiring:
         Changes by `apply` hooks stay in the model.
         """
         ours = {handle.id for handle in self._handles}
-        kept = list[tuple[dict[int, Any], dict[int, Any]]]()
-        for module in self._model.modules():
-            for registered in (module._forward_pre_hooks, module._forward_hooks):
-                if not ours.isdisjoint(registered):
-                    kept.append((registered, dict(registered)))
+        kept: list[tuple[dict[int, Any], dict[int, Any]]] = [
+            (registered, dict(registered))
+            for module in self._model.modules()
+            for registered in (module._forward_pre_hooks, module._forward_hooks)
+            if not ours.isdisjoint(registered)
+        ]
         try:
             for registered, before in kept:
                 for number in ours & before.keys():
