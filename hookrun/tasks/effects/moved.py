@@ -145,7 +145,7 @@ class Moved:
         if len(ops) == 1:
             return ops[0](value) if ops[0] is not None else value
         olds = parts_of(value, len(ops), self.rows[id(site)])
-        run = site.calls.run if site.calls is not None else None
+        run = site.calls.now if site.calls is not None else None
         drawn = None if run is None else run.drawn.copy()
         news = list[Any]()
         for op, old in zip(ops, olds, strict=True):
