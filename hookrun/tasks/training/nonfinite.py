@@ -15,13 +15,16 @@ from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
+from hookrun.config.validation import join
 from hookrun.errors import HookrunError, listed, reason
 from hookrun.hook_types import FORWARD, FORWARD_PRE
 from hookrun.plan.plan import PlannedHook
 from hookrun.runtime import Installation
+from hookrun.runtime.apply_action import Op
 from hookrun.runtime.optimizers import without_compiler
 from hookrun.runtime.records import Memory
 from hookrun.runtime.site import HookSite
+from hookrun.runtime.wiring import Variant
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
 from hookrun.tasks.run.observers import matches, observer
@@ -265,15 +268,13 @@ class BeforeStep:
 class _Origin:
     """A module call, hook or backward function that returned non-finite values for finite ones.
 
-    path:     the path of its module
-    own:      the module's parameters that it uses; None: all, with the parameters of its submodules
-    is_input: the values are inputs of the model instead
+    path: the path of its module; None: the values are inputs of the model instead
+    hook: the name of the hook, if it is one
     """
 
-    path: str
     text: str
-    own: frozenset[str] | None = None
-    is_input: bool = False
+    path: str | None = None
+    hook: str | None = None
 
 
 @dataclass
@@ -301,21 +302,20 @@ class _Search:
         return self.standing or self.healed
 
 
-@dataclass
-class _Call:
+class _Call(NamedTuple):
     """A module call that has not returned.
 
-    is_wrong: its inputs are not finite
-    before:   the origin that was known when it began
+    outside: the origin of what is not finite outside of the call; None: there is none, or its inputs are not finite
     """
 
     where: str
-    is_wrong: bool
-    before: _Origin | None
+    outside: _Origin | None
 
 
 class NonFiniteTracer:
     """Follows the passes of a model, and finds where values first become non-finite.
+
+    `observers` and `around` belong to the installation that runs the passes.
 
     forward:    the search among module calls and hooks in the present forward pass
     backward:   the search among hooks on gradients and backward functions, over all passes
@@ -323,26 +323,19 @@ class NonFiniteTracer:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
         self.forward, self.backward = _Search(), _Search()
         self.in_forward = False
-        self._before_hooks = dict[tuple[str, str], str]()
+        modules = matches(model, dict(model.named_modules()))
+        self.observers = (
+            observer("inputs", FORWARD_PRE, modules, self._entered),
+            observer("outputs", FORWARD, modules, self._returned),
+        )
         self._open = dict[tuple[str, int], _Call]()
         self._followed = set[Node]()
 
-    def hooks(self, edits: Sequence[PlannedHook]) -> tuple[PlannedHook, ...]:
-        """The edits, and observers before and after each of them and of every module."""
-        modules = matches(self.model, dict(self.model.named_modules()))
-        hooks = [
-            observer("inputs", FORWARD_PRE, modules, self._entered),
-            observer("outputs", FORWARD, modules, self._returned),
-        ]
-        for edit in edits:
-            name, hook_type = edit.spec.name, edit.spec.hook_type
-            before, after = partial(self._before_hook, name), partial(self._after_hook, edit)
-            hooks += [observer(f"before {name}", hook_type, edit.matches, before), edit]
-            hooks += [observer(f"after {name}", hook_type, edit.matches, after)]
-        return tuple(hooks)
+    def around(self, site: HookSite, op: Op, _variant: Variant) -> Op:
+        """What runs in place of a hook: the hook, between two looks at the value; see `Installation`."""
+        return op if site.spec.action.observes else partial(self._edited, site, op)
 
     @contextmanager
     def pass_through_model(self) -> Iterator[None]:
@@ -364,12 +357,12 @@ class NonFiniteTracer:
         caller = self._open[around[-1]].where if around else "(root)"
         self.follow_backward(value, caller)
         if (bad := not_finite(value)) and not path:
-            self.forward.blame(_Origin("", bad, is_input=True))
+            self.forward.blame(_Origin(bad))
         elif bad:
             text = f"first made by the forward of {caller}, itself, before it calls {path}: {bad}"
-            self.forward.blame(_Origin(around[-1][0] if around else "", text))
+            self.forward.blame(_Origin(text, around[-1][0] if around else ""))
         where = f"{path or '(root)'} ({type(site.module).__name__}), call {site.call}"
-        self._open[path, site.call] = _Call(where, bool(bad), before)
+        self._open[path, site.call] = _Call(where, None if bad else before)
 
     def _returned(self, site: HookSite, value: Any) -> None:
         call = self._open.pop((site.path, site.call), None)
@@ -379,31 +372,27 @@ class NonFiniteTracer:
         if bad := not_finite(value):
             itself = ", itself, outside its submodules" if list(site.module.children()) else ""
             text = f"first made by the forward of {call.where}{itself}, from finite inputs: {bad}"
-            self.forward.blame(_Origin(site.path, text))
-        elif call.is_wrong or self.forward.standing is not call.before:
+            self.forward.blame(_Origin(text, site.path))
+        elif self.forward.standing is not call.outside:
             self.forward.heal()
 
-    def _before_hook(self, name: str, site: HookSite, value: Any) -> None:
-        self._before_hooks[name, site.path] = not_finite(value)
-
-    def _after_hook(self, edit: PlannedHook, site: HookSite, value: Any) -> None:
-        spec, hook_type = edit.spec, edit.spec.hook_type
-        before, after = self._before_hooks.pop((spec.name, site.path), ""), not_finite(value)
-        at = f", call {site.call}" if hook_type.on == "module" else ""
-        where = f"{_named(edit)} on {site.path or '(root)'}{at}"
-        search = self.backward
-        if hook_type.phase == "forward" and not hook_type.until_backward:
-            if not self.in_forward:
-                return
-            search = self.forward
+    def _edited(self, site: HookSite, op: Op, value: Any) -> Any:
+        hook_type = site.hook_type
+        is_forward = hook_type.phase == "forward" and not hook_type.until_backward
+        if is_forward and not self.in_forward:
+            return op(value)
+        before = not_finite(value)
+        value = op(value)
+        after, search = not_finite(value), self.forward if is_forward else self.backward
+        where = f"{site.where}, call {site.call}" if hook_type.on == "module" else site.where
+        if is_forward:
             self.follow_backward(value, where)
         if after and not before:
             text = f"first made by {where}, from finite values: {after}"
-            search.blame(_Origin(site.path, text, frozenset(edit.added)))
+            search.blame(_Origin(text, site.path, hook=site.hook_name))
         elif before and not after:
             search.heal()
-            if (call := self._open.get((site.path, site.call))) is not None:  # they were its arguments
-                call.is_wrong = False
+        return value
 
     def follow_backward(self, value: Any, maker: str) -> None:
         """Check arguments and results of the backward functions that lead to this value and are not followed yet.
@@ -423,13 +412,9 @@ class NonFiniteTracer:
         bad, given = not_finite(grad_inputs), not_finite(grad_outputs)
         if bad and not given:
             text = f"first made by the backward of {maker} ({node}), from a finite gradient: {bad}"
-            self.backward.blame(_Origin("", text))
+            self.backward.blame(_Origin(text, ""))
         elif given and not bad and any(True for _ in tensors(grad_inputs)):
             self.backward.heal()
-
-
-def _named(hook: PlannedHook) -> str:
-    return f"hook {hook.spec.name!r} ({hook.spec.hook_type}, {hook.spec.action.action_name})"
 
 
 # ---- the repetition --------------------------------------------------------------------------------------------
@@ -462,15 +447,15 @@ def _repeat(context: RunContext, before: BeforeStep, group: Sequence[Batch], wro
     sink.wants_calls = True
     plan = context.prepared.plan
     # hooks that act at installation are left out: the copy has their changes
-    edits = [
+    edits = (
         hook
         for hook in plan.hooks
         if not hook.spec.action.observes and hook.spec.hook_type.phase != "installation"
-    ]
+    )
     clock, scaler = context.hooks.clock, context.scaler
     samples = sum(len(batch.ids) for batch in group)
-    plan = replace(plan, hooks=tracer.hooks(edits))
-    with Installation(plan, model, sink=sink, scaler=scaler) as hooks:
+    plan = replace(plan, hooks=(*tracer.observers, *edits))
+    with Installation(plan, model, sink=sink, scaler=scaler, around=tracer.around) as hooks:
         before.restore(model, hooks)
         hooks.clock.epoch, hooks.clock.step = clock.epoch, clock.step
         for number, batch in enumerate(group):
@@ -513,17 +498,22 @@ def _of_loss(
         if bad := not_finite(batch.target):
             return f"the targets of the batch are not finite: {bad}{_samples(batch, batch.target)}"
         return f"first made by the loss {context.settings.train.loss.name}, from a finite output and finite targets"
-    if origin.is_input:
+    if origin.path is None:
         return f"the inputs of the batch are not finite: {origin.text}{_samples(batch, batch.inputs)}"
-    prefix = f"{origin.path}." if origin.path else ""
-    used = [
-        name
-        for name in already
-        if name.startswith(prefix) and (origin.own is None or name.removeprefix(prefix) in origin.own)
-    ]
+    hooks = context.prepared.plan.hooks
+    used = [name for name in already if not origin.path or name.startswith(f"{origin.path}.")]
+    if origin.hook is not None:  # it uses only the parameters that it has added
+        added = {
+            join(origin.path, name) for hook in hooks if hook.spec.name == origin.hook for name in hook.added
+        }
+        used = [name for name in used if name in added]
     if not used:
         return origin.text
-    writers = [_named(hook) for hook in context.prepared.plan.hooks if _writes(hook, used[0])]
+    writers = [
+        f"hook {hook.spec.name!r} ({hook.spec.hook_type}, {hook.spec.action.action_name})"
+        for hook in hooks
+        if _writes(hook, used[0])
+    ]
     by = f"; {listed(writers)} changes it" if writers else ""
     others = f"; so are {listed(used[1:])}" if used[1:] else ""
     return f"not finite before the forward of this step: {already[used[0]]}{others}{by}"
