@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -342,29 +342,26 @@ class RunContext:
             raise HookrunError(f"the data has no samples in its {batches.split} split")
         if self.ranks.several:  # in training, each rank has changed its own buffers
             self.ranks.from_main(list(self.model.buffers()))
-        clock, training = self.hooks.clock, self.model.training
+        clock, training, saves = self.hooks.clock, self.model.training, holding is not None
         at = PartialPass(clock.step, holding or {})
-        resumed = holding is not None and self.resuming.take(PASS, at.load_state_dict)
-        clock.training_at = at.step if self.prepared.task.trains else None
-        clock.step = clock.step if resumed else 0
-        self.sink.loggers.reach(at.step)
-        shown = dict[str, float]()
-        self.model.eval()
-        try:
-            with ExitStack() as stack:
-                if holding is not None:
-                    stack.enter_context(self.resuming.hold(PASS, at.state_dict, at.sums))
-                stack.enter_context(torch.no_grad())
+        with self.resuming.hold(PASS, at, at.sums) if saves else nullcontext(False) as resumed:
+            clock.training_at = at.step if self.prepared.task.trains else None
+            clock.step = clock.step if resumed else 0
+            self.sink.loggers.reach(at.step)
+            shown = dict[str, float]()
+            self.model.eval()
+            try:
                 self.resuming.begin()
-                passed = self._passed(batches, at, label, shown, saves=holding is not None)
-                yield stack.enter_context(closing(passed)), shown
-        finally:
-            self.sink.settle()
-            if self.sharded:
-                reshard(self.model)
-            self.model.train(training)
-            clock.training_at = None
-            clock.step = at.step
+                passed = self._passed(batches, at, label, shown, saves=saves)
+                with torch.no_grad(), closing(passed):
+                    yield passed, shown
+            finally:
+                self.sink.settle()
+                if self.sharded:
+                    reshard(self.model)
+                self.model.train(training)
+                clock.training_at = None
+                clock.step = at.step
 
     def _passed(
         self,

@@ -26,8 +26,7 @@ def train(context: RunContext) -> None:
     training, resuming = _made(context), context.resuming
     if training.average is not None:
         resuming.around = training.average.swapped_out
-    with resuming.hold("train", training.state_dict, training.sums):
-        resuming.take("train", training.load_state_dict)
+    with resuming.hold("train", training, training.sums):
         resuming.begin()
         context.model.train()
         while training.epoch < context.settings.train.epochs:
