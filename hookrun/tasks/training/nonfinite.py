@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -166,11 +167,9 @@ class FiniteSteps:
         context, epoch = self._context, self._context.hooks.clock.epoch
         lines = [f"{WHERE}: steps skipped in epoch {epoch}: {count}, so far: {self.skipped}"]
         parameters = dict(context.model.named_parameters())
-        found = [bool(not_finite(parameter)) for parameter in parameters.values()]
-        if context.sharded:  # each rank has only its parts
-            found = [bool(each) for each in context.ranks.largest(found)]
-        bad = [name for name, is_bad in zip(parameters, found, strict=True) if is_bad]
-        if bad:
+        # of sharded parameters each rank has only its parts
+        found = context.ranks.largest([bool(not_finite(each)) for each in parameters.values()])
+        if bad := list(compress(parameters, found)):
             lines.append(f"{WHERE}: {bad[0]} itself is not finite: skipping steps does not help")
         context.screen.note(lines)
         return {"skipped_steps": count}
