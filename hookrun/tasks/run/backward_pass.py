@@ -147,10 +147,7 @@ def _reduce(context: RunContext) -> None:
     """With several ranks: sum the gradients of hooked parameters over the ranks, and run their hooks."""
     if not context.ranks.several:
         return
-    if context.sharded:
-        context.reduced.run()
-        return
-    hooked = context.reduced.parameters
+    hooked = [] if context.sharded else context.reduced.parameters  # gradients of shards are summed already
     there = context.ranks.largest([parameter.grad is not None for parameter in hooked]) if hooked else []
     with torch.no_grad():
         for parameter, is_somewhere in zip(hooked, there, strict=True):

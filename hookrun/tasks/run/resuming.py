@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,6 @@ class Resuming:
         self.writer = Background("hookrun states", at_once=ready.settings.data.workers > 0)
         self._held: dict[str, tuple[Stateful, Callable[[], Mapping[str, Average]]]] = {}
         self._checkpoint = ready.settings.train.checkpoint
-        self._about: str | None = None  # the description of the run in each state, as JSON; see `about`
         self._saved = time.monotonic()
         saved = run_dir.resumed
         self._waiting = dict[str, Any]()
@@ -161,8 +160,6 @@ class Resuming:
                     "files": self._run_dir.position(on_disk=False),
                     RANKS: gathered_trees(ranks, mine) if ranks.several else [mine],
                 }
-                if self._about is None:
-                    self._about = encode(about(self._ready, self._run_dir.path))
                 clock = self._hooks.clock
                 at = encode({"epoch": clock.epoch, "step": clock.step})
                 if ranks.is_main:
@@ -174,6 +171,11 @@ class Resuming:
                 f"a resumable state of the run cannot be saved: {error}; train.checkpoint.every=null saves no states"
             ) from error
         self._saved = time.monotonic()
+
+    @cached_property
+    def _about(self) -> str:
+        """The description of the run in each state, as JSON."""
+        return encode(about(self._ready, self._run_dir.path))
 
     def _write(self, about: str, values: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         self._run_dir.sync()

@@ -166,11 +166,8 @@ class StepGradients:
 
     def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
         """The factor of each micro-batch's loss."""
-        # A batch of sequences may have nothing to predict, so its share may be 0.
-        if len(group) == 1 and not group[0].data.of_tokens:
-            return (1.0,)
         weights = [batch.weight for batch in group]
-        whole = max(sum(weights), 1)
+        whole = max(sum(weights), 1)  # sequences may have nothing to predict
         return [weight / whole for weight in weights]
 
     def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
