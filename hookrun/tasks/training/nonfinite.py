@@ -211,7 +211,6 @@ class BeforeStep:
         }
         self._kept = dict[tuple[str, str], _Kept]()
         self._drawing = [site for site in hooks.sites if site.draws]
-        self.take()
 
     def take(self) -> None:
         """Record the state. Only buffers that were written since the last call are copied."""
