@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 from torch.nn import functional as F
 
 from hookrun.actions.clamp import Clamp
@@ -34,7 +33,7 @@ from hookrun.tasks.metrics.rows import main_tensor
 from hookrun.tasks.run.backward_pass import Scoring
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
-from hookrun.tasks.run.observers import Exchange, matches, observer, planned
+from hookrun.tasks.run.observers import Exchange, matches, new_nodes, observer, planned
 from hookrun.values.containers import tensors
 from hookrun.values.tensors import computable
 
@@ -214,8 +213,7 @@ class Attributing:
 
     def _require_modules(self, total: Tensor) -> None:
         """Raise HookrunError unless every ReLU of the graph is an nn.ReLU, whose gradient a hook can change."""
-        assert total.grad_fn is not None
-        in_graph = sum(node.name() == _RELU for node in _nodes(total.grad_fn))
+        in_graph = sum(node.name() == _RELU for node in new_nodes(total, set()))
         if in_graph > self._relus:
             raise HookrunError(
                 f"task.method: guided_backprop changes the gradient of nn.ReLU, and {in_graph - self._relus} of the "
@@ -268,17 +266,6 @@ def _from_first_real(values: Tensor, batch: Batch) -> Tensor:
     rows = torch.arange(len(values), device=values.device)[:, None]
     kept = real[rows, order].reshape(*real.shape, *[1] * (values.dim() - 2))
     return values[rows, order] * kept
-
-
-def _nodes(last: Node) -> set[Node]:
-    """All nodes of a graph."""
-    seen, waiting = {last}, [last]
-    while waiting:
-        for node, _ in waiting.pop().next_functions:
-            if node is not None and node not in seen:
-                seen.add(node)
-                waiting.append(node)
-    return seen
 
 
 class AttributionRows:

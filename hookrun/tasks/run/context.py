@@ -83,7 +83,6 @@ class RunContext:
     resuming: saves and loads resumable states
     reduced:  runs the hooks on parameter gradients, if several ranks sum these
     _others:  the output for the current batch without the hooks, if a metric compares with it
-    _begun:   the first batch has been set
     """
 
     prepared: Prepared
@@ -95,7 +94,6 @@ class RunContext:
     resuming: Resuming
     reduced: ReducedGradients = field(default_factory=ReducedGradients)
     _others: Any = None
-    _begun: bool = False
 
     def __post_init__(self) -> None:
         self.ranks = self.run_dir.ranks
@@ -135,10 +133,9 @@ class RunContext:
         Only in the first batch does torch fill new memory with NaN, so that it shows whether the model reads memory
         that it has not written.
         """
-        if self._begun:
-            leave_new_memory()
-        self._begun = True
         clock = self.hooks.clock
+        if clock.samples is not None:
+            leave_new_memory()
         clock.samples, clock.population = batch.ids, batch.population
         self.sink.split = batch.split
         if self.ranks.several:

@@ -28,7 +28,7 @@ from hookrun.runtime.site import HookSite
 from hookrun.runtime.wiring import Variant
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.context import RunContext
-from hookrun.tasks.run.observers import matches, observer
+from hookrun.tasks.run.observers import matches, new_nodes, observer
 from hookrun.tasks.run.prepare import as_call
 from hookrun.tasks.run.session import generator_states, set_generators
 from hookrun.tasks.training.finite import all_finite, not_finite
@@ -397,13 +397,8 @@ class NonFiniteTracer:
 
         maker: the module call or hook that has just computed the value, or the loss
         """
-        waiting = [tensor.grad_fn for tensor in tensors(value)]
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node not in self._followed:
-                self._followed.add(node)
-                node.register_hook(partial(self._ran, node.name(), maker))
-                waiting.extend(following for following, _ in node.next_functions)
+        for node in new_nodes(value, self._followed):
+            node.register_hook(partial(self._ran, node.name(), maker))
 
     def _ran(self, node: str, maker: str, grad_inputs: Any, grad_outputs: Any) -> None:
         """torch's hook on an autograd node, called after its backward function."""
