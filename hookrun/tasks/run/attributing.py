@@ -40,8 +40,6 @@ from hookrun.values.tensors import computable
 MOST_BYTES = 2 * 2**30
 """How much memory the attributions of all samples may take."""
 
-_RELU = "ReluBackward0"
-
 Values = dict[str, Tensor]
 """Name of an input, or path of a module -> a tensor with a row for each sample."""
 
@@ -213,7 +211,7 @@ class Attributing:
 
     def _require_modules(self, total: Tensor) -> None:
         """Raise HookrunError unless every ReLU of the graph is an nn.ReLU, whose gradient a hook can change."""
-        in_graph = sum(node.name() == _RELU for node in new_nodes(total, set()))
+        in_graph = sum(node.name() == "ReluBackward0" for node in new_nodes(total, set()))
         if in_graph > self._relus:
             raise HookrunError(
                 f"task.method: guided_backprop changes the gradient of nn.ReLU, and {in_graph - self._relus} of the "

@@ -70,7 +70,6 @@ class PartialPass:
             each.load_state_dict(state["holding"][name])
 
 
-PASS = "pass"
 _AS_IT_IS = nullcontext()
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -341,7 +340,7 @@ class RunContext:
             self.ranks.from_main(list(self.model.buffers()))
         clock, training, saves = self.hooks.clock, self.model.training, holding is not None
         at = PartialPass(clock.step, holding or {})
-        with self.resuming.hold(PASS, at, at.sums) if saves else nullcontext(False) as resumed:
+        with self.resuming.hold("pass", at, at.sums) if saves else nullcontext(False) as resumed:
             clock.training_at = at.step if self.prepared.task.trains else None
             clock.step = clock.step if resumed else 0
             self.sink.loggers.reach(at.step)

@@ -40,9 +40,6 @@ from hookrun.trust.load import DATA, MODELS, OPTIMIZERS, SCHEDULERS, load
 from hookrun.trust.load import METRICS as OWN_METRIC
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
-_SOME_SHAPE = (3, 64, 64)
-_SOME_CLASSES = 10
-_SOME_TOKENS = 256
 MOST_CHECKED = 4_096
 """The number of samples that are checked before the run; a later sample without a span makes the run fail there."""
 
@@ -199,7 +196,7 @@ def load_model(
         shape = info.inputs.shape if isinstance(info.inputs, data.TensorInfo) else None
         classes, vocabulary, length = info.num_classes, info.vocab_size, info.length
     elif stands_in:
-        shape, classes, vocabulary, length = _SOME_SHAPE, _SOME_CLASSES, _SOME_TOKENS, _SOME_TOKENS
+        shape, classes, vocabulary, length = (3, 64, 64), 10, 256, 256
     model = None
     try:
         with session(settings.compute, settings.seed):

@@ -63,7 +63,6 @@ class FiniteSteps:
     A skipped step counts for hooks, like one that a gradient scaler skips, so `when: {step: ...}` means the same
     batches in every run. The optimizer, a schedule by steps and the average of the weights do not advance.
 
-    losses:  the detached losses of the current step's micro-batches
     skipped: the number of steps skipped so far
     """
 
@@ -71,7 +70,7 @@ class FiniteSteps:
         prepared = context.prepared
         own_code = context.settings.model.factory is not None or bool(prepared.plan.code)
         own_code |= any(hook.code for hook in prepared.plan.hooks)
-        self.losses = list[Tensor]()
+        self._losses: Sequence[Tensor] = ()
         self.skipped = 0
         self._context = context
         self._optimizer = optimizer
@@ -90,20 +89,22 @@ class FiniteSteps:
 
     def begin(self, group: Sequence[Batch]) -> None:
         """Prepare for a step over these micro-batches."""
-        self.losses.clear()
         self._group = group
         self._before.take()
 
-    def step(self) -> Outcome:
+    def step(self, losses: Sequence[Tensor]) -> Outcome:
         """Step the optimizer, through the gradient scaler; gradients are already unscaled and clipped.
+
+        losses: the detached losses of the micro-batches
 
         Raises HookrunError if the loss or a gradient is not finite and the policy is `error`.
         """
+        self._losses = losses
         scaler = self._context.scaler  # one that is not enabled only steps the optimizer
         scale = scaler.get_scale()
         try:
             # Checked here too, since a scaler that overflows does not call the hook.
-            if scaler.is_enabled() and not all_finite(self.losses):
+            if scaler.is_enabled() and not all_finite(losses):
                 raise _NotFinite
             scaler.step(self._optimizer)
         except _NotFinite:
@@ -121,7 +122,7 @@ class FiniteSteps:
             return
         trained = (each for group in optimizer.param_groups for each in group["params"])
         gradients = [each.grad for each in trained if each.grad is not None]
-        finite = all_finite([*self.losses, *gradients])
+        finite = all_finite([*self._losses, *gradients])
         if self._context.sharded:  # each rank has only parts of the gradients
             finite = not self._context.ranks.largest([not finite])[0]
         if not finite:
@@ -138,8 +139,8 @@ class FiniteSteps:
         if policy == "skip" and self.skipped > MOST_REPORTED:
             self._before.restore_buffers()
             return "skipped"
-        wrong = next((number for number, loss in enumerate(self.losses) if not all_finite([loss])), None)
-        what = "a gradient is not finite" if wrong is None else f"the loss is {float(self.losses[wrong])}"
+        wrong = next((number for number, loss in enumerate(self._losses) if not all_finite([loss])), None)
+        what = "a gradient is not finite" if wrong is None else f"the loss is {float(self._losses[wrong])}"
         self._optimizer.zero_grad(set_to_none=True)  # frees memory to repeat the step
         source = f"{UNKNOWN}: parameters are sharded over the ranks"
         if not context.sharded:

@@ -134,8 +134,7 @@ def train_step(training: Training, group: Sequence[Batch], shown: dict[str, floa
         # With fused optimizers, hooks would otherwise see scaled gradients.
         context.scaler.unscale_(optimizer)
         norm = clip(settings, optimizer)
-        training.steps.losses += training.gradients.losses(losses, shares)
-        outcome = training.steps.step()
+        outcome = training.steps.step(training.gradients.losses(losses, shares))
         if training.average is not None and outcome == "stepped":
             training.average.update()
 
