@@ -133,17 +133,13 @@ def test_stop_saves_and_overflows_of_the_scaler_do_not_count(run, fails, own_mod
     assert not [line for line in found.metrics if line.get("of") == "epoch" and line["split"] == "train"]
 
     fp16 = ("model=cnn", *FOUR_STEPS, "compute.precision=fp16", "data.batch_size=4")
-    hook = "select: {select}, hook: {hook}, action: scale, factor: 1e39, when: {{step: [1]}}"
-    overflow = run(*fp16, f"+hooks.h={{{hook.format(select='fc.bias', hook='grad')}}}")
-    assert len([line for line in overflow.metrics if line.get("of") == "batch"]) == 4
-    said = fails(*fp16, f"+hooks.h={{{hook.format(select='fc', hook='forward')}}}")
-    assert "first made by hook 'h' (forward, scale) on fc, call 0" in said
-    found = run(*fp16, f"+hooks.h={{{hook.format(select='fc', hook='forward')}}}", SKIP)
-    assert [
-        line["skipped_steps"]
-        for line in found.metrics
-        if line.get("of") == "epoch" and line["split"] == "train"
-    ] == [1]
+    overflows = "+hooks.o={select: fc.bias, hook: grad, action: scale, factor: 1e39, when: {step: [1]}}"
+    bad_loss = "+hooks.h={select: fc, hook: forward, action: scale, factor: 1e39, when: {step: [2]}}"
+    said = fails(*fp16, overflows, bad_loss)
+    assert "step 2: the loss is" in said and "first made by hook 'h' (forward, scale) on fc, call 0" in said
+    train = [line for line in run(*fp16, overflows, bad_loss, SKIP).metrics if line["split"] == "train"]
+    assert [line["step"] for line in train if line["of"] == "batch"] == [0, 1, 3]
+    assert train[-1]["skipped_steps"] == 1
 
 
 def test_a_check_that_stops_comes_first(run) -> None:
