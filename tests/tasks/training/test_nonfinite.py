@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from hookrun.compose.compose import compose_dict
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.run.batches import Batches
+from hookrun.tasks.training.loop import train
 
 FOUR_STEPS = ("train.epochs=1", "train.limit_batches=4", "train.log_every=1", "train.shuffle=false")
 SKIP, STOP = "train.on_nonfinite=skip", "train.on_nonfinite=stop"
@@ -142,9 +143,8 @@ def test_stop_saves_and_overflows_of_the_scaler_do_not_count(run, fails, own_mod
     assert train[-1]["skipped_steps"] == 1
 
 
-def test_a_check_that_stops_comes_first(run) -> None:
+def test_a_check_that_stops_comes_first(performed) -> None:
     """Where a `check` hook asks for the end of the run, that is why it ends."""
-    check = "+hooks.c={select: fc, hook: forward, action: check, policy: stop}"
-    bad = "+hooks.b={select: relu1, hook: forward, action: scale, factor: 1e39}"
-    found = run("model=cnn", *FOUR_STEPS, bad, check, code=3)
-    assert "hook 'c' on fc" in found.status["reason"]
+    check = {"select": "fc", "hook": "forward", "action": "check", "policy": "stop"}
+    bad = {"select": "fc", "hook": "forward_pre", "action": "scale", "factor": 1e39}
+    assert "hook 'c' on fc" in str(performed(train, task={"name": "train"}, hooks={"b": bad, "c": check}))
