@@ -201,10 +201,6 @@ class RunContext:
         log_texts = None if decode is None else partial(self.sink.log_texts, decode)
         return SampleNames(self.run_dir, parts, data.num_classes, log_texts)
 
-    def average(self) -> Average:
-        """An empty Average of the task's metrics."""
-        return self.measuring.average()
-
     def sum_over_ranks(self, average: Average) -> Average:
         """The sum of the Averages of all ranks; every rank calls it."""
         return summed(average, self.measuring.average, self.ranks) if self.ranks.several else average
@@ -295,7 +291,7 @@ class RunContext:
         """
         if self.prepared.plan.no_output is not None:
             measures, store = False, None
-        average = self.average()
+        average = self.measuring.average()
         held: dict[str, Stateful] = {"average": average, **({} if names is None else {"names": names})}
         with self.evaluating(batches, label, held) as (passed, shown):
             for batch in passed:

@@ -49,9 +49,9 @@ def train(context: RunContext) -> None:
         schedule.interval if schedule is not None else "step",
         batches,
         val,
-        context.average(),
+        context.measuring.average(),
         step_gradients(context),
-        context.average(),
+        context.measuring.average(),
         average,
     )
     with resuming.hold("train", training, training.sums):
@@ -151,7 +151,7 @@ def _after_epoch(training: Training) -> None:
         else:
             training.scheduler.step()
     training.epoch, training.batches, training.values = training.epoch + 1, 0, None
-    training.means = context.average()
+    training.means.clear()
     context.run_dir.take_kept()
     every = settings.checkpoint.every.epochs
     context.resuming.point(every is not None and training.epoch % every == 0, in_background=True)
