@@ -161,10 +161,8 @@ class SampleNames:
                 of_each = targets[row, first:end].tolist()
                 lines[row]["targets"] = [None if each == IGNORED else each for each in of_each]
         if self._log_texts is not None:
-            kept = [ids[row][real[row]] for row in rows]
-            if targets is not None:
-                kept += [targets[row][targets[row] != IGNORED] for row in rows]
-            self._log_texts(torch.cat(kept).tolist())
+            written = (line["tokens"] + line.get("targets", []) for line in lines.values())
+            self._log_texts([token for tokens in written for token in tokens if token is not None])
         return lines
 
 

@@ -28,15 +28,16 @@ def session(compute: Compute, seed: int) -> Iterator[None]:
             (torch.backends.cudnn, "benchmark"),
         ):
             stack.callback(setattr, owner, flag, getattr(owner, flag))
-        mode = torch.are_deterministic_algorithms_enabled()
-        warns = torch.is_deterministic_algorithms_warn_only_enabled()
-        stack.callback(_set_deterministic, mode, warns=warns)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
         if compute.threads is not None:
             torch.set_num_threads(compute.threads)
+        mode = torch.are_deterministic_algorithms_enabled()
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
         _set_deterministic(compute.deterministic, warns=True, compiles=compute.compile)
+        # after it: it is not called again where it was interrupted while it imported the compiler
+        stack.callback(_set_deterministic, mode, warns=warns)
         torch.backends.cudnn.benchmark = not compute.deterministic
         yield
 

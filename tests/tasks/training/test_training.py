@@ -175,7 +175,7 @@ def after_epochs(
         checkpoint=SimpleNamespace(keeps=bool, every=SimpleNamespace(epochs=None)),
     )
     none: Any = None
-    training = Training(context, none, none, scheduler, "epoch", none, MagicMock(), none, none, none)
+    training = Training(context, none, none, scheduler, "epoch", none, MagicMock(), MagicMock(), none, none)
     monkeypatch.setattr(loop, "_save", lambda context, name: saved.append(training.epoch))
     for _ in values:
         loop._after_epoch(training)
