@@ -67,9 +67,8 @@ class FiniteSteps:
     """
 
     def __init__(self, context: RunContext, optimizer: Optimizer) -> None:
-        prepared = context.prepared
-        own_code = context.settings.model.factory is not None or bool(prepared.plan.code)
-        own_code |= any(hook.code for hook in prepared.plan.hooks)
+        plan = context.prepared.plan
+        own_code = bool(plan.code) or any(hook.code for hook in plan.hooks)
         self._losses: Sequence[Tensor] = ()
         self.skipped = 0
         self._context = context
@@ -136,29 +135,32 @@ class FiniteSteps:
             return "skipped"
         self.skipped += 1
         self._in_epoch += 1
-        if policy == "skip" and self.skipped > MOST_REPORTED:
-            self._before.restore_buffers()
-            return "skipped"
-        wrong = next((number for number, loss in enumerate(self._losses) if not all_finite([loss])), None)
-        what = "a gradient is not finite" if wrong is None else f"the loss is {float(self._losses[wrong])}"
-        self._optimizer.zero_grad(set_to_none=True)  # frees memory to repeat the step
-        source = f"{UNKNOWN}: parameters are sharded over the ranks"
-        if not context.sharded:
-            source = source_of(context, self._before, self._group, wrong)
-            if context.ranks.several:  # each has repeated the step with its own rows
-                sources = enumerate(context.ranks.gathered(source))
-                known = (f"rank {rank}: {text}" for rank, text in sources if UNKNOWN not in text)
-                source = next(known, source)
-        text = f"epoch {clock.epoch}, step {clock.step}: {what}: {source}"
+        is_told = policy != "skip" or self.skipped <= MOST_REPORTED
+        text = f"epoch {clock.epoch}, step {clock.step}: {self._described()}" if is_told else ""
         self._before.restore_buffers()
         if policy == "error":
             raise HookrunError(f"{WHERE}: {text}\n    {_HINT}")
         if policy == "stop":
             context.sink.stop = f"{WHERE}: {text}"
-            return "skipped"
-        more = " (later ones are only counted)" if self.skipped == MOST_REPORTED else ""
-        context.screen.note([f"{WHERE}: skipped a step: {text}{more}"])
+        elif is_told:
+            more = " (later ones are only counted)" if self.skipped == MOST_REPORTED else ""
+            context.screen.note([f"{WHERE}: skipped a step: {text}{more}"])
         return "skipped"
+
+    def _described(self) -> str:
+        """What is not finite in the step, and its source, see `source_of`."""
+        context = self._context
+        wrong = next((number for number, loss in enumerate(self._losses) if not all_finite([loss])), None)
+        what = "a gradient is not finite" if wrong is None else f"the loss is {float(self._losses[wrong])}"
+        self._optimizer.zero_grad(set_to_none=True)  # frees memory to repeat the step
+        if context.sharded:
+            return f"{what}: {UNKNOWN}: parameters are sharded over the ranks"
+        source = source_of(context, self._before, self._group, wrong)
+        if context.ranks.several:  # each has repeated the step with its own rows
+            sources = enumerate(context.ranks.gathered(source))
+            known = (f"rank {rank}: {text}" for rank, text in sources if UNKNOWN not in text)
+            source = next(known, source)
+        return f"{what}: {source}"
 
     def end_epoch(self) -> dict[str, float]:
         """Print how many steps of the epoch were skipped; returns the entry for metrics.jsonl, empty without any."""
