@@ -303,16 +303,6 @@ class _Search:
         return self.standing or self.healed
 
 
-class _Call(NamedTuple):
-    """A module call that has not returned.
-
-    outside: the origin of what is not finite outside of the call; None: there is none, or its inputs are not finite
-    """
-
-    where: str
-    outside: _Origin | None
-
-
 class NonFiniteTracer:
     """Follows the passes of a model, and finds where values first become non-finite.
 
@@ -331,7 +321,9 @@ class NonFiniteTracer:
             observer("inputs", FORWARD_PRE, modules, self._entered),
             observer("outputs", FORWARD, modules, self._returned),
         )
-        self._open = dict[tuple[str, int], _Call]()
+        # Path and number of each module call that has not returned -> its text, and the origin of what is not finite
+        # outside of it; None if there is none, or if its inputs are not finite.
+        self._open = dict[tuple[str, int], tuple[str, _Origin | None]]()
         self._followed = set[Node]()
 
     def around(self, site: HookSite, op: Op, _variant: Variant) -> Op:
@@ -355,7 +347,7 @@ class NonFiniteTracer:
             return
         path, before = site.path, self.forward.standing
         around = [key for key in self._open if not key[0] or path.startswith(f"{key[0]}.")]
-        caller = self._open[around[-1]].where if around else "(root)"
+        caller = self._open[around[-1]][0] if around else "(root)"
         self.follow_backward(value, caller)
         if (bad := not_finite(value)) and not path:
             self.forward.blame(_Origin(bad))
@@ -363,18 +355,18 @@ class NonFiniteTracer:
             text = f"first made by the forward of {caller}, itself, before it calls {path}: {bad}"
             self.forward.blame(_Origin(text, around[-1][0] if around else ""))
         where = f"{path or '(root)'} ({type(site.module).__name__}), call {site.call}"
-        self._open[path, site.call] = _Call(where, None if bad else before)
+        self._open[path, site.call] = where, None if bad else before
 
     def _returned(self, site: HookSite, value: Any) -> None:
-        call = self._open.pop((site.path, site.call), None)
-        if call is None or not self.in_forward:
+        if not self.in_forward or (site.path, site.call) not in self._open:
             return
-        self.follow_backward(value, call.where)
+        where, outside = self._open.pop((site.path, site.call))
+        self.follow_backward(value, where)
         if bad := not_finite(value):
             itself = ", itself, outside its submodules" if list(site.module.children()) else ""
-            text = f"first made by the forward of {call.where}{itself}, from finite inputs: {bad}"
+            text = f"first made by the forward of {where}{itself}, from finite inputs: {bad}"
             self.forward.blame(_Origin(text, site.path))
-        elif self.forward.standing is not call.outside:
+        elif self.forward.standing is not outside:
             self.forward.heal()
 
     def _edited(self, site: HookSite, op: Op, value: Any) -> Any:
