@@ -377,12 +377,11 @@ class RunContext:
                     if saves:
                         self.resuming.save()
                     return
-                if not saves and (signal := pending()) is not None:
+                if saves:
+                    # Rows that are on the disk are not computed again. Saving writes buffered rows too, so that
+                    # indexes and the state agree.
+                    due = not trains and (self.run_dir.shards != shards or self.resuming.seconds >= SECONDS)
+                    if self.resuming.point(due):
+                        shards = self.run_dir.shards
+                elif (signal := pending()) is not None:
                     raise signal  # without saving: a state would lack the task's sums
-                if not saves:
-                    continue
-                # Rows that are on the disk are not computed again. Saving writes buffered rows too, so that indexes
-                # and the state agree.
-                due = not trains and (self.run_dir.shards != shards or self.resuming.seconds >= SECONDS)
-                if self.resuming.point(due):
-                    shards = self.run_dir.shards
