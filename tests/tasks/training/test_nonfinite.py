@@ -138,9 +138,10 @@ def test_stop_saves_and_overflows_of_the_scaler_do_not_count(run, fails, own_mod
     bad_loss = "+hooks.h={select: fc, hook: forward, action: scale, factor: 1e39, when: {step: [2]}}"
     said = fails(*fp16, overflows, bad_loss)
     assert "step 2: the loss is" in said and "first made by hook 'h' (forward, scale) on fc, call 0" in said
-    train = [line for line in run(*fp16, overflows, bad_loss, SKIP).metrics if line["split"] == "train"]
-    assert [line["step"] for line in train if line["of"] == "batch"] == [0, 1, 3]
-    assert train[-1]["skipped_steps"] == 1
+    found = run(*fp16, overflows, bad_loss, SKIP, BY_STEP)
+    *steps, epoch = [line for line in found.metrics if line["split"] == "train"]
+    assert [line["step"] for line in steps] == [0, 1, 3] and epoch["skipped_steps"] == 1
+    assert [line["lr"] for line in steps] == [1e-3, 5e-4, 5e-4], "neither advances the schedule"
 
 
 def test_a_check_that_stops_comes_first(performed) -> None:
