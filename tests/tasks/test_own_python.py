@@ -108,7 +108,7 @@ def plan_of(run: Run) -> dict[str, Any]:
     return plan
 
 
-def test_a_run_with_its_own_loss_metrics_optimizer_schedule_and_hook(run, tmp_path) -> None:
+def test_a_run_with_its_own_loss_metrics_optimizer_schedule_and_hook(executed, tmp_path) -> None:
     wanted = (
         *SHORT,
         "train.loss={name: 'ownpkg:mine', scale: 2}",
@@ -117,7 +117,7 @@ def test_a_run_with_its_own_loss_metrics_optimizer_schedule_and_hook(run, tmp_pa
         "train.scheduler={name: 'ownpkg:Halving', interval: step}",
         "+hooks.h={select: fc, hook: forward, action: python, function: 'ownpkg:Smooth', enabled: false}",
     )  # fmt: skip
-    found = run(*wanted)
+    found = executed(*wanted)
     first, second, _, val = found.metrics
     assert list(first)[4:] == ["loss", "right", "accuracy", "top5_accuracy", "margin", "lr"]
     assert first["right"] == first["accuracy"] and val["right"] == pytest.approx(val["accuracy"])

@@ -32,10 +32,12 @@ def patch(run: Run, select: str = "layers.1", module: str = "layers.1", **keys: 
     return f"+hooks.patch={{select: {select}, hook: forward, action: replace, value: {value}}}"
 
 
-def test_patching_the_same_sample_of_a_clean_run_restores_its_output(run: Any, clean: Run) -> None:
+def test_patching_the_same_sample_of_a_clean_run_restores_its_output(executed: Any, clean: Run) -> None:
     """A corrupted run whose layer is patched from the clean one computes what the clean one did, in any batching."""
     corrupt = "+hooks.corrupt={select: layers.0, hook: forward, action: noise, std: 3}"
-    patched = run(*BASE, "task=predict", corrupt, BEFORE, patch(clean, sample="same"), "data.batch_size=64")
+    patched = executed(
+        *BASE, "task=predict", corrupt, BEFORE, patch(clean, sample="same"), "data.batch_size=64"
+    )
     assert_close(patched.predictions[:], clean.predictions[:])
     broken = patched.captures["before"]["layers.1"][:]
     assert not torch.allclose(broken, clean.captures["seen"]["layers.1"][:], atol=0.1)
@@ -116,16 +118,16 @@ def test_a_module_that_was_not_captured(refused: Any, clean: Run) -> None:
     assert "hooks.patch.value: no module 'layers.3' in the captures of 'seen': did you" in said
 
 
-def test_samples_without_a_row(run: Any, refused: Any, ready: Any) -> None:
-    short = run(*BASE, "task=predict", SEEN, "train.limit_batches=2")
+def test_samples_without_a_row(executed: Any, refused: Any, ready: Any) -> None:
+    short = executed(*BASE, "task=predict", SEEN, "train.limit_batches=2")
     said = refused(*BASE, "task=predict", patch(short, sample="same"))
     assert "hooks.patch.value: seen/layers.1 of the run" in said
     assert "has no row of sample 100, 101, 102, 103, …: it has 100 samples from 0 to 99" in said
     ready(*BASE, "task=predict", patch(short, sample="same"), "train.limit_batches=2")
 
 
-def test_validation_has_no_rows_of_the_training_samples(run: Any, ready: Any, refused: Any) -> None:
-    train = run(*BASE, "task=predict", "task.split=train", SEEN)
+def test_validation_has_no_rows_of_the_training_samples(executed: Any, ready: Any, refused: Any) -> None:
+    train = executed(*BASE, "task=predict", "task.split=train", SEEN)
     assert "add when: {mode: train}" in refused(*BASE, patch(train, sample="same"))
     when = patch(train, sample="same").replace("action: replace", "action: replace, when: {mode: train}")
     ready(*BASE, when)

@@ -212,10 +212,10 @@ def patch(run: Run, keys: str = "", hook: str = "select: '**'", action: str = "r
     return f"+hooks.patch={{{hook}, hook: forward, action: {action}, {name}: {value}}}"
 
 
-def test_each_module_takes_its_own_rows(run: Any, refused: Any, clean: Run, capsys: Any) -> None:
+def test_each_module_takes_its_own_rows(executed: Any, refused: Any, clean: Run, capsys: Any) -> None:
     select = "select: [layers.1,fc,layers.3]"
     mean = patch(clean, "", select).replace("hooks.patch", "hooks.mean")
-    found = run(*BASE, "seed=5", patch(clean, "sample: same, factor: 2.0", select), BETWEEN, mean, AFTER)
+    found = executed(*BASE, "seed=5", patch(clean, "sample: same, factor: 2.0", select), BETWEEN, mean, AFTER)
     for module in ("layers.1", "layers.3", "fc"):
         assert_close(found.captures["between"][module][:], 2 * clean.captures["seen"][module][:])
     said = capsys.readouterr().out
@@ -226,13 +226,13 @@ def test_each_module_takes_its_own_rows(run: Any, refused: Any, clean: Run, caps
     assert "which holds layers.1, layers.3, fc; name one for all with `module`, or narrow `select`" in said
 
 
-def test_one_channel_of_the_row_of_each_sample(run: Any, clean: Run) -> None:
+def test_one_channel_of_the_row_of_each_sample(executed: Any, clean: Run) -> None:
     """Found by `at: same`; then all is zero, and the same channels are picked by `index`."""
     hook = "select: layers.1, index: '..., [1,5,6]'"
     zero = "+hooks.zero={select: layers.1, hook: forward, action: replace, value: 0}"
     picked = patch(clean, "sample: same, index: '[1,5,6]'", hook).replace("hooks.patch", "hooks.pick")
     own = SEEN.replace("hooks.seen", "hooks.own")
-    found = run(
+    found = executed(
         *BASE, "seed=5", own, patch(clean, "sample: same, at: same", hook), BETWEEN, zero, picked, AFTER
     )
     expected, theirs = found.captures["own"]["layers.1"][:], clean.captures["seen"]["layers.1"][:]
@@ -253,11 +253,13 @@ def test_steering_strength_by_sample(run: Any, clean: Run) -> None:
     assert_close(found.captures["after"]["layers.1"][:], expected)
 
 
-def test_rows_by_sample_and_an_index_into_the_batch(run: Any, refused: Any, clean: Run) -> None:
+def test_rows_by_sample_and_an_index_into_the_batch(executed: Any, refused: Any, clean: Run) -> None:
     hook = "select: layers.1, index: '[1,0]'"
     said = refused(*BASE, "data.batch_size=2", "train.limit_batches=1", patch(clean, "sample: same", hook))
     assert "`index` picks rows of the batch" in said
-    found = run(*BASE, "seed=5", "train.limit_batches=1", patch(clean, "sample: same, at: same", hook), AFTER)
+    found = executed(
+        *BASE, "seed=5", "train.limit_batches=1", patch(clean, "sample: same, at: same", hook), AFTER
+    )
     own, theirs = found.captures["after"]["layers.1"], clean.captures["seen"]["layers.1"]
     assert_close(own[:2], theirs[:2])
     assert not torch.allclose(own[2], theirs[2])

@@ -161,8 +161,8 @@ def test_missing_runs_and_captures_are_errors_that_leave_no_files(refused, captu
 
 
 @pytest.mark.parametrize("task", ["probe", "similarity"])
-def test_one_number_for_each_sample_is_a_layer_too(run: Any, captured: Run, task: str) -> None:
-    found = run(f"task={task}", f"task.run={captured.path}", "task.capture=norms")
+def test_one_number_for_each_sample_is_a_layer_too(executed: Any, captured: Run, task: str) -> None:
+    found = executed(f"task={task}", f"task.run={captured.path}", "task.capture=norms")
     assert {line["module"] for line in found.metrics} == {"flatten", "layers.1", "fc"}
 
 

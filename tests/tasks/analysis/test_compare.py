@@ -35,21 +35,21 @@ DECODER = (
 )
 
 
-def faulty(folder: Path, overrides: tuple[str, ...], weight: str) -> tuple[Run, Run]:
+def faulty(folder: Path, run: Any, overrides: tuple[str, ...], weight: str) -> tuple[Run, Run]:
     """Two runs of the same model; in the second one an element of a weight is larger by 1."""
     model, _ = hookrun.build(overrides=list(overrides))
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    runs = list[Run]()
     for name in ("whole", "faulty"):
         save_file(state, folder / f"{name}.safetensors")
-        weights = f"model.weights={folder / name}.safetensors"
-        assert main([*overrides, SEEN, weights, f"hydra.run.dir={folder / name}"]) == 0
+        runs.append(run(*overrides, SEEN, f"model.weights={folder / name}.safetensors"))
         state[weight][3, 7] += 1
-    return hookrun.open_run(folder / "whole"), hookrun.open_run(folder / "faulty")
+    return runs[0], runs[1]
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
-    return faulty(tmp_path_factory.mktemp("digits"), PREDICT, "layers.2.weight")
+def digits(tmp_path_factory: pytest.TempPathFactory, shared: Any) -> tuple[Run, Run]:
+    return faulty(tmp_path_factory.mktemp("digits"), shared, PREDICT, "layers.2.weight")
 
 
 def made(path: Path, *batches: dict[str, torch.Tensor], split: Split = "val") -> Run:
@@ -112,8 +112,8 @@ def test_a_fault_in_one_weight_is_first_and_nothing_before_it(shared: Any, digit
     assert same.first == content["first"] and len(same.captures) == len(rows)
 
 
-def test_whole_sequences_are_compared_token_by_token(tmp_path: Path) -> None:
-    whole, other = faulty(tmp_path, DECODER, "blocks.1.mlp.pre.weight")
+def test_whole_sequences_are_compared_token_by_token(executed: Any, tmp_path: Path) -> None:
+    whole, other = faulty(tmp_path, executed, DECODER, "blocks.1.mlp.pre.weight")
     comparison = whole.compare(other, by=("module", "tokens"))
     assert comparison.first == {"module": "blocks.1.mlp.pre", "sample": 0, "token": 0}
     left, right = (each.captures["seen"]["blocks.1"].numpy().astype(np.float64) for each in (whole, other))
@@ -167,10 +167,10 @@ def test_the_command_compares_two_directories(digits: tuple[Run, Run], capsys: A
     assert compare(paths[:1]) == 2
 
 
-def test_training_differs_first_at_its_first_step(run: Any) -> None:
+def test_training_differs_first_at_its_first_step(executed: Any) -> None:
     train = ("model=mlp", "task=train", "train.epochs=1", "train.limit_batches=3", SEEN)
     fault = "+hooks.x={select: layers.2, hook: forward, action: scale, factor: 1.1, when: {step: {start: 1}}}"
-    found = run(*train).compare(run(*train, fault, "+hooks.x.priority=-1"))
+    found = executed(*train).compare(executed(*train, fault, "+hooks.x.priority=-1"))
     assert found.first is not None and found.first["module"] == "layers.2"
 
 

@@ -47,15 +47,15 @@ def test_a_row_of_a_token_has_the_target_at_its_position(shared: Any, padding: l
     assert labels_of_data(found, rows, answer=True).values.tolist() == answers
 
 
-def test_a_probe_of_tokens_leaves_out_rows_without_a_label(run: Any, shared: Any, capsys: Any) -> None:
+def test_a_probe_of_tokens_leaves_out_rows_without_a_label(executed: Any, shared: Any, capsys: Any) -> None:
     found = prompts(shared)
-    (line,) = run("task=probe", f"task.run={found.path}").metrics
+    (line,) = executed("task=probe", f"task.run={found.path}").metrics
     assert (line["samples"], line["rows"]) == (20, 20), "only the last token has a target"
     low, high = wilson(line["accuracy"], 5)
     assert (line["accuracy_low"], line["accuracy_high"]) == pytest.approx((low, high))
     assert low <= line["accuracy"] <= high and 0 <= line["control"] <= 1
     assert line["majority"] == pytest.approx(0.5, abs=0.11)
-    (every,) = run("task=probe", f"task.run={found.path}", "task.labels=answer").metrics
+    (every,) = executed("task=probe", f"task.run={found.path}", "task.labels=answer").metrics
     assert (every["samples"], every["rows"]) == (20, 50)
     assert "control" in capsys.readouterr().out
 
@@ -87,12 +87,12 @@ def test_labels_of_a_file_go_to_the_samples_that_it_names(shared: Any, header: s
     assert labels.values.tolist() == [(0, 1, -100)[n % 3] for n in rows.sample_ids.tolist()]
 
 
-def test_a_probe_of_named_classes_leaves_out_samples_without_one(run: Any, shared: Any) -> None:
+def test_a_probe_of_named_classes_leaves_out_samples_without_one(executed: Any, shared: Any) -> None:
     found = prompts(shared)
     Path("labels.csv").write_text(
         "sample,mood\n" + "".join(f"{n},{('bad', 'good', '')[n % 3]}\n" for n in range(20))
     )
-    probe = run("task=probe", f"task.run={found.path}", "task.labels={file: labels.csv, column: mood}")
+    probe = executed("task=probe", f"task.run={found.path}", "task.labels={file: labels.csv, column: mood}")
     assert [line["samples"] for line in probe.metrics] == [14]
     with safe_open(probe.path / "probes.safetensors", "pt") as file:
         assert file.metadata() == {"classes": '["bad", "good"]'}

@@ -280,7 +280,9 @@ def test_models_that_are_not_decoders_are_refused(kind: str, config: str, said: 
 
 def test_a_block_whose_modules_do_not_add_up_is_one_part(executed: Runs) -> None:
     bloom = f"{{model_type: bloom, hidden_size: 32, n_layer: 2, n_head: 4, vocab_size: null, {IDS}}}"
-    found = executed("task=lens", "model=transformers", f"model.args.config={bloom}", *DATA, "task.parts=layers")
+    found = executed(
+        "task=lens", "model=transformers", f"model.args.config={bloom}", *DATA, "task.parts=layers"
+    )
     names = {line["part"] for line in found.lens if line["layer"] is not None}
     assert names == {"transformer.h.0", "transformer.h.1"}
     means = [line["logit_difference"] for line in found.metrics if "module" in line]

@@ -64,10 +64,10 @@ def by_hand(*overrides: str) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, 
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
-def test_they_equal_plain_pytorch(run: Runs, padding: str) -> None:
+def test_they_equal_plain_pytorch(executed: Runs, padding: str) -> None:
     side = f"data.args.padding={padding}"
     metrics = f"task.metrics=[{ALL},{{name: loss, by: sample}},{{name: rank, by: sample}}]"
-    found = run("task=evaluate", *NAMES, side, metrics)
+    found = executed("task=evaluate", *NAMES, side, metrics)
     expected = list(by_hand(side))
     losses = torch.tensor([-float(logs[answer]) for _, logs, _, answer, _ in expected])
     ranks = [1 + int((scores > scores[answer]).sum()) for _, _, scores, answer, _ in expected]
@@ -85,11 +85,13 @@ def test_they_equal_plain_pytorch(run: Runs, padding: str) -> None:
     assert [line["loss"] for line in samples] == pytest.approx(losses.tolist(), rel=1e-5)
 
 
-def test_positions_count_from_the_first_real_token_on_either_side(run: Runs) -> None:
+def test_positions_count_from_the_first_real_token_on_either_side(executed: Runs) -> None:
     """The loss is there even where it is listed by position only."""
     data = (*DECODER, "data=repeated_tokens", "data.args.val_size=6", "data.args.half=[3,8]")
     metrics = "task.metrics=[{name: loss, by: position},{name: perplexity, by: position}]"
-    sides = [run("task=evaluate", *data, metrics, f"data.args.padding={side}") for side in ("right", "left")]
+    sides = [
+        executed("task=evaluate", *data, metrics, f"data.args.padding={side}") for side in ("right", "left")
+    ]
     right, left = (lines(each, "position") for each in sides)
     assert [line["position"] for line in right] == sorted({line["position"] for line in right})
     assert [(each["position"], each["tokens"]) for each in right] == [
@@ -102,7 +104,7 @@ def test_positions_count_from_the_first_real_token_on_either_side(run: Runs) -> 
     assert right[0]["perplexity"] == pytest.approx(math.exp(right[0]["loss"]), rel=1e-5)
     expected = right[len(right) // 2]
     at = f"task.tokens={{position: {expected['position']}, missing: skip}}"
-    found = run("task=evaluate", *data, metrics, at)
+    found = executed("task=evaluate", *data, metrics, at)
     assert lines(found, "position") == [expected]
     assert found.metrics[-1]["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
