@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.analysis.input import Analysis
-    from hookrun.tasks.analysis.labels import Labels
+    from hookrun.tasks.analysis.probing import Labels
     from hookrun.tasks.run.progress import Screen
     from hookrun.tasks.run.resuming import Results
 
@@ -73,7 +73,7 @@ class ProbeTask(TaskOfCaptures):
 
     def _needed(self, analysis: Analysis, outputs: int, project: int | None) -> dict[str, int]:
         """Module path -> the bytes needed while it is probed, including the weights of all probes."""
-        from hookrun.tasks.analysis.linear_probe import memory_needed
+        from hookrun.tasks.analysis.probing import memory_needed
 
         every = self.features(analysis, project)
         kept = sum(4 * outputs * each.captured for each in every.values())
@@ -92,7 +92,7 @@ class ProbeTask(TaskOfCaptures):
         from safetensors.torch import save_file
 
         from hookrun.tasks.analysis.input import projection_entry, show_table
-        from hookrun.tasks.analysis.linear_probe import fit
+        from hookrun.tasks.analysis.probing import fit
 
         features, labels = self.features(analysis, self.project), self._labels(analysis)
         shown = list[list[str]]()
@@ -129,7 +129,7 @@ class ProbeTask(TaskOfCaptures):
 
     def _labels(self, analysis: Analysis) -> dict[str, Labels]:
         """Module path -> the label of each row, read once for all modules with the same samples and positions."""
-        from hookrun.tasks.analysis.labels import labels_of_data, labels_of_file
+        from hookrun.tasks.analysis.probing import labels_of_data, labels_of_file
 
         read: dict[bytes, Labels] = {}
         labels: dict[str, Labels] = {}

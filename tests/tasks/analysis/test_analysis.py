@@ -19,7 +19,7 @@ from hookrun.spec import Experiment
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks import parse_experiment, task_of
-from hookrun.tasks.analysis import cka, linear_probe
+from hookrun.tasks.analysis import cka, probing
 from hookrun.tasks.run import resuming
 
 SMALL = ("compute.device=cpu", "compute.threads=1")
@@ -109,7 +109,7 @@ def test_an_analysis_beyond_the_allowed_memory_is_refused_before(refused: Any, c
 LARGE = """
 import resource, sys
 from hookrun.cli import main
-import hookrun.tasks.analysis.linear_probe, hookrun.tasks.analysis.cka
+import hookrun.tasks.analysis.probing, hookrun.tasks.analysis.cka
 with open("/proc/self/statm") as file:
     now = int(file.read().split()[0]) * resource.getpagesize()
 limit = now + 700 * 2**20
@@ -204,7 +204,7 @@ def test_a_killed_analysis_is_resumed_with_its_next_part(
     """Recorded parts are not computed again."""
     expected = recorded(request.getfixturevalue("probed" if task == "probe" else "compared").path)
     calls, left = list[str](), [part]
-    for module, name in ((linear_probe, "fit"), (cka, "_by_samples"), (cka, "_by_features")):
+    for module, name in ((probing, "fit"), (cka, "_by_samples"), (cka, "_by_features")):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, real=real: calls.append("") or real(*args))
     real_write = resuming.write_state

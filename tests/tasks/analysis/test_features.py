@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks.analysis.cka import Way, chosen_way, linear_cka_of_all
 from hookrun.tasks.analysis.features import Features, Projection, gram, reading_bytes
-from hookrun.tasks.analysis.linear_probe import fit, memory_needed
+from hookrun.tasks.analysis.probing import fit, memory_needed
 from hookrun.tasks.of_captures import SUGGESTED
 from hookrun.tasks.probe import ProbeTask
 

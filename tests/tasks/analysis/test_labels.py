@@ -15,8 +15,7 @@ from safetensors import safe_open
 from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks.analysis.features import Features
 from hookrun.tasks.analysis.input import show_table
-from hookrun.tasks.analysis.labels import labels_of_data, labels_of_file
-from hookrun.tasks.analysis.linear_probe import fit, wilson
+from hookrun.tasks.analysis.probing import fit, labels_of_data, labels_of_file, wilson
 
 PROMPTS = [("ab", "x"), ("abcd", "y"), ("abc", "x"), ("a", "y")] * 5
 
