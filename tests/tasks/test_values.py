@@ -43,7 +43,9 @@ def test_patching_the_same_sample_of_a_clean_run_restores_its_output(executed: A
     assert not torch.allclose(broken, clean.captures["seen"]["layers.1"][:], atol=0.1)
 
 
-def test_clean_and_corrupted_inputs_of_two_files(run: Any, tmp_path: Path, capsys: Any) -> None:
+def test_clean_and_corrupted_inputs_of_two_files(
+    run: Any, executed: Any, tmp_path: Path, capsys: Any
+) -> None:
     """Sample n of one file corresponds to sample n of the other; the plan notes that they are not the same."""
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
     save_file({"x": x, "y": torch.arange(40) % 3}, tmp_path / "clean.safetensors")
@@ -52,7 +54,7 @@ def test_clean_and_corrupted_inputs_of_two_files(run: Any, tmp_path: Path, capsy
     of = [("data=tensors", "model=mlp", "task=predict", columns % name) for name in ("clean", "corrupted")]
     clean = run(*of[0], SEEN)
     capsys.readouterr()
-    patched = run(*of[1], BEFORE, patch(clean, sample="same"))
+    patched = executed(*of[1], BEFORE, patch(clean, sample="same"))
     assert_close(patched.predictions[:], clean.predictions[:])
     broken = patched.captures["before"]["layers.1"][:]
     assert not torch.allclose(broken, clean.captures["seen"]["layers.1"][:], atol=0.01)

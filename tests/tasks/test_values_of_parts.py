@@ -243,10 +243,10 @@ def test_one_channel_of_the_row_of_each_sample(executed: Any, clean: Run) -> Non
         expected = torch.zeros_like(theirs)
 
 
-def test_steering_strength_by_sample(run: Any, clean: Run) -> None:
+def test_steering_strength_by_sample(run: Any, executed: Any, clean: Run) -> None:
     other = run(*BASE, SEEN, "seed=1")
     keys = f"module: layers.1, factor: 0.5, index: '0:4', sample: same, minus: {{run: '{other.path}', sample: same}}"
-    found = run(*BASE, patch(clean, keys, "select: layers.1, index: '..., 0:4'", "add_bias"), AFTER)
+    found = executed(*BASE, patch(clean, keys, "select: layers.1, index: '..., 0:4'", "add_bias"), AFTER)
     a, b = (each.captures["seen"]["layers.1"][:] for each in (clean, other))
     expected = a.clone()
     expected[:, :4] += (a - b)[:, :4] / 2
@@ -277,7 +277,7 @@ def test_mistakes_in_a_value_are_reported(refused: Any, clean: Run, tmp_path: Pa
         assert said in refused(*BASE, patch(clean, keys, "select: fc")), keys
 
 
-def test_rows_captured_at_one_token_are_written_at_the_token_of_their_sample(run: Any) -> None:
+def test_rows_captured_at_one_token_are_written_at_the_token_of_their_sample(run: Any, executed: Any) -> None:
     model = ("model=decoder", "model.args.width=16", "model.args.layers=1", "model.args.heads=2")
     sizes = (
         "data.args.val_size=15",
@@ -289,5 +289,5 @@ def test_rows_captured_at_one_token_are_written_at_the_token_of_their_sample(run
     value = f"value: {{run: '{clean.path}', capture: seen, sample: SAMPLE, at: same}}, heads: [1]"
     hook = f"+hooks.put={{{place}, action: replace, {value}}}"
     task = ("task=evaluate", *base, "task.metrics=[kl]")
-    assert run(*task, hook.replace("SAMPLE", "same")).metrics[-1]["kl"] < 1e-9
-    assert run(*task, hook.replace("SAMPLE", "resample")).metrics[-1]["kl"] > 1e-9
+    assert executed(*task, hook.replace("SAMPLE", "same")).metrics[-1]["kl"] < 1e-9
+    assert executed(*task, hook.replace("SAMPLE", "resample")).metrics[-1]["kl"] > 1e-9

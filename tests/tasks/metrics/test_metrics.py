@@ -109,11 +109,11 @@ def test_positions_count_from_the_first_real_token_on_either_side(executed: Runs
     assert found.metrics[-1]["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
-def test_kl_compares_with_the_model_without_hooks_or_with_a_run(run: Runs) -> None:
+def test_kl_compares_with_the_model_without_hooks_or_with_a_run(run: Runs, executed: Runs) -> None:
     clean = run("task=predict", *NAMES)
-    own = run("task=predict", *NAMES, NOISE, "task.metrics=[kl, {name: kl, by: sample}]")
+    own = executed("task=predict", *NAMES, NOISE, "task.metrics=[kl, {name: kl, by: sample}]")
     against = f"task.metrics=[{{name: kl, against: {{run: '{clean.path}'}}}}]"
-    other = run("task=evaluate", *NAMES, NOISE, against)
+    other = executed("task=evaluate", *NAMES, NOISE, against)
     assert (
         own.metrics[-1]["kl"] == pytest.approx(other.metrics[-1]["kl"], rel=1e-6)
         and own.metrics[-1]["kl"] > 0.001
@@ -188,10 +188,10 @@ def test_kl_is_not_below_zero_where_two_predictions_nearly_agree() -> None:
     assert (near >= 0).all() and near.max() < 1e-6
 
 
-def test_weights_of_another_run(run: Runs) -> None:
+def test_weights_of_another_run(run: Runs, executed: Runs) -> None:
     trained = run(*NAMES, "train.epochs=1", "train.checkpoint.save=last", "seed=3")
     weights = f"model.weights={{run: '{trained.path}'}}"
-    found = run("task=evaluate", *NAMES, weights)
+    found = executed("task=evaluate", *NAMES, weights)
     assert (
         found.metrics[-1]["loss"] == [line for line in trained.metrics if line["split"] == "val"][-1]["loss"]
     )
