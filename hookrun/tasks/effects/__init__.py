@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hookrun.tasks.base import JobCache
     from hookrun.tasks.run.context import RunContext
     from hookrun.tasks.run.prepare import Prepared
-    from hookrun.tasks.training.parameter_groups import Trained
 
 MOST_REPEATS = 1_000
 Method = Literal["exact", "gradient"]
@@ -195,7 +194,7 @@ class EffectsTask(TaskOfOneSplit):
             ),
         )
 
-    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+    def lines(self, prepared: Prepared) -> list[str]:
         """What is moved."""
         metrics = " ".join(metric.name for metric in self.metrics)
         return [f"{self.hook} is moved over {', '.join(self.over or ())}; {metrics} of each sample"]
