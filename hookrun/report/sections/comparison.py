@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from hookrun.errors import shortened
 from hookrun.report.draw.charts import Figure, bars
-from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.pictures import heat, matrix
 from hookrun.report.draw.text import module_name, number
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
@@ -73,15 +70,14 @@ def _figures(rows: Sequence[Any]) -> list[Figure]:
         if isinstance(row, Mapping) and is_number(row.get("relative_l2")):
             name = f"{module_name(str(row.get('module')))} {row.get('path') or ''}".rstrip()
             token = row.get("token")
-            cells.setdefault((name, token if isinstance(token, int) else None), float(row["relative_l2"]))
+            cells.setdefault(
+                (name, token if isinstance(token, int) else None), max(float(row["relative_l2"]), 0.0)
+            )
     names = list(dict.fromkeys(name for name, _ in cells))[:MOST_ROWS]
     tokens = sorted({token for _, token in cells if token is not None})[:MOST_ROWS]
     title = "relative L2 of the difference, in the order of execution"
     if not tokens:
         values = [cells[name, None] for name in names]
         return [bars(title, values, x="module", y="relative L2", names=names)] if names else []
-    grid = np.array([[cells.get((name, token), math.nan) for token in tokens] for name in names])
     columns = [str(token) for token in tokens]
-    return [
-        heat(title, grid.clip(0, 1e30).astype(np.float32), rows=names, columns=columns, x="token", log=True)
-    ]
+    return [heat(title, matrix(cells, names, tokens), rows=names, columns=columns, x="token", log=True)]
