@@ -297,22 +297,18 @@ def test_a_set_direction_is_kept_and_a_contradiction_is_refused() -> None:
         set_direction(config(direction=["minimize", "maximize"]), ACCURACY)
 
 
-def test_a_sweep_goes_on_after_failed_jobs_unless_a_rate_was_typed(tmp_path: Path) -> None:
+def test_a_sweep_goes_on_after_failed_jobs_unless_a_rate_was_typed() -> None:
     for typed, rate in (((), 1.0), (("hydra.sweeper.max_failure_rate=0",), 0.0)):
         cfg = config(*typed, max_failure_rate=0.0)
-        prepare_sweeper(cfg, tmp_path, 7)
+        prepare_sweeper(cfg, 7)
         assert cfg.hydra.sweeper.max_failure_rate == rate
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 7), (3, 3)])
-def test_a_sampler_without_a_seed_gets_the_experiment_s(
-    given: int | None, expected: int, tmp_path: Path
-) -> None:
+def test_a_sampler_without_a_seed_gets_the_experiment_s(given: int | None, expected: int) -> None:
     cfg = config(sampler={"seed": given})
-    prepare_sweeper(cfg, tmp_path, 2**32 + 7)
+    prepare_sweeper(cfg, 2**32 + 7)
     assert cfg.hydra.sweeper.sampler.seed == expected
-    stored = OmegaConf.load(tmp_path / "multirun.yaml")
-    assert stored.hydra.sweeper.sampler.seed == given, "as it was typed"
 
 
 def test_a_job_with_another_objective_is_refused() -> None:
@@ -337,9 +333,9 @@ def test_optuna_finds_the_good_learning_rate_and_continues_after_one_that_diverg
     ]  # fmt: skip
     assert main([*command, "hydra.sweeper.direction=maximize"]) == 2
     assert "the objective is to minimize val/loss" in capsys.readouterr().err and not any(cwd.iterdir())
-    assert main(command) == 0
+    assert main(command) == 1
     out = capsys.readouterr().out
-    assert "val/loss has no finite value" in out and "sweep: 3 of 3 jobs done" in out
+    assert "train.optimizer.lr=1e+30  failed" in out and "sweep: 2 of 3 jobs done" in out
     assert "best: job 0 (train.optimizer.lr=0.003), val/loss" in out
     found = OmegaConf.load(cwd / "found/optimization_results.yaml")
     assert found.best_params["train.optimizer.lr"] == 0.003
