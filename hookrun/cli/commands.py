@@ -36,7 +36,7 @@ from hookrun.config import ROOT_KEYS
 from hookrun.discovery import names_in
 from hookrun.errors import Problem, SpecError, spec_error, whole_characters
 from hookrun.sweeps.exit_codes import DONE, REFUSED
-from hookrun.sweeps.waiting import waiting_for
+from hookrun.terminal import waiting_for
 from hookrun.trust import of_environment, read_once
 
 CONFIG_NAME = "config"

@@ -33,7 +33,7 @@ from hookrun.store.records import Status, read_record
 from hookrun.sweeps.composed_jobs import hash_of
 from hookrun.sweeps.exit_codes import DONE, REFUSED, exit_code, report
 from hookrun.sweeps.resumed import refuse_links
-from hookrun.terminal import words
+from hookrun.terminal import waiting_for, words
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
@@ -282,6 +282,20 @@ def keep_found_runs(run_dir: Path, cfg: DictConfig, prepared: Ready) -> None:
             OmegaConf.update(config, where, literal(path), force_add=True)
     with replacing(stored) as file:
         file.write(OmegaConf.to_yaml(config).encode())
+
+
+def import_torch() -> None:
+    """Import torch, which takes most of the time before a run starts; the progress line says so meanwhile."""
+    if "torch" in sys.modules:
+        return
+    waiting_for("importing torch")
+    was_enabled = gc.isenabled()
+    gc.disable()  # a fifth of a second: almost nothing that an import creates can be freed
+    try:
+        import torch  # noqa: F401
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def free_job_memory() -> None:

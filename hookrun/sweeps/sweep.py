@@ -46,11 +46,10 @@ from hookrun.store.format import MULTIRUN, STATUS, SWEEP
 from hookrun.store.run_dir import outputs_folder, update_latest
 from hookrun.sweeps.composed_jobs import SUBDIR, ComposedJob, command_of, jobs_of
 from hookrun.sweeps.exit_codes import DONE, FAILED, most_serious
-from hookrun.sweeps.jobs import JobFailed, JobLines, SweepJob, free_job_memory, make_page
+from hookrun.sweeps.jobs import JobFailed, JobLines, SweepJob, free_job_memory, import_torch, make_page
 from hookrun.sweeps.launching import SweepRun, SweepStopped, interrupted
 from hookrun.sweeps.needs import NeededRuns, with_found_runs
 from hookrun.sweeps.resumed import SWEEPS, JobDirectories
-from hookrun.sweeps.waiting import import_torch
 from hookrun.tasks import JobCache, check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
 
 STOP = ".stop"
