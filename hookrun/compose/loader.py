@@ -200,10 +200,16 @@ class Loader(ConfigLoaderImpl):
         config_name: str | None = None,
         overrides: list[str] | None = None,
     ) -> list[str]:
-        """The names in a config group: of configs with those of its subgroups, so that ``glob(lm/*)`` finds them."""
+        """The names in a config group: of configs with those of its subgroups, so that ``glob(lm/*)`` finds them.
+
+        For completion, which alone gives overrides, a group that holds both files and folders has no subgroups: it
+        would not offer the files.
+        """
         _, repo = self._parse_overrides_and_create_caching_repo(config_name, overrides or [])
         if results_filter is ObjectType.CONFIG:
             return options(repo, group_name)
+        if overrides is not None and group_name and repo.get_group_options(group_name, ObjectType.CONFIG):
+            return []
         return repo.get_group_options(group_name, results_filter)
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
