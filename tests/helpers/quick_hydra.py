@@ -6,7 +6,6 @@ change the cached objects. hookrun's own readers and checks are not cached. Cach
 
 - the content of config files in the folders of hookrun and Hydra, but not of files that tests write
 - the defaults list, if there are no other config folders, and the merged content of its files
-- parsed overrides, except those that call a function: `shuffle` draws random numbers
 
 Half of the remaining time goes into deep copies of configurations. OmegaConf creates each node and then fills it; here
 the copies are created filled.
@@ -31,7 +30,6 @@ from hydra._internal.config_repository import ConfigRepository, IConfigRepositor
 from hydra._internal.defaults_list import DefaultsList
 from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, ListConfig, nodes
@@ -112,16 +110,6 @@ def _compose(original: Original) -> Original:
     return compose
 
 
-def _parse(original: Original) -> Original:
-    @wraps(original)
-    def parse_rule(self: OverridesParser, line: str, rule: str) -> Any:
-        if "(" in line:
-            return original(self, line, rule)
-        return _remembered(("line", rule, line), lambda: original(self, line, rule))
-
-    return parse_rule
-
-
 def _copied(node: Any, memo: dict[int, Any]) -> Any:
     """The same copy of a node as OmegaConf's ``__deepcopy__`` makes: values and the parent are shared."""
     new = object.__new__(type(node))
@@ -169,7 +157,6 @@ REMEMBERING: list[tuple[object, str, Callable[[Original], Original]]] = [
     (ConfigRepository, "load_config", _load_config),
     (config_loader_impl, "create_defaults_list", _create_defaults_list),
     (ConfigLoaderImpl, "_compose_config_from_defaults_list", _compose),
-    (OverridesParser, "parse_rule", _parse),
     *((each, "__deepcopy__", _deepcopy) for each in _COPIED),
 ]
 """(owner, name) of each function, with the decorator that makes the cached version."""
