@@ -165,7 +165,7 @@ class Cells:
         most = MOST_NUMBERS.get(self._context.prepared.device.type, ON_ACCELERATORS)
         copies = min(max(most // max(self._largest * samples, 1), 1), MOST_COPIES)
         done = self._done
-        for entry, numbers in self._replay.groups:
+        for entry, numbers in self._replay.groups().items():
             left, done = numbers[done:], max(done - len(numbers), 0)
             yield from ((left[at : at + copies], entry) for at in range(0, len(left), copies))
 
