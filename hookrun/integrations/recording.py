@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import ReferenceType, ref
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, distributed, nn
 
@@ -45,6 +45,7 @@ class Recording(Installation):
     """An installation that writes a run directory: captures, metrics, records, and a report at the end.
 
     path:  the run directory
+    rows:  the sink, which numbers the rows of the batches
     split: the split of the batches, `train` or `val`, for captures; None: not known
 
     Rows of captures have the ids in `samples`, if the loop sets them. Otherwise they are numbered from 0 in the order
@@ -79,14 +80,14 @@ class Recording(Installation):
         self._latest = latest
         self._trains = trains
         self._run_dir = RunDir(path)
-        self._rows = RunSink(self._run_dir, print)
+        self.rows = RunSink(self._run_dir, print)
         self._counts, self._is_open = True, False
         self._called_in: int | None = None  # the step of the model's latest call
         self._lock = ExitStack()
         super().__init__(
             plan,
             model,
-            sink=self._rows,
+            sink=self.rows,
             effects=effects,
             scaler=scaler,
             standalone=True,
@@ -181,46 +182,29 @@ class Recording(Installation):
     @property
     def split(self) -> str | None:
         """The split of the batches."""
-        return self._rows.split
+        return self.rows.split
 
     @split.setter
     def split(self, part: str | None) -> None:
         if part not in (None, "train", "val"):
             raise HookrunError(f"split: found {part!r}, expected 'train', 'val' or None")
-        self._rows.split = part  # type: ignore[assignment]
-
-    def is_on(self, model: nn.Module) -> bool:
-        """Whether the hooks are installed on this model, or on a model that it wraps."""
-        return any(each is self._model for each in model.modules())
+        self.rows.split = part  # type: ignore[assignment]
 
     def number_rows(self, count: int) -> None:
         """A batch of `count` samples begins: for loops that do not call the model itself, but its modules."""
         self._counts = False
-        self._rows.number(count)
-
-    @property
-    def numbered(self) -> int:
-        """How many rows were numbered so far; set it to 0 at the beginning of a pass over the data."""
-        return self._rows.numbered
-
-    @numbered.setter
-    def numbered(self, count: int) -> None:
-        self._rows.numbered = count
-
-    def begin_forward(self) -> None:
-        """A forward begins: calls of each module are counted from 0 again. Calling the model does this by itself."""
-        self.clock.forward.number += 1
+        self.rows.number(count)
 
     @contextmanager
     def muted(self) -> Iterator[None]:
         """A context in which hooks do not act or record, and nothing is counted."""
-        before, self._rows.muted = self._rows.muted, True
+        before, self.rows.muted = self.rows.muted, True
         step, epoch = self.clock.step, self.clock.epoch
         try:
             with self.uncounted():
                 yield
         finally:
-            self._rows.muted = before
+            self.rows.muted = before
             self.clock.step, self.clock.epoch = step, epoch
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -232,7 +216,7 @@ class Recording(Installation):
         passes = self.clock.passes
         continues = passes is not None and passes.continues(module, args, kwargs)
         if not continues and (size := batch_size((args, kwargs))) is not None:
-            self._rows.number(size)
+            self.rows.number(size)
 
     def _inactive_to_report(self) -> list[tuple[str, str, str]]:
         if self._trains:
@@ -377,10 +361,10 @@ class LoopFollower:
         self._samples = samples
         self._options = {"effects": effects, "strict": strict}
         self._may_stop = any(hook.action.value_of(Meaning.POLICY) == "stop" for hook in self.spec.hooks)
-        self._applied: tuple[ReferenceType[nn.Module], list[str]] | None = None
+        self._applied = WeakKeyDictionary[nn.Module, list[str]]()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "hooks": None, "following": None, "_applied": None}
+        return {**vars(self), "hooks": None, "following": None, "_applied": WeakKeyDictionary()}
 
     def begin(self, model: nn.Module, scaler: GradScaler | None = None, *, trains: bool = True) -> Recording:
         """Open a run directory and install the hooks on the model.
@@ -390,14 +374,12 @@ class LoopFollower:
         if self.following is not None:
             self.end(HookrunError("another run began before this one had ended"))
         plan = compile_plan(self.spec, model)
-        before = self._applied
-        restored = before[1] if before is not None and before[0]() is model else []
         hooks = Recording(
             plan,
             model,
             self._folder(),
             scaler=scaler,
-            restored=restored,
+            restored=self._applied.get(model, ()),
             trains=trains,
             latest=self.run_dir is None,
             **self._options,
@@ -405,7 +387,7 @@ class LoopFollower:
         hooks.__enter__()
         self.hooks = self.following = hooks
         self.run_dirs.append(hooks.path)
-        self._applied = ref(model), plan.applied()
+        self._applied[model] = plan.applied()
         return hooks
 
     def end(self, error: BaseException | None = None) -> None:
@@ -420,7 +402,7 @@ class LoopFollower:
         hooks = self.following
         if hooks is None:
             return
-        hooks.begin_forward()
+        hooks.clock.forward.number += 1  # calls of each module are counted from 0 again
         own = isinstance(batch, Batch)
         hooks.split = batch.split if own else split
         hooks.samples = self._samples(batch) if self._samples else batch.ids if own else None
@@ -432,7 +414,7 @@ class LoopFollower:
         """Called when a training epoch begins."""
         if self.following is not None:
             self.following.clock.epoch = number
-            self.following.numbered = 0
+            self.following.rows.numbered = 0
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -441,15 +423,15 @@ class LoopFollower:
         if hooks is None:
             yield
             return
-        step = hooks.clock.training_at = hooks.clock.step
-        hooks.clock.step = 0
-        accumulating, hooks.accumulating = hooks.accumulating, False
-        numbered, hooks.numbered = hooks.numbered, 0
+        clock, rows = hooks.clock, hooks.rows
+        before = clock.step, clock.accumulating, rows.numbered
+        clock.training_at = clock.step
+        clock.step, clock.accumulating, rows.numbered = 0, False, 0
         try:
             yield
         finally:
-            hooks.clock.training_at = None
-            hooks.clock.step, hooks.accumulating, hooks.numbered = step, accumulating, numbered
+            clock.training_at = None
+            clock.step, clock.accumulating, rows.numbered = before
 
     def evaluated_batch(self) -> None:
         """Called when a batch of an evaluation ends."""

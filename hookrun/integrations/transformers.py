@@ -61,7 +61,8 @@ class Callback(LoopFollower, TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """HookrunError if the Trainer trains another model than the hooked one, which `model_init` creates."""
-        if self.following is not None and model is not None and not self.following.is_on(model):
+        hooked = None if self.following is None or model is None else self.following.clock.model
+        if hooked is not None and all(module is not hooked for module in model.modules()):
             raise HookrunError(
                 "the Trainer made another model after the hooks were installed: give it `model=`, not `model_init=`"
             )

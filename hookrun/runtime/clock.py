@@ -333,6 +333,14 @@ class CurrentCall(local):
         self.clock, self.calls = clock, calls
         self._sees_encoder = _CROSS_ATTENTION.search(path) is not None
 
+    def in_call(self, number: int, tokens: Pass | None, op: Callable[[Any], Any], value: Any) -> Any:
+        """The op's result for a value that belongs to a call which has ended, or to one around the current call."""
+        self.of_call, self.of_pass = number, tokens
+        try:
+            return op(value)
+        finally:
+            self.of_call = self.of_pass = None
+
     @property
     def model_tokens(self) -> Pass | None:
         """The pass over the tokens of the model, or of its decoder; None: not known."""

@@ -78,7 +78,7 @@ class Wiring:
         self._model = model
         self._restored = restored
         self._reduced = reduced
-        self._shared = Shared(model, clock)
+        self._shared = Shared(model)
         self.closing = self._shared.closing
         self._handles = list[RemovableHandle]()
         self.hooked = HookedParameters(model)
@@ -296,7 +296,6 @@ class Wiring:
     def _keep_zeros(self, gradients: ReducedGradients | GradientsOfWrapped | None) -> None:
         self._listen(self._model.register_forward_pre_hook, self._fill_changed, prepend=True)
         for zeros in self._zeros.values():
-            self.closing.callback(zeros.clear)
             if zeros.place.parameter.requires_grad:
                 self._handles.append(zeros.register(zeros.place.parameter))
             if gradients is not None:

@@ -42,12 +42,12 @@ def test_a_second_run_has_its_own_directory_and_no_hook_stays(tmp_path: Path) ->
 def test_a_validation_has_its_own_steps_and_training_continues_with_its_own(tmp_path: Path) -> None:
     follower = LoopFollower(HOOKS, tmp_path / "run")
     hooks = follower.begin(net())
-    hooks.clock.step, hooks.numbered = 7, 28
+    hooks.clock.step, hooks.rows.numbered = 7, 28
     with pytest.raises(RuntimeError, match="in the middle"), follower.evaluating():
         follower.evaluated_batch()
-        assert (hooks.clock.step, hooks.numbered) == (1, 0)
+        assert (hooks.clock.step, hooks.rows.numbered) == (1, 0)
         raise RuntimeError("in the middle")
-    assert (hooks.clock.step, hooks.numbered) == (7, 28)
+    assert (hooks.clock.step, hooks.rows.numbered) == (7, 28)
     follower.end()
 
 
