@@ -128,7 +128,7 @@ class Wiring:
         for hook, match in self._planned():
             # the hooked module, or the one that owns the hooked parameter
             owner, _, name = match.path.rpartition(".") if hook.spec.on_parameters else (match.path, "", "")
-            module, what = modules.get(owner), ""
+            module = modules.get(owner)
             if module is None or class_name(module) != match.type:
                 present = "nothing" if module is None else f"a {class_name(module)}"
                 what = f"a {match.type} at {owner or '(root)'}, this model has {present} there"
@@ -138,9 +138,10 @@ class Wiring:
                 or (owner, name) in added
             ):
                 what = f"the parameter {match.path}, which this model does not have"
-            if what:
-                hint = "compile the spec against this model"
-                problems.append(Problem(hook.spec.where, f"the plan is for {what}", hint))
+            else:
+                continue
+            hint = "compile the spec against this model"
+            problems.append(Problem(hook.spec.where, f"the plan is for {what}", hint))
         problems += sharded_too_early(self.plan, self._model)
         if problems:
             raise CompileError(problems)
