@@ -208,7 +208,7 @@ class Comparison(Record):
                  of execution
     unpaired:    captures of one of the runs only
     metrics:     each metric of both
-    predictions: what `comparison.records.predictions` returns
+    predictions: what `comparison.predictions` returns
     weights:     tensors that differ; `weights_of` says what was compared, or why nothing was
     statistics, plan, config: values that differ; plan and configuration are not results
     jobs:        for two sweeps: the name of a job -> its comparison
