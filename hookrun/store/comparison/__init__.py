@@ -27,7 +27,7 @@ from hookrun.store.comparison.rows import (
 )
 from hookrun.store.format import CHECKPOINTS, differences
 from hookrun.store.records import Comparison
-from hookrun.store.scores import is_batch, measures
+from hookrun.store.scores import ABOUT, OF_PARTS, is_batch, is_part
 
 By = Literal["module", "tokens"]
 Cka = Callable[[MatchedRows, MatchedRows], float | None]
@@ -133,8 +133,9 @@ def metrics(lines: Lines) -> dict[str, float]:
     values = dict[str, float]()
     for line in lines:
         place = [str(line[key]) for key in _OF_PLACE if line.get(key) is not None]
-        for name, value in measures(line).items() if not is_batch(line) else ():
-            values[" ".join([name, *place])] = value
+        for name in line.keys() - ABOUT - OF_PARTS if not (is_batch(line) or is_part(line)) else ():
+            if isinstance(line[name], int | float):  # True and False too
+                values[" ".join([f"{line.get('split')}/{name}", *place])] = float(line[name])
     return dict(sorted(values.items()))
 
 
