@@ -109,8 +109,7 @@ class CaptureRows:
 
     def lacks(self, samples: Tensor) -> str:
         """The error message for samples without a row."""
-        shown = ", ".join(map(str, samples[:4].tolist())) + (", …" if len(samples) > 4 else "")
-        return f"{self._name} has no row of sample {shown}: {ids_text(self._capture)}"
+        return f"{self._name} has no row of sample {listed(map(str, samples.tolist()), 4)}: {ids_text(self._capture)}"
 
     def _places(self, samples: Tensor) -> Tensor:
         return torch.searchsorted(self._ids, samples).clamp_max(len(self._ids) - 1)
@@ -353,7 +352,7 @@ def _module(run: Run, value: RunValue, names: tuple[str, ...]) -> str:
     for name in names:
         if name in there:
             return name
-    shown = ", ".join(name or "(root)" for name in list(there)[:12]) + (", …" if len(there) > 12 else "")
+    shown = listed([name or "(root)" for name in there], 12)
     raise NotCaptured(f"was not captured by {value.capture!r} in {run.path}, which holds {shown}")
 
 
