@@ -109,7 +109,8 @@ class CaptureRows:
 
     def lacks(self, samples: Tensor) -> str:
         """The error message for samples without a row."""
-        return f"{self._name} has no row of sample {listed(map(str, samples.tolist()), 4)}: {ids_text(self._capture)}"
+        shown = ", ".join(map(str, samples[:4].tolist())) + (", …" if len(samples) > 4 else "")
+        return f"{self._name} has no row of sample {shown}: {ids_text(self._capture)}"
 
     def _places(self, samples: Tensor) -> Tensor:
         return torch.searchsorted(self._ids, samples).clamp_max(len(self._ids) - 1)
