@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import hookrun
 from hookrun.cli import main
 from hookrun.models import build
-from hookrun.runtime.install import Installation
 from hookrun.spec.experiment import Model
 from hookrun.store.lock import locked
 from hookrun.store.reader import Run
@@ -103,14 +102,16 @@ def tutorial(shipped: Callable[..., Run]) -> Callable[..., Run]:
 
 
 @pytest.fixture
-def in_memory() -> Callable[..., tuple[nn.Module, Installation]]:
-    """Makes the model of a row's experiment, and its hooks, all of which have to fire, to enter."""
+def in_memory() -> Callable[..., tuple[nn.Module, Any]]:
+    """Makes one forward and backward of a row's model under its hooks, which all fire: the model, and what they saw."""
 
-    def in_memory(row: int, *overrides: str) -> tuple[nn.Module, Installation]:
+    def in_memory(row: int, *overrides: str, inputs: tuple[Any, ...] = ()) -> tuple[nn.Module, Any]:
         (found,) = [file.stem for file in TUTORIALS.glob(f"{row:02}_*.yaml")]
-        own = {"experiment": f"tutorial/{found}", "overrides": ["compute.device=cpu", *overrides]}
+        own: Any = {"experiment": f"tutorial/{found}", "overrides": ["compute.device=cpu", *overrides]}
         model, _ = hookrun.build(**own)
-        return model, hookrun.hooked(model, hookrun.load_spec(**own), strict=True)
+        with hookrun.hooked(model, hookrun.load_spec(**own), strict=True) as hooks:
+            model(*inputs).mean().backward()
+        return model, hooks.captures
 
     return in_memory
 

@@ -43,10 +43,8 @@ def test_01_the_gradient_of_b_is_printed_and_nothing_changes(tutorial, capsys: A
 
 
 def test_02_doubling_b_s_gradient_during_backward_doubles_a_s(in_memory, model_of, on_gradient) -> None:
-    hooked, hooks = in_memory(2)
-    with hooks:
-        hooked().mean().backward()
-    gradients = hooks.captures["gradients"]["a"]
+    _, captures = in_memory(2)
+    gradients = captures["gradients"]["a"]
     assert_close(gradients, [torch.full((5,), 0.8)])
     model = model_of("tutorial/doubling")
     on_gradient(model.b, lambda grad: 2 * grad)
@@ -55,10 +53,8 @@ def test_02_doubling_b_s_gradient_during_backward_doubles_a_s(in_memory, model_o
 
 
 def test_03_doubling_the_loss_s_gradient_doubles_all_upstream(in_memory, model_of, on_gradient) -> None:
-    hooked, hooks = in_memory(3)
-    with hooks:
-        hooked().backward()
-    gradients = hooks.captures["gradients"]
+    _, captures = in_memory(3)
+    gradients = captures["gradients"]
     near(gradients["w"][0], TWICE_W)
     near(gradients["b"][0], TWICE_B)
     model = model_of("tutorial/regression", seed=2)
@@ -87,10 +83,8 @@ def test_04_doubling_w_s_gradient_leaves_the_others_and_the_loss(tutorial: Runs,
 
 
 def test_05_the_gradient_of_y_is_captured(in_memory, model_of: Models, on_gradient: OnGradient) -> None:
-    hooked, hooks = in_memory(5)
-    with hooks:
-        hooked().backward()
-    (gradient,) = hooks.captures["gradient_of_y"]["y"]
+    _, captures = in_memory(5)
+    (gradient,) = captures["gradient_of_y"]["y"]
     near(gradient, B)
     model, seen = model_of("tutorial/regression", seed=2), list[Tensor]()
     on_gradient(model.y, seen.append)
@@ -110,10 +104,8 @@ def test_06_no_gradient_is_outside_of_the_range_and_training_works(tutorial: Run
 
 
 def test_07_the_bias_s_gradient_is_zero(in_memory, model_of: Models) -> None:
-    hooked, hooks = in_memory(7)
-    with hooks:
-        hooked().backward()
-    assert_close(hooks.captures["gradients"]["fc.bias"], [torch.zeros(5)])
+    _, captures = in_memory(7)
+    assert_close(captures["gradients"]["fc.bias"], [torch.zeros(5)])
     model = model_of("tutorial/testnet", seed=2)
     model().backward()
     assert_close(model.fc.bias.grad, torch.full((5,), -0.2))
@@ -135,15 +127,11 @@ def test_08_three_hooks_of_one_module_fire_in_order(
     assert_close([captures[name]["relu"][0] for name in ("before", "after")], seen)
     assert [bool((grad < 0).any()) for grad in seen] == [True, False]
 
-    hooked, hooks = in_memory(8, "+hooks.print_relu.what=stats")
-    with hooks:
-        hooked().backward()
+    in_memory(8, "+hooks.print_relu.what=stats")
     assert " min=0 " in capsys.readouterr().out  # printed after the clamp
-    hooked, hooks = in_memory(
-        8, "+hooks.clamp_relu.priority=1"
-    )  # the check comes before the clamp, and fails
-    with pytest.raises(CheckFailed, match=r"hook 'check_relu' \(output_grad, check\) on relu"), hooks:
-        hooked().backward()
+    # the check comes before the clamp, and fails
+    with pytest.raises(CheckFailed, match=r"hook 'check_relu' \(output_grad, check\) on relu"):
+        in_memory(8, "+hooks.clamp_relu.priority=1")
 
 
 def test_09_a_backward_hook_shows_the_true_shapes(tutorial: Runs, capsys: Any) -> None:
@@ -164,11 +152,9 @@ def test_17_the_gradients_of_inputs_output_and_weight_are_autograd_s(in_memory, 
     )
     model.function.W.register_hook(seen.append)
     model().mean().backward()
-    hooked, hooks = in_memory(17)
-    with hooks:
-        hooked().mean().backward()
-    (values,) = hooks.captures["of_values"]["function"]
-    found = [*values["grad_input"], values["grad_output"], *hooks.captures["of_weight"]["function.W"]]
+    _, captures = in_memory(17)
+    (values,) = captures["of_values"]["function"]
+    found = [*values["grad_input"], values["grad_output"], *captures["of_weight"]["function.W"]]
     assert len(seen) == 4
     assert sorted(map(float, found)) == pytest.approx(sorted(map(float, seen)))  # in either order
 
@@ -196,13 +182,11 @@ def test_18_upstream_modules_receive_the_scaled_gradients(in_memory, model_of: M
     model.function.register_full_backward_hook(triple)
     model().mean().backward()
     before = "+hooks.before={select: function, hook: backward, action: capture, priority: -1}"
-    hooked, hooks = in_memory(18, before)
-    with hooks:
-        hooked().mean().backward()
-    gradients = hooks.captures["gradients"]
+    _, captures = in_memory(18, before)
+    gradients = captures["gradients"]
     for name in ("x1", "x2", "function.W"):
         assert_close(gradients[name][0], model.get_parameter(name).grad)
-    (seen,) = hooks.captures["before"]["function"]
+    (seen,) = captures["before"]["function"]
     for number, name in enumerate(("x1", "x2")):
         assert_close(seen["grad_input"][number], given[number])
         assert_close(gradients[name][0], 3 * given[number])
@@ -268,9 +252,7 @@ def test_22_the_order_is_the_file_s_and_priority_changes_it(
     for number in order:
         on_gradient(model.b, steps[number])
     model().mean().backward()
-    hooked, hooks = in_memory(22, *overrides)
-    with hooks:
-        hooked().mean().backward()
-    (gradient,) = hooks.captures["gradient"]["a"]
+    _, captures = in_memory(22, *overrides)
+    (gradient,) = captures["gradient"]["a"]
     assert_close(gradient, torch.full((5,), 2 * expected))  # b = 2a
     assert_close(gradient, model.a.grad)

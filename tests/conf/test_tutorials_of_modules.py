@@ -26,10 +26,8 @@ Outputs = Callable[..., dict[str, Tensor]]
 def test_10_the_features_of_a_pooling_layer(in_memory, model_of: Models, outputs_of: Outputs) -> None:
     data = Data(name="fake_images", args={"shape": [3, 10, 10], "val_size": 1})
     image = load(data, "val", seed=0)[0][0][None]
-    hooked, hooks = in_memory(10)
-    with hooks, torch.no_grad():
-        hooked.eval()(image)
-    features = torch.cat(hooks.captures["features"]["pool"])
+    _, captures = in_memory(10, inputs=(image,))
+    features = torch.cat(captures["features"]["pool"])
     assert features.shape == (1, 8, 4, 4)
     model = model_of("tutorial/pooling", sample_shape=(3, 10, 10))
     assert_close(features, outputs_of(model, ["pool"], [image])["pool"])
@@ -123,20 +121,16 @@ def test_14_both_inputs_and_the_output_in_this_order(tutorial: Runs, capsys: Any
 
 
 def test_14_in_memory_the_inputs_are_one_entry(in_memory) -> None:
-    model, hooks = in_memory(14)
-    with hooks:
-        model()
-    assert_close(hooks.captures["inputs"]["add"], [(model.x1.detach(), model.x2.detach())])
-    assert_close(hooks.captures["output"]["add"], [(model.x1 + model.x2).detach()])
+    model, captures = in_memory(14)
+    assert_close(captures["inputs"]["add"], [(model.x1.detach(), model.x2.detach())])
+    assert_close(captures["output"]["add"], [(model.x1 + model.x2).detach()])
 
 
 def test_15_five_is_added_to_the_output(in_memory, model_of: Models) -> None:
     model = model_of("tutorial/add")
     model.add.register_forward_hook(lambda module, args, output: output + 5)
-    hooked, hooks = in_memory(15)
-    with hooks:
-        hooked()
-    assert_close(hooks.captures["output"]["add"], [model().detach()])
+    _, captures = in_memory(15)
+    assert_close(captures["output"]["add"], [model().detach()])
     assert_close(model(), model.x1 + model.x2 + 5)
 
 
@@ -145,12 +139,10 @@ def test_16_the_module_sees_the_scaled_input_and_the_caller_s_is_unchanged(
 ) -> None:
     by_hand = model_of("tutorial/add")
     by_hand.add.register_forward_pre_hook(lambda module, args: (2 * args[0], *args[1:]))
-    model, hooks = in_memory(16)
-    before = model.x1.detach().clone()
-    with hooks:
-        model()
-    assert_close(hooks.captures["inputs"]["add"], [(2 * before, model.x2.detach())])
-    assert_close(hooks.captures["output"]["add"], [by_hand().detach()])
+    before = by_hand.x1.detach().clone()
+    model, captures = in_memory(16)
+    assert_close(captures["inputs"]["add"], [(2 * before, model.x2.detach())])
+    assert_close(captures["output"]["add"], [by_hand().detach()])
     assert torch.equal(model.x1, before)
 
 
