@@ -225,9 +225,11 @@ def matrix(
     columns: Sequence[Any],
     otherwise: float = math.nan,
 ) -> Array:
-    """[rows, columns] float32: the value of each (row, column), at most 1e30; `otherwise` where there is none."""
-    values = np.array([[cells.get((row, column), otherwise) for column in columns] for row in rows])
-    return values.clip(-1e30, 1e30).astype(np.float32)
+    """[rows, columns] float32: the value of each (row, column), at most ±1e30; `otherwise` where there is none."""
+    return np.array(
+        [[max(min(cells.get((row, column), otherwise), 1e30), -1e30) for column in columns] for row in rows],
+        dtype=np.float32,
+    )
 
 
 def shaded(values: Array) -> tuple[list[tuple[int, int, int]], Markup]:
