@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from hookrun.config.validation import join
 from hookrun.errors import HookrunError, listed, reason
 from hookrun.hook_types import FORWARD, FORWARD_PRE
-from hookrun.plan.plan import PlannedHook
+from hookrun.plan.plan import PlannedHook, passed_on
 from hookrun.runtime import Installation
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.optimizers import without_compiler
@@ -431,11 +431,13 @@ def _repeat(context: RunContext, before: BeforeStep, group: Sequence[Batch], wro
     tracer, sink = NonFiniteTracer(model), Memory()
     sink.wants_calls = True
     plan = context.prepared.plan
+    taken = {name for name, _ in passed_on(plan.hooks)}
     # hooks that act at installation are left out: the copy has their changes
     edits = (
         hook
         for hook in plan.hooks
-        if not hook.spec.action.observes and hook.spec.hook_type.phase != "installation"
+        if hook.spec.hook_type.phase != "installation"
+        and (hook.spec.name in taken or not hook.spec.action.observes)
     )
     clock, scaler = context.hooks.clock, context.scaler
     samples = sum(len(batch.ids) for batch in group)
