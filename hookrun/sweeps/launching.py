@@ -36,15 +36,11 @@ MOST_LISTED = 8
 Overrides = Sequence[str]
 
 
-class SweepStopped(HookrunError):
-    """A job failed in a sweep with `fail_fast`, so that no other job starts. `exit_code` is the job's."""
-
-    def __init__(self, job: str, exit_code: int) -> None:
-        self.job, self.exit_code = job, exit_code
-        super().__init__(job, exit_code)
+class SweepStopped(JobFailed):
+    """A job, whose directory this exception has, failed in a sweep with `fail_fast`: no other job starts."""
 
     def __str__(self) -> str:
-        return f"stopped at the first failed job (fail_fast): job {self.job}"
+        return f"stopped at the first failed job (fail_fast): job {self.args[0]}"
 
 
 class SweepRun(Launcher):
