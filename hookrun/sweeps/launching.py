@@ -147,19 +147,13 @@ class SweepRun(Launcher):
 
     def _finished(self, job: ComposedJob) -> JobReturn:
         """The JobReturn of a job that had finished before."""
-        from hookrun import tasks
-
-        run_dir, code = self.sweep_dir / str(job.name), job.exit_code
+        run_dir = self.sweep_dir / str(job.name)
         make_missing_page(run_dir)
         returned = JobReturn(hydra_cfg=_only_directory(str(run_dir)), status=JobStatus.COMPLETED)
-        returned.return_value = code
-        if self.job.goal is not None:
-            try:
-                if code != DONE:
-                    raise JobFailed(f"job failed with exit code {code}: {run_dir}", cast(int, code))
-                returned.return_value = tasks.objective(run_dir)
-            except HookrunError as error:
-                returned.return_value, returned.status = error, JobStatus.FAILED
+        try:
+            returned.return_value = self.job.value(run_dir, cast(int, job.exit_code))
+        except HookrunError as error:
+            returned.return_value, returned.status = error, JobStatus.FAILED
         return returned
 
     def _keep_codes(self, results: Sequence[JobReturn]) -> None:
