@@ -5,7 +5,6 @@ Importing this package imports no torch: a configuration is validated without it
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from hookrun.errors import (
     nearest,
     spec_error,
 )
-from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.ranks.alone import ALONE, Ranks, size_of_world
 from hookrun.spec import Experiment, in_file_order
 from hookrun.tasks.base import (
     JobCache,
@@ -138,8 +137,7 @@ def in_order_of(config: Mapping[str, Any]) -> Iterator[None]:
 
 def refuse_ranks() -> None:
     """Raise SpecError if torchrun started this process as one of several: each would do a whole run."""
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    if ranks.isdecimal() and int(ranks) > 1:
+    if (ranks := size_of_world()) > 1:
         raise spec_error(
             "compute",
             f"found {ranks} processes (WORLD_SIZE), and a run uses one",

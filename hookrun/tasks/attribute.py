@@ -13,17 +13,14 @@ from hookrun.spec.objective import Direction
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.task import BackwardPass, ScoreKeys
 from hookrun.spec.tokens import TokensClause
-from hookrun.tasks.backward import score_problems
 from hookrun.tasks.under_hooks import TaskOfOneSplit
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from hookrun.data import DataInfo
-    from hookrun.tasks.base import JobCache
-    from hookrun.tasks.metrics.losses import TrainLoss
-    from hookrun.tasks.run.backward_pass import Score
     from hookrun.tasks.run.context import RunContext
     from hookrun.tasks.run.prepare import Prepared
-    from hookrun.tasks.training.parameter_groups import Trained
 
 WHERE, SCORE = "task", "task.score"
 MOST_STEPS = 1_000
@@ -73,15 +70,9 @@ class AttributeTask(TaskOfOneSplit):
         """The score, as `task.backward` of other tasks names it."""
         return self.score
 
-    def scores_with_loss(self) -> bool:
-        """Whether the score is the loss."""
-        return self.score.score == "loss"
-
-    def starts_from(self, loss: TrainLoss) -> Score | None:
-        """The score, of which the trial run computes the gradient."""
-        from hookrun.tasks.run.backward_pass import Scoring
-
-        return Scoring(self.score, SCORE, loss)
+    def scored(self) -> tuple[str, BackwardPass]:
+        """The key path and the score, of which the trial run computes the gradient."""
+        return SCORE, self.score
 
     def idle(self, hook: HookSpec) -> tuple[str, str] | None:
         """Gradient hooks do not fire: the backward passes are the task's own."""
@@ -94,31 +85,23 @@ class AttributeTask(TaskOfOneSplit):
         """The mean score, whose direction depends on what it is."""
         return {f"{self.split}/score": None}
 
-    def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
-        """The common problems of the settings, and those of the score."""
-        yield from super().problems(settings, info)
-        yield from score_problems(self.score, SCORE, info)
-
-    def prepare(
-        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
-    ) -> Prepared:
-        """As for other tasks; also finds the selected module. Raises SpecError or CompileError."""
+    def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> Iterator[Problem]:
+        """With CompileError: the selected module, or an nn.ReLU for guided_backprop, is not found."""
         from torch import nn
 
-        prepared = super().prepare(experiment, trust=trust, cache=cache)
-        self._module(prepared)
-        if self.method == GUIDED and not any(isinstance(each, nn.ReLU) for each in prepared.model.modules()):
+        yield from super().model_problems(experiment, info, model)
+        self._module(model)
+        if self.method == GUIDED and not any(isinstance(each, nn.ReLU) for each in model.modules()):
             what = "guided_backprop changes the gradient of nn.ReLU, and the model has no such module"
             raise compile_error(f"{WHERE}.method", what, "make F.relu a module, or use integrated_gradients")
-        return prepared
 
-    def lines(self, settings: Settings, trained: Trained | None) -> Iterator[str]:
+    def lines(self, prepared: Prepared) -> Iterator[str]:
         """One line about the method."""
         how = f" in {self.steps} steps from {self.baseline:g}" if self.method == INTEGRATED else ""
         to = "the inputs" if self.select is None else str(self.select)
         yield f"{self.method}{how}: attributes {self.score} to {to}"
 
-    def _module(self, prepared: Prepared) -> str | None:
+    def _module(self, model: Module) -> str | None:
         """The path of the selected module; None: the inputs. Raises CompileError unless there is exactly one."""
         from hookrun.plan.model_tree import ModelNames
         from hookrun.tasks.lens.places import selected
@@ -126,7 +109,7 @@ class AttributeTask(TaskOfOneSplit):
         if self.select is None:
             return None
         where = f"{WHERE}.select"
-        paths = selected(ModelNames(prepared.model), self.select, where)
+        paths = selected(ModelNames(model), self.select, where)
         if len(paths) > 1:
             what = f"{str(self.select)!r} matches {len(paths)} modules: {listed(paths, 4)}"
             raise compile_error(where, what, "name one")
@@ -143,7 +126,7 @@ class AttributeTask(TaskOfOneSplit):
         attributing = Attributing(
             context,
             scoring,
-            self._module(context.prepared),
+            self._module(context.model),
             method=self.method,
             steps=self.steps,
             baseline=self.baseline,

@@ -14,8 +14,8 @@ from hookrun.tasks.base import JobCache
 from hookrun.tasks.of_captures import TaskOfRuns
 
 if TYPE_CHECKING:
-    from hookrun.store.comparison import Comparison
     from hookrun.store.comparison.rows import MatchedRows
+    from hookrun.store.records import Comparison
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.analysis.input import TwoRuns
     from hookrun.tasks.run.progress import Screen
@@ -114,14 +114,14 @@ class CompareTask(TaskOfRuns):
         rows = comparison.captures
         if len(rows) > _SHOWN:
             rows = [row for row in rows if row["differs"]][:_SHOWN]
-        names = [label(row) + ("" if row["token"] is None else f", token {row['token']}") for row in rows]
-        columns = {
-            heading: ["" if row[key] is None else format(row[key], form) for row in rows]
-            for heading, (key, form) in _COLUMNS.items()
-        }
-        if rows:
-            differs = ["differs" if row["differs"] else "" for row in rows]
-            show_table(screen.console, "capture", names, {**columns, "": differs})
+        shown = list[list[str]]()
+        for row in rows:
+            name = label(row) + ("" if row["token"] is None else f", token {row['token']}")
+            values = [(row[key], form) for key, form in _COLUMNS.values()]
+            texts = ["" if value is None else format(value, form) for value, form in values]
+            shown.append([name, *texts, "differs" if row["differs"] else ""])
+        if shown:
+            show_table(screen.console, ["capture", *_COLUMNS, ""], shown)
         if comparison.captures:
             every = counted(len(comparison.captures), "row")
             screen.say(f"{len(rows)} of {every} of {COMPARE_CSV} are shown")

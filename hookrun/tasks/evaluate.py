@@ -1,46 +1,125 @@
-"""task=evaluate: loss and accuracy of the model on one split of the data."""
+"""task=evaluate: loss and accuracy of the model on one split of the data.
+
+`task.backward` runs one backward pass for each batch, from a score of its samples: gradients without training.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun import data
-from hookrun.spec import Settings
-from hookrun.spec.objective import Direction, Metrics
+from hookrun.spec import HookSpec, Settings
+from hookrun.spec.objective import Direction, Metrics, asked
+from hookrun.spec.task import BackwardPass
 from hookrun.spec.tokens import TokensClause
-from hookrun.tasks.backward import TaskWithBackward
+from hookrun.tasks.under_hooks import TaskOfSplits
 
 if TYPE_CHECKING:
+    from hookrun.tasks.run.batches import Batch
     from hookrun.tasks.run.context import RunContext
+    from hookrun.tasks.run.prepare import Prepared
 
 
-class EvaluateTask(TaskWithBackward):
+WHERE = "task.backward"
+
+
+class EvaluateTask(TaskOfSplits):
     """Computes `train.loss` and metrics.
 
-    metrics: the metrics to compute in addition to the loss; null: the accuracy, if targets are labels
-    tokens:  for sequences: the positions at which loss and metrics are computed; null: all with a token to predict
+    metrics:  the metrics to compute in addition to the loss; null: the accuracy, if targets are labels
+    tokens:   for sequences: the positions at which loss and metrics are computed; null: all with a token to predict
+    backward: the score that a backward pass without training starts from; null: no backward pass
     """
 
     task_name: ClassVar[str] = "evaluate"
     scores: ClassVar[bool] = True
     splits_batches: ClassVar[bool] = True
 
+    backward: BackwardPass | None = None
     metrics: Metrics = None
     tokens: TokensClause | None = None
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
-        """The means of loss and metrics over the split."""
+        """The means of the metrics over the split, and of the loss if it is computed anyway."""
         from hookrun.tasks.metrics.metrics import measured
 
-        return measured(
-            self.metrics, settings.train, data.describe(settings.data, self.splits[0]), (self.split,)
+        if not self.scores and self.metrics is None:
+            return {}
+        info = data.describe(settings.data, self.splits[0])
+        return measured(self.metrics, settings.train, info, (self.split,), with_loss=self.scores)
+
+    def scored(self) -> tuple[str, BackwardPass] | None:
+        """The key path and the score of `task.backward`."""
+        return None if self.backward is None else (WHERE, self.backward)
+
+    def needs_output(self) -> str | None:
+        """The keys that ask for metrics or gradients; captures alone need no output."""
+        asking = [key for key in ("metrics", "backward") if getattr(self, key) is not None]
+        return f"task.{asking[0]}" if asking else None
+
+    def idle(self, hook: HookSpec) -> tuple[str, str] | None:
+        """(why the hook never fires, what to do); None if it fires. Without `backward`, gradient hooks do not fire."""
+        needs = super().idle(hook)
+        if needs is None or self.backward is None:
+            return (needs[0], f"set task.backward, {needs[1]}") if needs is not None else None
+        if hook.hook_type.phase != "step":
+            return None
+        return f"needs an optimizer step, which task={self.name} does not make", needs[1]
+
+    def lines(self, prepared: Prepared) -> Iterator[str]:
+        """One line about the backward pass."""
+        if self.backward is not None:
+            yield f"one backward pass for each batch, from {self.backward} summed over its samples"
+
+    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> Iterator[str]:
+        """Warnings: no hook sees the gradients, fp16 may underflow, parameter gradients are sums over a batch."""
+        yield from super().remarks(settings, hooks)
+        if self.backward is None:
+            return
+        enabled = [hook for hook in hooks if hook.keys.enabled]
+        if not any(hook.hook_type.needs_backward and self.idle(hook) is None for hook in enabled):
+            yield "task.backward: no hook sees its gradients"
+        if settings.compute.precision == "fp16":
+            yield "task.backward: without a gradient scaler fp16 gradients below 6e-8 are 0; bf16 and fp32 keep them"
+        yield from (
+            f"{hook.name}: the gradient of a parameter is one for each batch, the sum over its samples; "
+            "data.batch_size=1 makes it one for each sample"
+            for hook in enabled
+            if hook.on_parameters
+            and hook.hook_type.gradient
+            and hook.action.captures
+            and self.idle(hook) is None
         )
 
+    def store(self, context: RunContext) -> Callable[[Batch, Any], None] | None:
+        """A function that stores the output for a batch; None: it is not stored."""
+        return None
+
     def perform(self, context: RunContext) -> None:
-        """Compute and log the means over all samples."""
+        """Run the split through the model, and log the means. Raises HookrunError if it has no samples."""
+        from hookrun.tasks.metrics.metrics import LOSS
+        from hookrun.tasks.run.backward_pass import Scoring, forward_and_backward
         from hookrun.tasks.run.batches import BatchesOfSplits
 
         batches = BatchesOfSplits(context.prepared, self.splits, context.ranks)
         names = context.sample_names(batches.parts)
-        values = context.evaluate(batches, self.split, self.name, forward=self.forward(context), names=names)
-        context.conclude(self.split, values, "epoch")
+        forward: Callable[[Batch], Any] = context.forward
+        if self.backward is not None:
+            scoring = Scoring(self.backward, WHERE, context.prepared.loss, context.measuring)
+            forward = partial(forward_and_backward, context, scoring)
+        values = context.evaluate(
+            batches,
+            self.split,
+            self.name,
+            forward=forward,
+            names=names,
+            store=self.store(context),
+            measures=self.scores or self.metrics is not None,
+            with_loss=self.scores or asked(self.metrics, LOSS),
+        )
+        if self.scores:
+            context.conclude(self.split, values, "epoch")
+        else:
+            context.conclude(self.split, {"samples": names.seen.total(), **values})

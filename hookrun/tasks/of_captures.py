@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import spec_error
 from hookrun.spec import Experiment
 from hookrun.tasks.base import JobCache, Task, changed
 
@@ -81,9 +81,9 @@ class TaskOfCaptures(TaskOfRuns):
         results: those so far
         """
 
-    def problem(self, analysis: Analysis) -> Problem | None:
-        """Why the run cannot be analysed, or None."""
-        return None
+    @abstractmethod
+    def check(self, analysis: Analysis) -> None:
+        """Raise SpecError if the run cannot be analysed, or the analysis needs more memory than allowed."""
 
     def prepare(
         self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
@@ -92,8 +92,7 @@ class TaskOfCaptures(TaskOfRuns):
         from hookrun.tasks.analysis.input import find
 
         analysis = find(experiment, self.run, self.capture, by_token=self.by_token)
-        if problem := self.problem(analysis):
-            raise SpecError([problem])
+        self.check(analysis)
         return analysis
 
     def examine(self, prepared: Analysis, run_dir: RunDir, screen: Screen) -> None:
@@ -115,10 +114,10 @@ class TaskOfCaptures(TaskOfRuns):
             features[name] = rows
         return features
 
-    def too_large(
+    def require_memory(
         self, analysis: Analysis, what: str, needed: Callable[[int | None], Mapping[str, int]]
-    ) -> Problem | None:
-        """A problem if the analysis needs more memory than allowed.
+    ) -> int:
+        """The most bytes that the analysis needs. Raises SpecError if they are more than allowed.
 
         what:   the analysis, as the subject of the message
         needed: number of features after a projection (None: no projection) -> the bytes needed, by module path
@@ -128,7 +127,7 @@ class TaskOfCaptures(TaskOfRuns):
         by_module = needed(self.project)
         name, most = max(by_module.items(), key=lambda item: item[1])
         if most <= self.max_bytes:
-            return None
+            return most
         rows = self.features(analysis, self.project)[name]
         text = f"{what} would take about {size(most)} of memory, and {size(self.max_bytes)} are allowed: "
         text += f"{name} has {len(rows):,} rows of {list(rows.capture.shape[1:])}"
@@ -138,9 +137,9 @@ class TaskOfCaptures(TaskOfRuns):
             project = f"task.project={SUGGESTED}, which takes {size(less)}"
             steps.append(f"project at random to fewer features ({project})")
         steps.append(
-            "capture fewer samples (train.limit_batches, or the hook's keep) or less of each (reduce)"
+            "or capture fewer samples (train.limit_batches, or the hook's keep) or less of each (reduce)"
         )
-        return Problem("task.max_bytes", text, ", ".join(steps[:-1]) + f", or {steps[-1]}")
+        raise spec_error("task.max_bytes", text, ", ".join(steps))
 
     def say_memory(self, screen: Screen, needed: int) -> None:
         """Print the memory that the analysis needs, in bytes."""

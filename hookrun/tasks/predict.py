@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hookrun import data
-from hookrun.spec import Settings
-from hookrun.spec.objective import Direction, Metrics, asked
-from hookrun.spec.tokens import TokensClause
 from hookrun.store.format import PREDICTED
-from hookrun.tasks.backward import TaskWithBackward
+from hookrun.tasks.evaluate import EvaluateTask
 
 if TYPE_CHECKING:
     from hookrun.tasks.run.batches import Batch
     from hookrun.tasks.run.context import RunContext
 
 
-class PredictTask(TaskWithBackward):
+class PredictTask(EvaluateTask):
     """Writes the model's outputs to predictions/.
 
     metrics: the metrics to compute, the loss only if it is listed; null: none
@@ -24,27 +21,10 @@ class PredictTask(TaskWithBackward):
     """
 
     task_name: ClassVar[str] = "predict"
-    splits_batches: ClassVar[bool] = True
+    scores: ClassVar[bool] = False
 
-    metrics: Metrics = None
-    tokens: TokensClause | None = None
-
-    def measures(self, settings: Settings) -> dict[str, Direction | None]:
-        """The means of the metrics over the split."""
-        from hookrun.tasks.metrics.metrics import measured
-
-        if self.metrics is None:
-            return {}
-        info = data.describe(settings.data, self.splits[0])
-        return measured(self.metrics, settings.train, info, (self.split,), with_loss=False)
-
-    def perform(self, context: RunContext) -> None:
-        """Run the split through the model. Raises HookrunError if it has no samples."""
-        from hookrun.tasks.metrics.metrics import LOSS
-        from hookrun.tasks.run.batches import BatchesOfSplits
-
-        batches = BatchesOfSplits(context.prepared, self.splits, context.ranks)
-        names = context.sample_names(batches.parts)
+    def store(self, context: RunContext) -> Callable[[Batch, Any], None]:
+        """A function that writes the output for a batch to predictions/."""
         clock = context.hooks.clock
 
         def store(batch: Batch, output: Any) -> None:
@@ -58,14 +38,4 @@ class PredictTask(TaskWithBackward):
                 split=batch.split,
             )
 
-        values = context.evaluate(
-            batches,
-            self.split,
-            self.name,
-            forward=self.forward(context),
-            names=names,
-            store=store,
-            measures=self.metrics is not None,
-            with_loss=asked(self.metrics, LOSS),
-        )
-        context.conclude(self.split, {"samples": names.seen.total(), **values})
+        return store

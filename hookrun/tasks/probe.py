@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+import math
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hookrun.config.validation import Section
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import spec_error
 from hookrun.spec import Settings
 from hookrun.spec.objective import Direction
 from hookrun.tasks.of_captures import TaskOfCaptures
@@ -16,15 +16,14 @@ from hookrun.tasks.of_captures import TaskOfCaptures
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookrun.data import DataInfo
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.analysis.input import Analysis
-    from hookrun.tasks.analysis.labels import Labels
+    from hookrun.tasks.analysis.probing import Labels
     from hookrun.tasks.run.progress import Screen
     from hookrun.tasks.run.resuming import Results
 
 PROBES = "probes.safetensors"
-_HEADINGS = ("features", "train", "test", "95 %", "majority", "control")
+_HEADINGS = ("module", "features", "train", "test", "95 %", "majority", "control")
 
 
 class LabelsFile(Section):
@@ -46,32 +45,35 @@ class ProbeTask(TaskOfCaptures):
 
     labels: Literal["answer"] | LabelsFile | None = None
 
-    def problem(self, analysis: Analysis) -> Problem | None:
-        """A problem if the run's data is not known or has no labels, or if the analysis needs too much memory."""
-        run = analysis.run
+    def check(self, analysis: Analysis) -> None:
+        """Raise SpecError if the run's data is not known or has no labels, or if the analysis needs too much memory."""
+        run, outputs = analysis.run, 1
         if isinstance(self.labels, LabelsFile):
             self._labels(analysis)  # says what is wrong with the file
-            return self.too_large(analysis, "probing", partial(self._needed, analysis, 1))
-        if not run.config:
-            return Problem("task.run", f"{run.path} does not say which data it used", "run it again")
-        info = run.data_info()
-        if info.target is None:
-            return Problem(
-                "task.run",
-                f"the data {info.name!r} of {run.path} has no targets to probe for",
-                "give a run on data that has labels, or task.labels={file: labels.csv, column: NAME}",
+        elif not run.config:
+            raise spec_error("task.run", f"{run.path} does not say which data it used", "run it again")
+        else:
+            info = run.data_info()
+            if info.target is None:
+                what = f"the data {info.name!r} of {run.path} has no targets to probe for"
+                hint = "give a run on data that has labels, or task.labels={file: labels.csv, column: NAME}"
+                raise spec_error("task.run", what, hint)
+            if self.labels is not None and info.tokenizer is None:
+                what = f"the samples of {info.name!r} are not of tokens: they have one target"
+                raise spec_error("task.labels", what, "leave it out")
+            # the number of classes, if it is known before the labels are read, or of the numbers to predict
+            numbers = (
+                math.prod(info.target.shape) if info.target.dtype.is_floating_point else info.num_classes
             )
-        if self.labels is not None and info.tokenizer is None:
-            return Problem(
-                "task.labels",
-                f"the samples of {info.name!r} are not of tokens: they have one target",
-                "leave it out",
-            )
-        return self.too_large(analysis, "probing", partial(self._needed, analysis, _outputs(info)))
+            outputs = numbers or 1
+        self._require_memory(analysis, outputs)
+
+    def _require_memory(self, analysis: Analysis, outputs: int) -> int:
+        return self.require_memory(analysis, "probing", partial(self._needed, analysis, outputs))
 
     def _needed(self, analysis: Analysis, outputs: int, project: int | None) -> dict[str, int]:
         """Module path -> the bytes needed while it is probed, including the weights of all probes."""
-        from hookrun.tasks.analysis.linear_probe import memory_needed
+        from hookrun.tasks.analysis.probing import memory_needed
 
         every = self.features(analysis, project)
         kept = sum(4 * outputs * each.captured for each in every.values())
@@ -90,16 +92,14 @@ class ProbeTask(TaskOfCaptures):
         from safetensors.torch import save_file
 
         from hookrun.tasks.analysis.input import projection_entry, show_table
-        from hookrun.tasks.analysis.linear_probe import fit
+        from hookrun.tasks.analysis.probing import fit
 
         features, labels = self.features(analysis, self.project), self._labels(analysis)
-        shown = defaultdict[str, list[str]](list)
+        shown = list[list[str]]()
         every = [each.values for each in labels.values()]
         outputs = max(each[0].numel() if each.is_floating_point() else len(each.unique()) for each in every)
-        if problem := self.too_large(analysis, "probing", partial(self._needed, analysis, outputs)):
-            raise SpecError([problem])
+        self.say_memory(screen, self._require_memory(analysis, outputs))
         weights: dict[str, Tensor] = {}
-        self.say_memory(screen, max(self._needed(analysis, outputs, self.project).values()))
         for module, rows in features.items():
             probed = results.get(module)
             if probed is None:
@@ -111,15 +111,16 @@ class ProbeTask(TaskOfCaptures):
                 probed = {"line": line, "weights": of_probe}
                 results.add(module, probed)
             line = probed["line"]
-            scores = [f"{line[key]:.3f}" for key in ("train_accuracy", "accuracy", "majority", "control")]
+            train, test, majority, control = (
+                f"{line[key]:.3f}" for key in ("train_accuracy", "accuracy", "majority", "control")
+            )
             interval = (
                 f"{line['accuracy_low']:.3f}–{line['accuracy_high']:.3f}" if "accuracy_low" in line else "–"
             )
             width = f"{rows.captured:,}" + ("" if rows.projection is None else f" → {rows.width:,}")
-            for heading, text in zip(_HEADINGS, [width, *scores[:2], interval, *scores[2:]], strict=True):
-                shown[heading].append(text)
+            shown.append([module, width, train, test, interval, majority, control])
             weights |= {f"{module}.{name}": tensor for name, tensor in probed["weights"].items()}
-        show_table(screen.console, "module", list(features), shown)
+        show_table(screen.console, _HEADINGS, shown)
         self.say_projections(screen, features.values())
         names = next(iter(labels.values())).names
         metadata = None if names is None else {"classes": json.dumps(names)}
@@ -128,7 +129,7 @@ class ProbeTask(TaskOfCaptures):
 
     def _labels(self, analysis: Analysis) -> dict[str, Labels]:
         """Module path -> the label of each row, read once for all modules with the same samples and positions."""
-        from hookrun.tasks.analysis.labels import labels_of_data, labels_of_file
+        from hookrun.tasks.analysis.probing import labels_of_data, labels_of_file
 
         read: dict[bytes, Labels] = {}
         labels: dict[str, Labels] = {}
@@ -141,13 +142,3 @@ class ProbeTask(TaskOfCaptures):
                 read[rows] = labels_of_data(analysis.run, capture, answer=self.labels == "answer")
             labels[module] = read[rows]
         return labels
-
-
-def _outputs(info: DataInfo) -> int:
-    """The number of classes or targets; 1 if the number of classes is not known before labels are read."""
-    import math
-
-    target = info.target
-    if target is not None and target.dtype.is_floating_point:
-        return max(math.prod(target.shape), 1)
-    return info.num_classes or 1

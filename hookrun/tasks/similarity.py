@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from hookrun.errors import HookrunError, Problem
+from hookrun.errors import HookrunError, spec_error
 from hookrun.spec import Settings
 from hookrun.spec.objective import Direction
 from hookrun.tasks.of_captures import TaskOfCaptures
@@ -23,15 +23,12 @@ class SimilarityTask(TaskOfCaptures):
 
     task_name: ClassVar[str] = "similarity"
 
-    def problem(self, analysis: Analysis) -> Problem | None:
-        """A problem if there are fewer than two modules, or if the analysis needs too much memory."""
+    def check(self, analysis: Analysis) -> None:
+        """Raise SpecError if there are fewer than two modules, or if the analysis needs too much memory."""
         if len(analysis.captures) < 2:
-            return Problem(
-                "task.capture",
-                f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with",
-                "capture several modules",
-            )
-        return self.too_large(analysis, "comparing the modules", partial(self._needed, analysis))
+            what = f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with"
+            raise spec_error("task.capture", what, "capture several modules")
+        self.require_memory(analysis, "comparing the modules", partial(self._needed, analysis))
 
     def _needed(self, analysis: Analysis, project: int | None) -> dict[str, int]:
         """The widest module -> the bytes needed to compare all modules."""
@@ -58,14 +55,11 @@ class SimilarityTask(TaskOfCaptures):
         features, way = self.features(analysis, self.project), self._way(analysis, self.project)
         self.say_memory(screen, way.needed)
         found = linear_cka_of_all(list(features.values()), way, results).tolist()
-        for name, values in zip(features, found, strict=True):
+        shown = list[list[str]]()
+        for number, (name, values) in enumerate(zip(features, found, strict=True)):
+            shown.append([name, str(number), *(f"{value:.3f}" for value in values)])
             for other, value in zip(features, values, strict=True):
                 how = projection_entry(features[name]) or projection_entry(features[other])
                 run_dir.log_metrics(split=self.name, module=name, other=other, cka=value, **how)
-        numbers = [str(number) for number in range(len(features))]
-        columns = {
-            number: [f"{value:.3f}" for value in values]
-            for number, values in zip(numbers, found, strict=True)
-        }
-        show_table(screen.console, "linear CKA", list(features), {"": numbers, **columns})
+        show_table(screen.console, ["linear CKA", "", *map(str, range(len(features)))], shown)
         self.say_projections(screen, features.values())

@@ -13,6 +13,7 @@ from hookrun.data.info import ALL, SPLITS
 from hookrun.errors import Problem, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.spec.objective import asked
+from hookrun.spec.task import BackwardPass
 from hookrun.tasks.base import JobCache, Task, changed, metrics_of, stopping
 from hookrun.trust import read_once
 
@@ -23,11 +24,8 @@ if TYPE_CHECKING:
     from hookrun.plan.plan import ResolvedPlan
     from hookrun.prove.trial import Example, Plan
     from hookrun.store.run_dir import RunDir
-    from hookrun.tasks.metrics.losses import TrainLoss
-    from hookrun.tasks.run.backward_pass import Score
     from hookrun.tasks.run.context import RunContext
     from hookrun.tasks.run.prepare import Parts, Prepared
-    from hookrun.tasks.training.parameter_groups import Trained
 
 
 Sizes = Mapping["Split", int | None]
@@ -79,13 +77,13 @@ class TaskUnderHooks(Task):
         passes = [samples_of_a_pass(settings, sizes[split]) for split in self.splits]
         return None if None in passes else sum(filter(None, passes))
 
+    def scored(self) -> tuple[str, BackwardPass] | None:
+        """The key path and the score from which backward passes without training start; None: there are none."""
+        return None
+
     def scores_with_loss(self) -> bool:
         """Whether the task computes `train.loss`, which may need targets."""
-        return self.scores
-
-    def starts_from(self, loss: TrainLoss) -> Score | None:
-        """The score from which a backward pass without training starts; None: there is no such pass."""
-        return None
+        return self.scores or ((scored := self.scored()) is not None and scored[1].score == "loss")
 
     def needs_output(self) -> str | None:
         """What needs the model's output, which a hook may stop; None if nothing does."""
@@ -137,6 +135,7 @@ class TaskUnderHooks(Task):
         """
         from hookrun.prove.trial import compile_plan
         from hookrun.run_values import RunReferences, differences, other_runs
+        from hookrun.tasks.run.backward_pass import Scoring
         from hookrun.tasks.run.prepare import build, compiled, own_code, trained_parameters
 
         parts = build(experiment, self.splits[0], trust, cache=cache)
@@ -154,8 +153,10 @@ class TaskUnderHooks(Task):
         trained = trained_parameters(parts) if self.trains else None
         notes = self._idle_hooks(parts)
         if info is not None and model is not None:
-            parts.add(self.model_problems(experiment, info, model))
-            score = None if loss is None else parts.tried(self.starts_from, loss)
+            # adds those that it yields, and those of an error that it raises
+            parts.tried(lambda: parts.add(self.model_problems(experiment, info, model)))
+            scored = self.scored()
+            score = None if loss is None or scored is None else Scoring(scored[1], scored[0], loss)
             plan = parts.tried(
                 compiled,
                 parts,
@@ -185,8 +186,8 @@ class TaskUnderHooks(Task):
             code=own_code(settings, loss, parts.metrics, trains=self.trains),
             runs=(*plan.runs, *other_runs(experiment)),
         )
-        lines = tuple(self.lines(settings, trained))
-        return parts.prepared(plan, (*experiment.notes, *notes), trained=trained, lines=lines)
+        prepared = parts.prepared(plan, (*experiment.notes, *notes), trained=trained)
+        return replace(prepared, lines=tuple(self.lines(prepared)))
 
     def _idle_hooks(self, parts: Parts) -> list[str]:
         """A note on each hook that never fires in this task; under `strict` it is a mistake instead."""
@@ -218,6 +219,7 @@ class TaskUnderHooks(Task):
             # a hook with a schedule may not see the samples
             if hook.keys.enabled and hook.keys.when.always and self.idle(hook) is None
         ]
+        clauses.append((getattr(self, "tokens", None), "task"))
         cut_short = self.trains and (settings.train.steps or settings.train.limit_batches) is not None
         seen = None if cut_short else reach
         missing = parts.tried(missing_spans, clauses, settings, self.splits[0], seen)
@@ -227,9 +229,10 @@ class TaskUnderHooks(Task):
             return None
         return parts.tried(check_ranks, plan, model, loss, settings, trains=self.trains)
 
-    def lines(self, settings: Settings, trained: Trained | None) -> Iterable[str]:
+    def lines(self, prepared: Prepared) -> Iterable[str]:
         """Lines about the task that are shown with the plan."""
-        return trained.lines(settings.train.optimizer) if trained is not None else ()
+        trained = prepared.trained
+        return trained.lines(prepared.settings.train.optimizer) if trained is not None else ()
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> Iterable[str]:
         """Notes on what a user may not expect of these settings."""
@@ -258,7 +261,7 @@ class TaskUnderHooks(Task):
         from hookrun.tasks.loggers import not_installed
         from hookrun.tasks.metrics.losses import ACTIVATION, NEED_TARGET
         from hookrun.tasks.metrics.metrics import LOSS
-        from hookrun.tasks.metrics.problems import metric_problems
+        from hookrun.tasks.metrics.problems import metric_problems, score_problems
         from hookrun.tasks.training.optimizers import check_optimizer, check_scheduler
 
         train = settings.train
@@ -270,6 +273,8 @@ class TaskUnderHooks(Task):
             yield from check_optimizer(train.optimizer)
             yield from check_scheduler(train.scheduler) if train.scheduler is not None else ()
         yield from metric_problems(self, settings, info)
+        if (scored := self.scored()) is not None:
+            yield from score_problems(*scored, info)
         scores = self.scores_with_loss() or asked(metrics_of(self), LOSS)
         if scores and info and info.target is None and train.loss.name in NEED_TARGET:
             text = f"{train.loss.name!r} needs targets, and the data {info.name!r} has none"

@@ -10,7 +10,7 @@ from decoders import made, scrambled
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.tasks.lens.contributions import ObservedForward, Observer, Structure, find_structure
+from hookrun.tasks.lens.contributions import ObservedForward, Observer, Source, find_sources
 from hookrun.tasks.lens.places import Places, find_places
 
 IDS = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]])
@@ -42,10 +42,10 @@ def observed(
 
 
 @torch.no_grad()
-def structure_of(model: nn.Module, places: Places) -> Structure:
-    """Which modules add to the stream."""
+def sources_of(model: nn.Module, places: Places) -> list[Source]:
+    """What adds to the stream."""
     seen, _ = observed(model, places)
-    return find_structure(model, places, seen, Observer(model, places, inside=True).embeddings)
+    return find_sources(model, places, seen, Observer(model, places, inside=True).embeddings)
 
 
 def edit(select: str, hook: str = "forward", action: str = "scale", **keys: Any) -> dict[str, Any]:

@@ -69,9 +69,9 @@ def _load_config(original: Original) -> Original:
     def load_config(self: ConfigRepository, config_path: str) -> ConfigResult | None:
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         if source is None or not _is_shipped(source):
-            return original(self, config_path)  # type: ignore[no-any-return]
+            return original(self, config_path)
         key = "file", *_place(source), config_path
-        return _remembered(key, lambda: original(self, config_path))  # type: ignore[no-any-return]
+        return _remembered(key, lambda: original(self, config_path))
 
     return load_config
 
@@ -82,7 +82,7 @@ def _create_defaults_list(original: Original) -> Original:
         repo: IConfigRepository, config_name: str | None, overrides_list: list[Override], **how: bool
     ) -> DefaultsList:
         if not all(map(_is_shipped, repo.get_sources())):
-            return original(repo, config_name, overrides_list, **how)  # type: ignore[no-any-return]
+            return original(repo, config_name, overrides_list, **how)
         typed = [each for each in overrides_list if not each.is_sweep_override()]
         is_choice = [
             repo.group_exists(each.key_or_group) and not isinstance(each.value(), dict) for each in typed
@@ -102,10 +102,10 @@ def _compose(original: Original) -> Original:
     @wraps(original)
     def compose(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
         if not all(map(_is_shipped, repo.get_sources())):
-            return original(self, defaults, repo)  # type: ignore[no-any-return]
+            return original(self, defaults, repo)
         places = [_place(each) for each in repo.get_sources()]
         key = "merged", *places, *(tuple(vars(each).values()) for each in defaults)
-        return _remembered(key, lambda: original(self, defaults, repo))  # type: ignore[no-any-return]
+        return _remembered(key, lambda: original(self, defaults, repo))
 
     return compose
 

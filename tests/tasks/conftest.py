@@ -82,6 +82,26 @@ def ready() -> Callable[..., Any]:
 
 
 @pytest.fixture
+def executed(ready: Callable[..., Any], tmp_path: Path) -> Callable[..., Run]:
+    """Run the task of a command line alone, without what a run does before and after it, and open its directory.
+
+    stops: a check ends it
+    """
+
+    def executed(*overrides: str, stops: bool = False) -> Run:
+        prepared = ready(*overrides)
+        run_dir = RunDir.create(tmp_path / f"executed{len(list(tmp_path.glob('executed*')))}")
+        try:
+            assert (prepared.task.execute(prepared, run_dir) is not None) == stops
+        finally:
+            run_dir.close()
+        run_dir.set_status("done")
+        return hookrun.open_run(run_dir.path)
+
+    return executed
+
+
+@pytest.fixture
 def fails(ready: Callable[..., Any], tmp_path: Path) -> Callable[..., str]:
     """The error that ends the task of a command line, which could be prepared."""
 

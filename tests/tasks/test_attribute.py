@@ -76,10 +76,10 @@ SCORES = {
 
 @pytest.mark.parametrize("score", SCORES)
 def test_integrated_gradients_equal_the_quadrature_and_add_up_to_the_scores(
-    run, own_model, parts, score: str
+    executed, own_model, parts, score: str
 ) -> None:
     own = own_model(NET)
-    found = run(*FEW, *own, f"task.score={score}", "task.steps=20", "task.baseline=0.3").attributions
+    found = executed(*FEW, *own, f"task.score={score}", "task.steps=20", "task.baseline=0.3").attributions
     model, images, labels = parts(*own)
     top = by_hand(model, images, {}).argmax(1)
     total = torch.zeros_like(images)
@@ -98,9 +98,9 @@ def test_integrated_gradients_equal_the_quadrature_and_add_up_to_the_scores(
 
 
 @pytest.mark.parametrize("layer", ["bn1", "conv2"])
-def test_grad_cam_weights_channels_by_their_mean_gradients(run, own_model, parts, layer: str) -> None:
+def test_grad_cam_weights_channels_by_their_mean_gradients(executed, own_model, parts, layer: str) -> None:
     own = own_model(NET)
-    found = run(*FEW, *own, "task.method=grad_cam", f"task.select={layer}").attributions["attributions"]
+    found = executed(*FEW, *own, "task.method=grad_cam", f"task.select={layer}").attributions["attributions"]
     model, images, labels = parts(*own)
     at: dict[str, Tensor] = {}
     scores = of_class(by_hand(model, images, at), labels)
@@ -122,9 +122,9 @@ class Guided(torch.autograd.Function):
         return grad.clamp(min=0) * (ctx.saved_tensors[0] > 0)
 
 
-def test_guided_backprop_passes_positive_gradients_through_relus_in_place(run, own_model, parts) -> None:
+def test_guided_backprop_passes_positive_gradients_through_relus_in_place(executed, own_model, parts) -> None:
     own = own_model(NET)
-    found = run(*FEW, *own, "task.method=guided_backprop").attributions["attributions"]
+    found = executed(*FEW, *own, "task.method=guided_backprop").attributions["attributions"]
     model, images, labels = parts(*own)
     images.requires_grad_()
     scores = of_class(by_hand(model, images, {}, Guided.apply), labels)
@@ -142,21 +142,23 @@ def test_guided_backprop_refuses_relus_that_are_functions(fails, refused, own_mo
     assert "the model has no such module" in refused("task=attribute", *without)
 
 
-def test_hooks_stay_in_place_and_record_the_unchanged_samples_once(run, hook) -> None:
+def test_hooks_stay_in_place_and_record_the_unchanged_samples_once(executed, hook) -> None:
     see = "+hooks.seen={select: conv1, hook: forward, action: capture}"
-    half = run(*FEW, see, hook(select="fc", hook="forward", action="scale", factor=0.5))
-    whole = run(*FEW).attributions["attributions"]
+    half = executed(*FEW, see, hook(select="fc", hook="forward", action="scale", factor=0.5))
+    whole = executed(*FEW).attributions["attributions"]
     torch.testing.assert_close(2 * half.attributions["attributions"], whole)
     assert half.captures["seen"]["conv1"].sample_ids.tolist() == list(range(10))
-    noisy = run(*FEW, "task.steps=200", hook(select="conv1", hook="forward", action="noise", std=0.1))
+    noisy = executed(*FEW, "task.steps=200", hook(select="conv1", hook="forward", action="noise", std=0.1))
     assert noisy.attributions["delta"].abs().max() < 0.01, "every pass has the noise of the unchanged sample"
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
-def test_attributions_of_tokens_are_those_of_each_sequence_alone(run, ready, padding: str) -> None:
+def test_attributions_of_tokens_are_those_of_each_sequence_alone(executed, ready, padding: str) -> None:
     data = ("data=repeated_tokens", "data.args.half=[3,5]", f"data.args.padding={padding}", "model=decoder")
     score = ("task.score={score: class, class: 2}", "task.tokens=-1", "task.steps=8")
-    found = run("task=attribute", *data, *score, "data.batch_size=4", "train.limit_batches=1").attributions
+    found = executed(
+        "task=attribute", *data, *score, "data.batch_size=4", "train.limit_batches=1"
+    ).attributions
     prepared = ready("task=evaluate", *data, "data.batch_size=4")
     (batch, *_) = Batches(prepared, "val").epoch(0)
     model, ids, mask = prepared.model.eval(), batch.inputs["input_ids"], batch.inputs["attention_mask"]
@@ -178,18 +180,18 @@ def test_attributions_of_tokens_are_those_of_each_sequence_alone(run, ready, pad
 
 
 def test_logit_differences_and_functions_of_ones_own_are_scores(
-    run, own_model, tmp_path, monkeypatch
+    executed, own_model, tmp_path, monkeypatch
 ) -> None:
     names = ("model=decoder", "data=names", "data.batch_size=4", "train.limit_batches=1", "task.steps=5")
-    found = run("task=attribute", *names, "task.score=logit_difference")
-    metric = run("task=evaluate", *names[:4], "task.metrics=[logit_difference]").metrics[-1][
+    found = executed("task=attribute", *names, "task.score=logit_difference")
+    metric = executed("task=evaluate", *names[:4], "task.metrics=[logit_difference]").metrics[-1][
         "logit_difference"
     ]
     assert found.metrics[-1]["score"] == pytest.approx(metric, abs=1e-5)
     (tmp_path / "own_scores.py").write_text("def third(output, target):\n    return output[:, 3].mean()\n")
     monkeypatch.setenv("HOOKRUN_TRUST", "own_scores")
-    own = run(*FEW, "task.score='own_scores:third'").attributions
-    third = run(*FEW, "task.score={score: class, class: 3}").attributions
+    own = executed(*FEW, "task.score='own_scores:third'").attributions
+    third = executed(*FEW, "task.score={score: class, class: 3}").attributions
     torch.testing.assert_close(own["attributions"], third["attributions"])
 
 

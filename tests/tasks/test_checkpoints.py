@@ -27,26 +27,28 @@ def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_added_parameters_are_loaded_from_a_checkpoint_if_the_hook_is_present(run, refused, hook) -> None:
+def test_added_parameters_are_loaded_from_a_checkpoint_if_the_hook_is_present(
+    executed, refused, hook
+) -> None:
     bias = hook(select="flatten", hook="forward", action="add_bias", value=0, trainable="true")
-    trained = run(*QUICK, bias, "train.optimizer.lr=0.1")
+    trained = executed(*QUICK, bias, "train.optimizer.lr=0.1")
     file = f"model.weights={trained.path}/checkpoints/last.safetensors"
-    again = run("task=evaluate", "train.limit_batches=4", bias, file)
+    again = executed("task=evaluate", "train.limit_batches=4", bias, file)
     assert again.metrics[-1]["loss"] == val(trained)[-1]["loss"]
     assert "flatten.h_bias" in refused("task=evaluate", file)
 
 
-def test_best_and_last_are_the_weights_of_their_epochs(run) -> None:
+def test_best_and_last_are_the_weights_of_their_epochs(executed) -> None:
     """The rate is far too high after the first epoch: the best is the first, the last differs."""
-    found = run(
+    found = executed(
         "train.epochs=2", "train.limit_batches=8", "train.scheduler={name: StepLR, step_size: 1, gamma: 1e4}"
     )
     first, second = (line["accuracy"] for line in val(found))
     assert first > second
-    one = run("train.epochs=1", "train.limit_batches=8")
+    one = executed("train.epochs=1", "train.limit_batches=8")
     assert equal(weights(found, "best"), weights(one, "last"))
     assert not equal(weights(found, "last"), weights(found, "best"))
-    again = run(
+    again = executed(
         "task=evaluate", "train.limit_batches=8", f"model.weights={found.path}/checkpoints/best.safetensors"
     )
     assert [again.metrics[-1][key] for key in ("loss", "accuracy")] == [
@@ -54,26 +56,26 @@ def test_best_and_last_are_the_weights_of_their_epochs(run) -> None:
     ]
 
 
-def test_without_epochs_the_initial_model_is_saved(run, ready) -> None:
-    found = run("train.epochs=0")
+def test_without_epochs_the_initial_model_is_saved(executed, ready) -> None:
+    found = executed("train.epochs=0")
     assert found.metrics == []
     assert equal(weights(found), ready().model.state_dict())
 
 
-def test_a_state_is_saved_after_every_epoch_however_short(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_is_saved_after_every_epoch_however_short(executed, monkeypatch: pytest.MonkeyPatch) -> None:
     saved, write = list[int](), resuming.write_state
 
-    def counted(run: Any, about: str, *args: Any, **options: Any) -> Any:
+    def counted(executed: Any, about: str, *args: Any, **options: Any) -> Any:
         saved.append(json.loads(about)["at"]["step"])
-        return write(run, about, *args, **options)
+        return write(executed, about, *args, **options)
 
     monkeypatch.setattr(resuming, "write_state", counted)
-    run("train.epochs=6", "train.limit_batches=1")
+    executed("train.epochs=6", "train.limit_batches=1")
     assert saved == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_state_is_saved_after_every_step_and_epoch_if_asked_for(run) -> None:
-    found = run(
+def test_a_state_is_saved_after_every_step_and_epoch_if_asked_for(executed) -> None:
+    found = executed(
         "train.epochs=1",
         "train.limit_batches=5",
         "train.checkpoint.every.steps=1",

@@ -70,7 +70,7 @@ CHOSEN = {
 
 
 @pytest.mark.usefixtures("prompts")
-def test_a_field_is_compared_by_type_with_one_value_or_several(run: Runs) -> None:
+def test_a_field_is_compared_by_type_with_one_value_or_several(executed: Runs) -> None:
     keys = {"h": "select: blocks.0, hook: forward, action: capture"}
     keys["last"] = f"{keys['h']}, tokens: -1"
     hooks = [
@@ -78,7 +78,7 @@ def test_a_field_is_compared_by_type_with_one_value_or_several(run: Runs) -> Non
         for name, body in keys.items()
         for number, data in enumerate(CHOSEN)
     ]
-    captures = run("task=predict", *PROMPTS, *hooks).captures
+    captures = executed("task=predict", *PROMPTS, *hooks).captures
     for name in keys:
         whole = captures[f"{name}{len(CHOSEN) - 1}"]["blocks.0"][:]
         for number, (data, samples) in enumerate(CHOSEN.items()):
@@ -87,10 +87,10 @@ def test_a_field_is_compared_by_type_with_one_value_or_several(run: Runs) -> Non
             assert torch.equal(kept[:], whole[samples]), data
 
 
-def test_an_edit_leaves_the_samples_of_other_labels_bit_equal(run: Runs) -> None:
+def test_an_edit_leaves_the_samples_of_other_labels_bit_equal(executed: Runs) -> None:
     edit = "select: relu1, hook: forward, action: scale, factor: 3"
     both = "when: {data: {class: '5', split: val}, value: {of: mean, above: 0.05}}"
-    made = run(
+    made = executed(
         "task=predict",
         *DIGITS,
         when("{label: [3, 4]}", edit),
@@ -125,14 +125,14 @@ def test_each_part_of_a_training_step_has_the_labels_of_its_rows(accumulate: int
     assert set(made.captures["val"]["fc"].splits) == {"val"}
 
 
-def test_the_class_of_an_image_is_its_folder(run: Runs, refused: Refused, tmp_path: Path) -> None:
+def test_the_class_of_an_image_is_its_folder(executed: Runs, refused: Refused, tmp_path: Path) -> None:
     for number, name in enumerate(["cat", "dog", "cat", "emu"]):
         (folder := tmp_path / f"images/val/{name}").mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (number * 40, 0, 0)).save(folder / f"{number}.png")
     images = ("task=predict", "model=cnn", "model.args.in_channels=3", "data=image_folder")
     images = (*images, "data.root=images", "data.transforms={resize: {size: 8}}")
     keys = "select: fc, hook: forward, action: capture"
-    made = run(*images, when("{class: [cat, emu]}", keys), when("{file: val/dog/1.png}", keys, "one"))
+    made = executed(*images, when("{class: [cat, emu]}", keys), when("{file: val/dog/1.png}", keys, "one"))
     assert made.captures["h"]["fc"].class_names == ["cat", "cat", "emu"]
     assert made.captures["one"]["fc"].class_names == ["dog"]
     said = refused(*images, when("{class: cow}", keys))
@@ -140,28 +140,28 @@ def test_the_class_of_an_image_is_its_folder(run: Runs, refused: Refused, tmp_pa
 
 
 @pytest.mark.usefixtures("prompts")
-def test_a_prompt_is_continued_under_the_hooks_of_its_fields(run: Runs) -> None:
+def test_a_prompt_is_continued_under_the_hooks_of_its_fields(executed: Runs) -> None:
     keys = "select: blocks.0, hook: forward, action: replace, value: 0"
     argv = ("task=generate", *PROMPTS, "task.max_new_tokens=2")
     some, every, none = (
-        [line["ids"] for line in run(*argv, *hooks).generations]
+        [line["ids"] for line in executed(*argv, *hooks).generations]
         for hooks in ([when("{topic: cat}", keys)], [f"+hooks.h={{{keys}}}"], [])
     )
     assert some == [(every if sample in (0, 2) else none)[sample] for sample in range(5)] and every != none
 
 
-def test_the_label_of_an_attributed_sample_is_that_of_the_data(run: Runs) -> None:
+def test_the_label_of_an_attributed_sample_is_that_of_the_data(executed: Runs) -> None:
     keys = "select: relu2, hook: forward, action: replace, value: 0"
-    made = run("task=attribute", *DIGITS, "task.score=top", "task.steps=2", when("{label: 3}", keys))
+    made = executed("task=attribute", *DIGITS, "task.score=top", "task.steps=2", when("{label: 3}", keys))
     is_zero = made.attributions["attributions"].flatten(1).abs().sum(1) == 0
     assert torch.equal(is_zero, digits()[2] == 3)
 
 
-def test_a_moved_hook_acts_on_its_samples_in_every_cell(run: Runs) -> None:
+def test_a_moved_hook_acts_on_its_samples_in_every_cell(executed: Runs) -> None:
     task = ("task=effects", "task.hook=h", "task.over={index: [0, 3, 5]}", "task.metric=loss")
     moved = "select: relu1, hook: forward, action: replace, value: 0"
     fixed = "select: relu2, hook: forward, action: scale, factor: 2"
-    made = run(*task, *DIGITS, when("{label: [3, 4]}", moved), when("{label: 5}", fixed, "fixed"))
+    made = executed(*task, *DIGITS, when("{label: [3, 4]}", moved), when("{label: 5}", fixed, "fixed"))
     model, x, labels = digits()
     for cell, channel in enumerate([0, 3, 5]):
         with torch.no_grad():
@@ -224,9 +224,9 @@ def test_graphs_and_loops_of_ones_own_are_refused_by_name(refused: Refused) -> N
 
 
 @pytest.mark.usefixtures("prompts")
-def test_a_value_that_no_sample_of_the_pass_has_is_told(run: Runs, capsys: Any) -> None:
+def test_a_value_that_no_sample_of_the_pass_has_is_told(executed: Runs, capsys: Any) -> None:
     edit = "select: blocks.0, hook: forward, action: scale, factor: 2"
-    run("task=predict", *PROMPTS, "train.limit_batches=1", when("{topic: bird}", edit))
+    executed("task=predict", *PROMPTS, "train.limit_batches=1", when("{topic: bird}", edit))
     assert 'fired and found no sample with topic "bird"' in capsys.readouterr().out
     assert main(
         ["task=predict", *PROMPTS, "train.limit_batches=1", "strict=true", when("{topic: bird}", edit)]
@@ -235,7 +235,7 @@ def test_a_value_that_no_sample_of_the_pass_has_is_told(run: Runs, capsys: Any) 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_documents_have_the_fields_of_their_lines_and_packed_text_has_none(
-    packed: bool, run: Runs, refused: Refused, tmp_path: Path
+    packed: bool, executed: Runs, refused: Refused, tmp_path: Path
 ) -> None:
     many = {f"f{number}": number for number in range(2 * MOST_FIELDS)}
     lines = [{"text": "abc", "lang": "de"}, {"text": "abd", "lang": "en"}, {"text": "abe", **many}]
@@ -246,5 +246,5 @@ def test_documents_have_the_fields_of_their_lines_and_packed_text_has_none(
     if packed:
         assert "has no field 'lang'" in refused(*argv, when("{lang: en}", keys))
     else:
-        assert run(*argv, when("{lang: en}", keys)).captures["h"]["blocks.0"].sample_ids.tolist() == [1]
+        assert executed(*argv, when("{lang: en}", keys)).captures["h"]["blocks.0"].sample_ids.tolist() == [1]
         assert f"at most {MOST_FIELDS} names" in refused(*argv, when("{f127: 127}", keys))

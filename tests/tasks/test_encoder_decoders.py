@@ -41,11 +41,11 @@ def captured(run: Run) -> Any:
     return next(iter(run.captures["c"].values()))
 
 
-def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(run, seq2seq) -> None:
+def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(executed, seq2seq) -> None:
     rows = {}
     for side in ("right", "left"):
         found = captured(
-            run(*seq2seq, f"data.args.padding={side}", capture("decoder.block.0.layer.2", "all"))
+            executed(*seq2seq, f"data.args.padding={side}", capture("decoder.block.0.layer.2", "all"))
         )
         assert found.sample_ids.tolist() == [0, 0, 0, 1] and found.positions.tolist() == [0, 1, 2, 0]
         if side == "right":  # the token that begins an answer is none of the tokenizer's
@@ -54,9 +54,9 @@ def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(run, seq2seq) ->
     torch.testing.assert_close(rows["left"], rows["right"], atol=1e-6, rtol=1e-5)
 
 
-def test_spans_select_the_encoders_tokens(run, refused, seq2seq) -> None:
+def test_spans_select_the_encoders_tokens(executed, refused, seq2seq) -> None:
     modules = "[encoder.block.0.layer.1, decoder.block.0.layer.1.EncDecAttention.k]"
-    captures = run(*seq2seq, capture(modules, "{span: s}")).captures["c"]
+    captures = executed(*seq2seq, capture(modules, "{span: s}")).captures["c"]
     assert len(captures) == 2
     for found in captures.values():
         assert found.sample_ids.tolist() == [0, 1, 1] and found.positions.tolist() == [0, 2, 3]

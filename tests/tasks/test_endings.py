@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hookrun.cli import main
 from hookrun.spec.experiment import Compute
 from hookrun.store.files import StoreError
-from hookrun.store.states import checkpoint
 from hookrun.tasks.run.endings import ending
 from hookrun.tasks.run.session import session
 
@@ -44,7 +44,7 @@ def test_a_loss_that_does_not_fit_the_output_is_an_error(fails) -> None:
     assert "train.loss=cross_entropy: the model returned shape [5]" in said
 
 
-def test_a_stopping_check_ends_validation_and_evaluation_too(run, hook) -> None:
+def test_a_stopping_check_ends_validation_and_evaluation_too(run, executed, hook) -> None:
     stop = hook(
         select="fc", hook="forward", action="check", max=-1e9, policy="stop", when="{mode: eval, step: [1]}"
     )
@@ -52,14 +52,14 @@ def test_a_stopping_check_ends_validation_and_evaluation_too(run, hook) -> None:
     assert trained.status["status"] == "stopped"
     assert len(val(trained)) == 1
     assert (trained.path / "checkpoints/last.safetensors").exists()
-    assert run("task=evaluate", stop, code=3).status["status"] == "stopped"
-    seen = run("task=predict", stop, code=3).predictions
+    executed("task=evaluate", stop, stops=True)
+    seen = executed("task=predict", stop, stops=True).predictions
     assert seen is not None and len(seen) == 2 * 64
 
 
-def test_a_stopping_check_in_training_ends_it_after_that_step(run, hook) -> None:
+def test_a_stopping_check_in_training_ends_it_after_that_step(executed, hook) -> None:
     stop = hook(select="fc", hook="forward", action="check", max=-1e9, policy="stop", when="{step: [2]}")
-    found = run("train.epochs=2", "train.limit_batches=6", "train.log_every=1", stop, code=3)
+    found = executed("train.epochs=2", "train.limit_batches=6", "train.log_every=1", stop, stops=True)
     assert [line["step"] for line in found.metrics] == [0, 1, 2], "and no validation"
 
 
@@ -134,7 +134,7 @@ def test_a_resumed_run_has_the_best_weights_of_an_uninterrupted_one(run, hook) -
     stopped = run(*argv, hook(**check, policy="stop"), code=3)
     assert main([f"resume={stopped.path}"]) == 0, "it goes on after the step that it was stopped at"
     best = [found.path / "checkpoints/best.safetensors" for found in (whole, stopped)]
-    one, other = (checkpoint.read(path) for path in best)
+    one, other = (load_file(path) for path in best)
     assert all(one[name].equal(other[name]) for name in one)
 
 

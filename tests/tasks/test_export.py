@@ -12,14 +12,14 @@ import hookrun
 
 
 @pytest.mark.parametrize("model", ["cnn", "mlp"])
-def test_the_exported_program_equals_the_hooked_model(run, ready, hook, capsys, model: str) -> None:
+def test_the_exported_program_equals_the_hooked_model(executed, ready, hook, capsys, model: str) -> None:
     keys = {
         "select": "fc" if model == "cnn" else "type:ReLU",
         "hook": "forward",
         "action": "clamp",
         "max": 0.05,
     }
-    exported = run("task=export", f"model={model}", hook(**keys), "data.batch_size=8", "strict=true")
+    exported = executed("task=export", f"model={model}", hook(**keys), "data.batch_size=8", "strict=true")
     assert "exported to" in capsys.readouterr().out
     program = torch.export.load(exported.path / "exported.pt2").module()
     images, plain = inputs(8), ready("task=predict", f"model={model}").model.eval()

@@ -101,9 +101,9 @@ def test_a_model_that_branches_on_its_values_is_shown_without_shapes(shown, own_
     assert "shapes unknown: " in printed
 
 
-def test_weights_of_a_trained_run_are_accepted_with_or_without_its_hooks(run, shown, hook) -> None:
+def test_weights_of_a_trained_run_are_accepted_with_or_without_its_hooks(executed, shown, hook) -> None:
     bias = hook(select="fc", hook="forward", action="add_bias", value=0, trainable="true")
-    trained = run("train.steps=1", "train.limit_batches=1", bias)
+    trained = executed("train.steps=1", "train.limit_batches=1", bias)
     file = f"model.weights={trained.path}/checkpoints/last.safetensors"
     assert shown(file) == shown(bias, file)
 

@@ -152,15 +152,15 @@ def chained(optimizer: Optimizer) -> Any:
     ],
     ids=["warm-up", "three", "chained"],
 )  # fmt: skip
-def test_composed_schedules(run, says: str, schedule: Any, by_epoch: bool) -> None:
-    found = run(*BASE, *SGD_SAYS, f"train.scheduler={says}")
+def test_composed_schedules(executed, says: str, schedule: Any, by_epoch: bool) -> None:
+    found = executed(*BASE, *SGD_SAYS, f"train.scheduler={says}")
     plain = Plain(SGD_SAYS, sgd, schedule, by_epoch=by_epoch)
     same(found, plain.train())
     assert train_lines(found, "lr") == plain.rates
     assert len(set(plain.rates)) > 1
 
 
-def test_groups_and_accumulation(run) -> None:
+def test_groups_and_accumulation(executed) -> None:
     """A group by module name, one by glob with another weight decay, and the rest."""
 
     def grouped(model: nn.Module) -> Optimizer:
@@ -176,10 +176,10 @@ def test_groups_and_accumulation(run) -> None:
         "train.accumulate=2",
         "train.epochs=1",
     )
-    same(run(*BASE, *says), Plain(says, grouped).train(), tolerance=1e-5)
+    same(executed(*BASE, *says), Plain(says, grouped).train(), tolerance=1e-5)
 
 
-def test_only_the_named_parameters_are_trained(run, capsys) -> None:
+def test_only_the_named_parameters_are_trained(executed, capsys) -> None:
     says = ("train.parameters=[fc, conv2.bias]", "train.epochs=1")
     printed = "trains 3 of 6 parameters"
 
@@ -191,13 +191,13 @@ def test_only_the_named_parameters_are_trained(run, capsys) -> None:
             parameter.requires_grad_(True)
         return AdamW([model.conv2.bias, model.fc.weight, model.fc.bias], lr=0.001)
 
-    same(run(*BASE, *says), Plain(says, some).train(), tolerance=1e-5)
+    same(executed(*BASE, *says), Plain(says, some).train(), tolerance=1e-5)
     assert printed in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("fp16", [False, True])
 @pytest.mark.parametrize("by_value", [False, True])
-def test_clipping_after_accumulation_and_unscaling(run, fp16: bool, by_value: bool) -> None:
+def test_clipping_after_accumulation_and_unscaling(executed, fp16: bool, by_value: bool) -> None:
     key, bound = ("clip_grad_value", 0.003) if by_value else ("clip_grad_norm", 0.2)
     says = (
         *SGD_SAYS,
@@ -207,24 +207,24 @@ def test_clipping_after_accumulation_and_unscaling(run, fp16: bool, by_value: bo
     )
     clip = clip_grad_value_ if by_value else clip_grad_norm_
     plain = Plain(says, sgd, clip=lambda parameters: clip(parameters, bound), fp16=fp16)
-    found = run(*BASE, *says, f"train.{key}={bound}")
+    found = executed(*BASE, *says, f"train.{key}={bound}")
     same(found, plain.train())
     assert train_lines(found, "grad_norm") == pytest.approx(plain.norms)
     assert max(plain.norms) > 0.2, "it clips"
 
 
-def test_hooks_on_gradients_run_before_clipping_and_those_of_the_optimizer_after(run) -> None:
+def test_hooks_on_gradients_run_before_clipping_and_those_of_the_optimizer_after(executed) -> None:
     hooks = [
         f"+hooks.{kind}={{select: fc.bias, hook: {kind}, action: capture}}"
         for kind in ("grad", "post_accumulate_grad", "optimizer_step_pre")
     ]
-    found = run(*BASE, *SGD_SAYS, "train.steps=1", "train.clip_grad_value=0.001", *hooks)
+    found = executed(*BASE, *SGD_SAYS, "train.steps=1", "train.clip_grad_value=0.001", *hooks)
     seen = {kind: found.captures[kind]["fc.bias"][0] for kind in ("grad", "post_accumulate_grad")}
     assert all(each.abs().max() > 0.001 for each in seen.values())
     assert torch.equal(found.captures["optimizer_step_pre"]["fc.bias"][0], seen["grad"].clamp(-0.001, 0.001))
 
 
-def test_the_average_of_the_weights_is_validated_and_kept(run, own_model) -> None:
+def test_the_average_of_the_weights_is_validated_and_kept(executed, own_model) -> None:
     """With batch norm: its running statistics are averaged, its counts are the model's."""
     body = """
         def __init__(self):
@@ -237,7 +237,7 @@ def test_the_average_of_the_weights_is_validated_and_kept(run, own_model) -> Non
     """
     says = (*own_model(body), *STEPS, "train.epochs=1")
     seen = "+hooks.seen={select: fc, hook: forward, action: capture, when: {mode: eval}}"
-    found = run(*BASE, *says, "train.ema={decay: 0.9}", seen)
+    found = executed(*BASE, *says, "train.ema={decay: 0.9}", seen)
     plain = Plain(says, sgd, decay=0.9)
     model = plain.train()
     same(found, model, "last")

@@ -16,9 +16,11 @@ from hookrun.cli import main
 from hookrun.spec.experiment import Data, Model
 
 
-def test_predictions_and_captures_are_keyed_by_sample_and_equal_a_hand_written_forward(run, hook) -> None:
+def test_predictions_and_captures_are_keyed_by_sample_and_equal_a_hand_written_forward(
+    executed, hook
+) -> None:
     see = hook(select="conv1", hook="forward", action="capture")
-    found = run("task=predict", "data.batch_size=50", see, "seed=3")
+    found = executed("task=predict", "data.batch_size=50", see, "seed=3")
     samples = data.load(Data(name="digits"), "val", seed=3)
     images = torch.stack([samples[number][0] for number in range(len(samples))])
     with torch.random.fork_rng():
@@ -32,16 +34,16 @@ def test_predictions_and_captures_are_keyed_by_sample_and_equal_a_hand_written_f
     assert found.metrics == [{"split": "val", "epoch": 0, "step": 0, "samples": len(samples)}]
 
 
-def test_the_train_split_can_be_read_too_and_samples_are_chosen_within_the_limit(run, hook) -> None:
+def test_the_train_split_can_be_read_too_and_samples_are_chosen_within_the_limit(executed, hook) -> None:
     entry = hook(select="fc", hook="forward", action="capture", keep="{reservoir: 9}")
-    found = run("task=predict", "task.split=train", "train.limit_batches=2", entry)
+    found = executed("task=predict", "task.split=train", "train.limit_batches=2", entry)
     assert found.predictions is not None
     assert found.predictions.sample_ids.tolist() == list(range(128))
     ids = found.captures["h"]["fc"].sample_ids
     assert len(ids) == 9 and ids.max() < 128
 
 
-def test_data_without_targets_can_be_predicted_and_not_evaluated(run, refused, tmp_path: Path) -> None:
+def test_data_without_targets_can_be_predicted_and_not_evaluated(executed, refused, tmp_path: Path) -> None:
     save_file({"x": torch.rand(20, 1, 8, 8)}, tmp_path / "x.safetensors")
     own = (
         "data=tensors",
@@ -49,13 +51,13 @@ def test_data_without_targets_can_be_predicted_and_not_evaluated(run, refused, t
         "data.args.input=x",
         "data.args.target=null",
     )
-    found = run("task=predict", *own, "model.args.num_classes=3", "task.split=train")
+    found = executed("task=predict", *own, "model.args.num_classes=3", "task.split=train")
     assert found.predictions is not None and found.predictions.shape[1:] == (3,)
     assert "train.loss" in refused("task=evaluate", *own, "model.args.num_classes=3")
 
 
-def test_evaluate_gives_the_mean_over_all_samples_for_any_batch_size(run) -> None:
-    losses = [run("task=evaluate", f"data.batch_size={size}").metrics[-1]["loss"] for size in (64, 7)]
+def test_evaluate_gives_the_mean_over_all_samples_for_any_batch_size(executed) -> None:
+    losses = [executed("task=evaluate", f"data.batch_size={size}").metrics[-1]["loss"] for size in (64, 7)]
     assert losses == pytest.approx([losses[0]] * 2, rel=1e-5)
 
 
@@ -101,13 +103,13 @@ class Pair(nn.Module):
 """
 
 
-def test_containers_are_predicted_and_captured_as_they_are(run, own_model, hook) -> None:
+def test_containers_are_predicted_and_captured_as_they_are(executed, own_model, hook) -> None:
     body = CONTAINER.replace("\nclass Pair", "\nPLACE").split("PLACE")
     see = hook(select="pair", hook="forward", action="capture")
     overrides = own_model(body[0])
     own = Path("own_models.py")
     own.write_text(own.read_text() + "\n\nclass Pair" + body[1])
-    found = run(*overrides, "task=predict", "train.limit_batches=2", see)
+    found = executed(*overrides, "task=predict", "train.limit_batches=2", see)
     samples = data.load(Data(name="digits"), "val", seed=0)
     images = torch.stack([samples[number][0] for number in range(128)]).flatten(1)
     predicted, captured = found.predictions, found.captures["h"]["pair"]
@@ -120,8 +122,8 @@ def test_containers_are_predicted_and_captured_as_they_are(run, own_model, hook)
 
 
 @pytest.mark.parametrize(("model", "shape"), [("doubling", [5]), ("regression", []), ("pooling", [64, 1])])
-def test_outputs_without_a_batch_dimension_are_stored_too(run, model: str, shape: list[int]) -> None:
-    found = run(
+def test_outputs_without_a_batch_dimension_are_stored_too(executed, model: str, shape: list[int]) -> None:
+    found = executed(
         f"model=tutorial/{model}", "task=predict", "train.limit_batches=2", "data.batch_size=64"
     ).predictions
     assert found is not None
@@ -142,7 +144,7 @@ def test_the_example_of_the_check_is_of_the_split_that_is_read(ready, hook) -> N
     assert match.shape == "[2, 32, 8, 8]"
 
 
-def test_a_reduced_capture_is_stored(run) -> None:
+def test_a_reduced_capture_is_stored(executed) -> None:
     """Each row belongs to one sample, for every reduction."""
     hooks = {
         "whole": "{select: relu2, hook: forward, action: capture}",
@@ -152,7 +154,7 @@ def test_a_reduced_capture_is_stored(run) -> None:
         "some": "{select: fc, hook: forward, action: capture, reduce: {topk: 3}}",
         "projected": "{select: flatten, hook: forward, action: capture, reduce: {project: 16}}",
     }
-    found = run("task=predict", *(f"+hooks.{name}={hook}" for name, hook in hooks.items())).captures
+    found = executed("task=predict", *(f"+hooks.{name}={hook}" for name, hook in hooks.items())).captures
     whole = found["whole"]["relu2"][:]
     torch.testing.assert_close(found["mean"]["relu2"][:], whole.mean((2, 3)))
     assert found["half"]["fc"].dtype == torch.float16
@@ -176,9 +178,9 @@ def test_a_budget_of_bytes_ends_a_capture_with_a_note(run, capsys) -> None:
     assert [line["spent"] for line in found.stats] == [2_000_000]
 
 
-def test_some_samples_are_kept_under_their_own_numbers(run) -> None:
+def test_some_samples_are_kept_under_their_own_numbers(executed) -> None:
     kept = {"all": "", "each": ", keep: {every: 40}", "drawn": ", keep: {reservoir: 9}"}
-    captures = run("task=predict", *(
+    captures = executed("task=predict", *(
         f"+hooks.{name}={{select: [relu2, fc], hook: forward, action: capture{keep}}}" for name, keep in kept.items()
     )).captures  # fmt: skip
     every = captures["all"]

@@ -106,10 +106,10 @@ def test_rows_of_tokens_are_used_if_both_runs_have_them_at_the_same_position(run
     assert "it has a row for each token: capture one position" in said
 
 
-def test_a_span_that_is_there_twice_is_not_skipped(run, ready, fails, tmp_path) -> None:
+def test_a_span_that_is_there_twice_is_not_skipped(executed, ready, fails, tmp_path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "a b a", "spans": {"s": "a", "t": "b"}}\n')
     data = ("task=predict", "model=decoder", "data=prompts", "data.args.file=p.jsonl")
-    assert run(*data, capture("{span: t}")).captures["c"]["blocks.0"].positions.tolist() == [2]
+    assert executed(*data, capture("{span: t}")).captures["c"]["blocks.0"].positions.tolist() == [2]
     said = fails(*data, capture("{span: s, missing: skip}"))
     assert "span 's': a sample has its text more than once" in said
     ready(*data, "data.args.spans=null")

@@ -49,14 +49,14 @@ def value(run: Run, name: str = "loss") -> float:
 
 
 @pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
-def test_train_and_predict_accept_text(run, text, model: tuple[str, ...]) -> None:
-    trained = run(*model, *text, "train.epochs=2", "data.batch_size=4", "train.optimizer.lr=0.01")
+def test_train_and_predict_accept_text(executed, text, model: tuple[str, ...]) -> None:
+    trained = executed(*model, *text, "train.epochs=2", "data.batch_size=4", "train.optimizer.lr=0.01")
     losses = [
         line["loss"] for line in trained.metrics if line.get("of") == "epoch" and line["split"] == "train"
     ]
     assert losses[1] < losses[0]
     weights = f"model.weights={trained.path / 'checkpoints' / 'last.safetensors'}"
-    found = run(*model, *text, weights, "task=predict", "task.metrics=[loss,accuracy,top5_accuracy]")
+    found = executed(*model, *text, weights, "task=predict", "task.metrics=[loss,accuracy,top5_accuracy]")
     last = [line for line in trained.metrics if line["split"] == "val"][-1]
     assert value(found) == pytest.approx(last["loss"], rel=1e-5)
     assert value(found, "accuracy") <= value(found, "top5_accuracy")
@@ -65,7 +65,7 @@ def test_train_and_predict_accept_text(run, text, model: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
-def test_the_loss_is_that_of_the_prompts_one_by_one(run, ready, prompts, model: tuple[str, ...]) -> None:
+def test_the_loss_is_that_of_the_prompts_one_by_one(executed, ready, prompts, model: tuple[str, ...]) -> None:
     common = ("task=evaluate", *model, *prompts, "data.args.answer=null", "data.args.wrong=null")
     one_by_one = ready(*common, "data.batch_size=1")
     losses = list[float]()
@@ -76,31 +76,31 @@ def test_the_loss_is_that_of_the_prompts_one_by_one(run, ready, prompts, model: 
         kept = batch.target != IGNORED
         losses += F.cross_entropy(scores[kept], batch.target[kept], reduction="none").tolist()
     for padding, size in (("right", 3), ("left", 4)):
-        found = run(*common, f"data.args.padding={padding}", f"data.batch_size={size}")
+        found = executed(*common, f"data.args.padding={padding}", f"data.batch_size={size}")
         assert value(found) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
-def test_next_token_is_the_loss_that_a_model_of_transformers_computes_itself(run, ready, text) -> None:
+def test_next_token_is_the_loss_that_a_model_of_transformers_computes_itself(executed, ready, text) -> None:
     common = ("task=evaluate", *TRANSFORMERS, *text)
-    own = value(run(*common, "train.loss=output", "data.args.labels=true"))
-    assert own == pytest.approx(value(run(*common)), rel=1e-6)
+    own = value(executed(*common, "train.loss=output", "data.args.labels=true"))
+    assert own == pytest.approx(value(executed(*common)), rel=1e-6)
     smoothed = ready(*common, "train.loss={name: next_token, label_smoothing: 0.1}").loss
     scores, target = torch.randn(1, 5, 9), torch.tensor([[IGNORED, 3, 8, 0, 5]])
     expected = F.cross_entropy(scores[0], target[0], ignore_index=IGNORED, label_smoothing=0.1)
     torch.testing.assert_close(smoothed(scores, target), expected)
 
 
-def test_micro_batches_of_different_lengths_are_one_batch(run: Runs, text: tuple[str, ...]) -> None:
+def test_micro_batches_of_different_lengths_are_one_batch(executed: Runs, text: tuple[str, ...]) -> None:
     common = (*DECODER, *text, "train.steps=1", "train.shuffle=false", "train.optimizer={name: SGD, lr: 0.5}")
     whole, parts = (
-        load_file(run(*common, *more).path / "checkpoints" / "last.safetensors")
+        load_file(executed(*common, *more).path / "checkpoints" / "last.safetensors")
         for more in (("data.batch_size=4",), ("data.batch_size=2", "train.accumulate=2"))
     )
     for name in whole:
         torch.testing.assert_close(parts[name], whole[name], atol=1e-6, rtol=1e-5)
 
 
-def test_tokens_are_not_taken_for_classes_where_the_sizes_are_equal(run: Runs) -> None:
+def test_tokens_are_not_taken_for_classes_where_the_sizes_are_equal(executed: Runs) -> None:
     """A length that equals the vocabulary: [batch, length, vocabulary] would fit [batch, classes, length] too."""
     data = (
         "data=repeated_tokens",
@@ -108,7 +108,7 @@ def test_tokens_are_not_taken_for_classes_where_the_sizes_are_equal(run: Runs) -
         "data.args.half=[8,8]",
         "data.args.val_size=20",
     )
-    found = run("task=evaluate", *DECODER, *data)
+    found = executed("task=evaluate", *DECODER, *data)
     model, samples = hookrun.build(overrides=[*DECODER, *data, "compute.device=cpu"])
     batch = next(iter(samples.loader("val")))
     with torch.no_grad():

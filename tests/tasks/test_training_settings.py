@@ -102,7 +102,7 @@ def test_a_sweep_keeps_the_best_by_default(tmp_path: Path) -> None:
     assert sorted(names) == ["0/checkpoints/best.safetensors", "1/checkpoints/last.safetensors"]
 
 
-def test_a_milestone_after_the_end_is_noted(run, capsys) -> None:
+def test_a_milestone_after_the_end_is_noted(executed, capsys) -> None:
     parts = "schedulers: [{name: ConstantLR}, {name: LinearLR}]"
-    run(*QUICK, f"train.scheduler={{name: SequentialLR, milestones: [7], interval: step, {parts}}}")
+    executed(*QUICK, f"train.scheduler={{name: SequentialLR, milestones: [7], interval: step, {parts}}}")
     assert "NOTE: train.scheduler: the run ends after step 1, before milestone 7" in capsys.readouterr().out

@@ -32,16 +32,20 @@ def patch(run: Run, select: str = "layers.1", module: str = "layers.1", **keys: 
     return f"+hooks.patch={{select: {select}, hook: forward, action: replace, value: {value}}}"
 
 
-def test_patching_the_same_sample_of_a_clean_run_restores_its_output(run: Any, clean: Run) -> None:
+def test_patching_the_same_sample_of_a_clean_run_restores_its_output(executed: Any, clean: Run) -> None:
     """A corrupted run whose layer is patched from the clean one computes what the clean one did, in any batching."""
     corrupt = "+hooks.corrupt={select: layers.0, hook: forward, action: noise, std: 3}"
-    patched = run(*BASE, "task=predict", corrupt, BEFORE, patch(clean, sample="same"), "data.batch_size=64")
+    patched = executed(
+        *BASE, "task=predict", corrupt, BEFORE, patch(clean, sample="same"), "data.batch_size=64"
+    )
     assert_close(patched.predictions[:], clean.predictions[:])
     broken = patched.captures["before"]["layers.1"][:]
     assert not torch.allclose(broken, clean.captures["seen"]["layers.1"][:], atol=0.1)
 
 
-def test_clean_and_corrupted_inputs_of_two_files(run: Any, tmp_path: Path, capsys: Any) -> None:
+def test_clean_and_corrupted_inputs_of_two_files(
+    run: Any, executed: Any, tmp_path: Path, capsys: Any
+) -> None:
     """Sample n of one file corresponds to sample n of the other; the plan notes that they are not the same."""
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
     save_file({"x": x, "y": torch.arange(40) % 3}, tmp_path / "clean.safetensors")
@@ -50,7 +54,7 @@ def test_clean_and_corrupted_inputs_of_two_files(run: Any, tmp_path: Path, capsy
     of = [("data=tensors", "model=mlp", "task=predict", columns % name) for name in ("clean", "corrupted")]
     clean = run(*of[0], SEEN)
     capsys.readouterr()
-    patched = run(*of[1], BEFORE, patch(clean, sample="same"))
+    patched = executed(*of[1], BEFORE, patch(clean, sample="same"))
     assert_close(patched.predictions[:], clean.predictions[:])
     broken = patched.captures["before"]["layers.1"][:]
     assert not torch.allclose(broken, clean.captures["seen"]["layers.1"][:], atol=0.01)
@@ -116,16 +120,16 @@ def test_a_module_that_was_not_captured(refused: Any, clean: Run) -> None:
     assert "hooks.patch.value: no module 'layers.3' in the captures of 'seen': did you" in said
 
 
-def test_samples_without_a_row(run: Any, refused: Any, ready: Any) -> None:
-    short = run(*BASE, "task=predict", SEEN, "train.limit_batches=2")
+def test_samples_without_a_row(executed: Any, refused: Any, ready: Any) -> None:
+    short = executed(*BASE, "task=predict", SEEN, "train.limit_batches=2")
     said = refused(*BASE, "task=predict", patch(short, sample="same"))
     assert "hooks.patch.value: seen/layers.1 of the run" in said
     assert "has no row of sample 100, 101, 102, 103, …: it has 100 samples from 0 to 99" in said
     ready(*BASE, "task=predict", patch(short, sample="same"), "train.limit_batches=2")
 
 
-def test_validation_has_no_rows_of_the_training_samples(run: Any, ready: Any, refused: Any) -> None:
-    train = run(*BASE, "task=predict", "task.split=train", SEEN)
+def test_validation_has_no_rows_of_the_training_samples(executed: Any, ready: Any, refused: Any) -> None:
+    train = executed(*BASE, "task=predict", "task.split=train", SEEN)
     assert "add when: {mode: train}" in refused(*BASE, patch(train, sample="same"))
     when = patch(train, sample="same").replace("action: replace", "action: replace, when: {mode: train}")
     ready(*BASE, when)

@@ -212,10 +212,10 @@ def patch(run: Run, keys: str = "", hook: str = "select: '**'", action: str = "r
     return f"+hooks.patch={{{hook}, hook: forward, action: {action}, {name}: {value}}}"
 
 
-def test_each_module_takes_its_own_rows(run: Any, refused: Any, clean: Run, capsys: Any) -> None:
+def test_each_module_takes_its_own_rows(executed: Any, refused: Any, clean: Run, capsys: Any) -> None:
     select = "select: [layers.1,fc,layers.3]"
     mean = patch(clean, "", select).replace("hooks.patch", "hooks.mean")
-    found = run(*BASE, "seed=5", patch(clean, "sample: same, factor: 2.0", select), BETWEEN, mean, AFTER)
+    found = executed(*BASE, "seed=5", patch(clean, "sample: same, factor: 2.0", select), BETWEEN, mean, AFTER)
     for module in ("layers.1", "layers.3", "fc"):
         assert_close(found.captures["between"][module][:], 2 * clean.captures["seen"][module][:])
     said = capsys.readouterr().out
@@ -226,13 +226,13 @@ def test_each_module_takes_its_own_rows(run: Any, refused: Any, clean: Run, caps
     assert "which holds layers.1, layers.3, fc; name one for all with `module`, or narrow `select`" in said
 
 
-def test_one_channel_of_the_row_of_each_sample(run: Any, clean: Run) -> None:
+def test_one_channel_of_the_row_of_each_sample(executed: Any, clean: Run) -> None:
     """Found by `at: same`; then all is zero, and the same channels are picked by `index`."""
     hook = "select: layers.1, index: '..., [1,5,6]'"
     zero = "+hooks.zero={select: layers.1, hook: forward, action: replace, value: 0}"
     picked = patch(clean, "sample: same, index: '[1,5,6]'", hook).replace("hooks.patch", "hooks.pick")
     own = SEEN.replace("hooks.seen", "hooks.own")
-    found = run(
+    found = executed(
         *BASE, "seed=5", own, patch(clean, "sample: same, at: same", hook), BETWEEN, zero, picked, AFTER
     )
     expected, theirs = found.captures["own"]["layers.1"][:], clean.captures["seen"]["layers.1"][:]
@@ -243,21 +243,23 @@ def test_one_channel_of_the_row_of_each_sample(run: Any, clean: Run) -> None:
         expected = torch.zeros_like(theirs)
 
 
-def test_steering_strength_by_sample(run: Any, clean: Run) -> None:
+def test_steering_strength_by_sample(run: Any, executed: Any, clean: Run) -> None:
     other = run(*BASE, SEEN, "seed=1")
     keys = f"module: layers.1, factor: 0.5, index: '0:4', sample: same, minus: {{run: '{other.path}', sample: same}}"
-    found = run(*BASE, patch(clean, keys, "select: layers.1, index: '..., 0:4'", "add_bias"), AFTER)
+    found = executed(*BASE, patch(clean, keys, "select: layers.1, index: '..., 0:4'", "add_bias"), AFTER)
     a, b = (each.captures["seen"]["layers.1"][:] for each in (clean, other))
     expected = a.clone()
     expected[:, :4] += (a - b)[:, :4] / 2
     assert_close(found.captures["after"]["layers.1"][:], expected)
 
 
-def test_rows_by_sample_and_an_index_into_the_batch(run: Any, refused: Any, clean: Run) -> None:
+def test_rows_by_sample_and_an_index_into_the_batch(executed: Any, refused: Any, clean: Run) -> None:
     hook = "select: layers.1, index: '[1,0]'"
     said = refused(*BASE, "data.batch_size=2", "train.limit_batches=1", patch(clean, "sample: same", hook))
     assert "`index` picks rows of the batch" in said
-    found = run(*BASE, "seed=5", "train.limit_batches=1", patch(clean, "sample: same, at: same", hook), AFTER)
+    found = executed(
+        *BASE, "seed=5", "train.limit_batches=1", patch(clean, "sample: same, at: same", hook), AFTER
+    )
     own, theirs = found.captures["after"]["layers.1"], clean.captures["seen"]["layers.1"]
     assert_close(own[:2], theirs[:2])
     assert not torch.allclose(own[2], theirs[2])
@@ -275,7 +277,7 @@ def test_mistakes_in_a_value_are_reported(refused: Any, clean: Run, tmp_path: Pa
         assert said in refused(*BASE, patch(clean, keys, "select: fc")), keys
 
 
-def test_rows_captured_at_one_token_are_written_at_the_token_of_their_sample(run: Any) -> None:
+def test_rows_captured_at_one_token_are_written_at_the_token_of_their_sample(run: Any, executed: Any) -> None:
     model = ("model=decoder", "model.args.width=16", "model.args.layers=1", "model.args.heads=2")
     sizes = (
         "data.args.val_size=15",
@@ -287,5 +289,5 @@ def test_rows_captured_at_one_token_are_written_at_the_token_of_their_sample(run
     value = f"value: {{run: '{clean.path}', capture: seen, sample: SAMPLE, at: same}}, heads: [1]"
     hook = f"+hooks.put={{{place}, action: replace, {value}}}"
     task = ("task=evaluate", *base, "task.metrics=[kl]")
-    assert run(*task, hook.replace("SAMPLE", "same")).metrics[-1]["kl"] < 1e-9
-    assert run(*task, hook.replace("SAMPLE", "resample")).metrics[-1]["kl"] > 1e-9
+    assert executed(*task, hook.replace("SAMPLE", "same")).metrics[-1]["kl"] < 1e-9
+    assert executed(*task, hook.replace("SAMPLE", "resample")).metrics[-1]["kl"] > 1e-9

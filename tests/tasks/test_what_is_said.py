@@ -80,12 +80,12 @@ def test_a_setting_without_effect_is_reported(overrides: list[str], expected: st
     assert [note for note in ready(*SMALL, *overrides).notes if "not used by" in note] == [expected]
 
 
-def test_an_analysis_reports_that_it_uses_no_hooks(run: Any, capsys: Any) -> None:
-    capture = "+hooks.h={select: fc, hook: forward, action: capture}"
-    captured = run("model=mlp", "task=predict", "train.limit_batches=1", capture)
+def test_an_analysis_reports_that_it_uses_no_hooks(executed: Any, capsys: Any) -> None:
+    capture = "+hooks.h={select: [layers.1, fc], hook: forward, action: capture}"
+    captured = executed("model=mlp", "task=predict", "train.limit_batches=1", capture)
     capsys.readouterr()
-    run("task=probe", f"task.run={captured.path}", capture)
-    assert "compute.device, compute.threads, hooks are not used by task=probe" in capsys.readouterr().out
+    executed("task=similarity", f"task.run={captured.path}", capture)
+    assert "compute.device, compute.threads, hooks are not used by task=similarity" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("task", ["predict", "evaluate", "export"])

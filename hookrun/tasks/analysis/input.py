@@ -134,25 +134,18 @@ def projection_entry(features: Features) -> dict[str, Any]:
     return {} if features.projection is None else {"projection": str(features.projection)}
 
 
-def show_table(
-    console: Console, title: str, names: Sequence[str], columns: Mapping[str, Sequence[str]]
-) -> None:
-    """Print a line for each name. Names that do not fit lose their left ends; numbers are never cut.
-
-    title:   the heading of the names
-    columns: heading -> the text beside each name
-    """
-    widths = [max(map(len, [heading, *texts])) for heading, texts in columns.items()]
-    names = [name or "(root)" for name in names]
-    room = max(console.width - sum(widths) - 3 * len(widths) - 2, _LEAST_NAME)
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown.add_column(title, no_wrap=True)
-    for heading in columns:
-        shown.add_column(heading, justify="right", no_wrap=True)
-    for name, *texts in zip(names, *columns.values(), strict=True):
-        shown.add_row(name if len(name) <= room else f"…{name[1 - room :]}", *texts)
-    narrow, console.width = console.width, max(console.width, room + sum(widths) + 3 * len(widths) + 2)
-    console.print(shown)
+def show_table(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows that begin with a name. Names that do not fit lose their left ends; numbers are never cut."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right" if table.columns else "left", no_wrap=True)
+    others = sum(max(map(len, column)) + 3 for column in list(zip(headings, *rows, strict=True))[1:])
+    room = max(console.width - others - 2, _LEAST_NAME)
+    for name, *texts in rows:
+        name = name or "(root)"
+        table.add_row(name if len(name) <= room else f"…{name[1 - room :]}", *texts)
+    narrow, console.width = console.width, max(console.width, room + others + 2)
+    console.print(table)
     console.width = narrow
 
 

@@ -17,11 +17,11 @@ from hookrun.tasks.under_hooks import TaskOfSplits
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from hookrun.data import DataInfo
+    from hookrun.data import DataInfo, TensorInfo
     from hookrun.plan.plan import ResolvedPlan
     from hookrun.prove.trial import Example
     from hookrun.tasks.run.context import RunContext
-    from hookrun.tasks.training.parameter_groups import Trained
+    from hookrun.tasks.run.prepare import Prepared
 
 MOST_TOKENS = 2**17
 _USED = {"input_ids", "attention_mask", "position_ids", "labels"}
@@ -70,7 +70,18 @@ class GenerateTask(TaskOfSplits):
     def problems(self, settings: Settings, info: DataInfo | None) -> Iterator[Problem]:
         """The common problems of the settings, and data whose samples are not prompts."""
         yield from super().problems(settings, info)
-        yield from () if info is None else _wrong_inputs(info)
+        if info is None:
+            return
+        ids = _input_ids(info)
+        if ids is None or ids.dtype.is_floating_point:
+            what = f"task=generate continues sequences of tokens (input_ids), and the data {info.name!r} has none"
+            hint = "use data=prompts, text, names, repeated_tokens or modular_addition, or your own with input_ids"
+            yield Problem("data.name", what, hint)
+        elif isinstance(info.inputs, Mapping) and (more := sorted(info.inputs.keys() - _USED)):
+            what = (
+                f"task=generate passes input_ids and attention_mask to the model, but not {listed(more, 4)}"
+            )
+            yield Problem("data.name", what, "leave these inputs out of the data")
 
     def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> Iterator[Problem]:
         """A model that cannot generate, stop tokens outside its vocabulary, and too few positions."""
@@ -95,12 +106,10 @@ class GenerateTask(TaskOfSplits):
 
         encoder: the prompt is read by an encoder, so that it takes no positions of the decoder
         """
-        from hookrun.data import TensorInfo
         from hookrun.models.arguments import positions_of
 
-        limit = positions_of(model)
-        ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
-        if limit is None or ids is None or len(ids.shape) != 1 or ids.shape[0] <= 0:
+        limit, ids = positions_of(model), _input_ids(info)
+        if limit is None or ids is None or ids.shape[0] <= 0:
             return
         prompt = 1 if encoder else min(ids.shape[0], self.prompt_tokens or ids.shape[0])
         needed, (positions, where) = prompt + self.max_new_tokens - 1, limit
@@ -143,7 +152,7 @@ class GenerateTask(TaskOfSplits):
         kept = {name: kwargs[name] for name in ("input_ids", "attention_mask") if name in kwargs}
         return args, {**kept, DECODER_IDS: first}
 
-    def lines(self, settings: Settings, trained: Trained | None) -> Iterator[str]:
+    def lines(self, prepared: Prepared) -> Iterator[str]:
         """One line about the length of the continuations and how tokens are chosen."""
         how = "always the most probable one" if self.sampling is None else f"drawn with {self.sampling}"
         more = "; then once more without the hooks" if self.without_hooks else ""
@@ -179,16 +188,9 @@ class GenerateTask(TaskOfSplits):
         show(sums, context.screen.console, compared=self.without_hooks)
 
 
-def _wrong_inputs(info: DataInfo) -> Iterator[Problem]:
-    """Why the samples cannot be used as prompts."""
+def _input_ids(info: DataInfo) -> TensorInfo | None:
+    """The input `input_ids` of a sample, if it is a sequence."""
     from hookrun.data import TensorInfo
 
-    where = "data.name"
     ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
-    if ids is None or len(ids.shape) != 1 or ids.dtype.is_floating_point:
-        what = f"task=generate continues sequences of tokens (input_ids), and the data {info.name!r} has none"
-        hint = "use data=prompts, text, names, repeated_tokens or modular_addition, or data of your own with input_ids"
-        yield Problem(where, what, hint)
-    elif not isinstance(info.inputs, TensorInfo) and (more := sorted(info.inputs.keys() - _USED)):
-        what = f"task=generate passes input_ids and attention_mask to the model, but not {listed(more, 4)}"
-        yield Problem(where, what, "leave these inputs out of the data")
+    return ids if ids is not None and len(ids.shape) == 1 else None

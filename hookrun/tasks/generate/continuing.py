@@ -17,7 +17,7 @@ from hookrun.runtime.rng import derived_seed
 from hookrun.runtime.tokens.calls import IDS, MASK, POSITIONS, parameters_of
 from hookrun.spec.task import Sampling
 from hookrun.tasks.metrics.metrics import kl
-from hookrun.tasks.metrics.rows import RowPart, token_scores
+from hookrun.tasks.metrics.rows import RowPart, own_token_scores
 from hookrun.tasks.run.batches import Batch
 from hookrun.values.tensors import computable
 
@@ -152,14 +152,14 @@ class LoopContinuer(nn.Module):
 
 def next_scores(output: Any, input_ids: Tensor) -> Tensor:
     """[B, V]: the scores of the next token, in float32 or float64. HookrunError if the output has no such scores."""
-    scores = token_scores(output)
+    scores = own_token_scores(output)
     if scores is None or scores.dim() != 3 or scores.shape[:2] != input_ids.shape:
         what = f"a {type(output).__name__}" if scores is None else f"shape {list(scores.shape)}"
         raise HookrunError(
             f"task=generate needs scores [batch, length, vocabulary] for tokens {list(input_ids.shape)}, and the model "
             f"returned {what}: use a language model, whose output or its `logits` are the scores of the next tokens"
         )
-    return computable(scores[:, -1])
+    return computable(scores.detach()[:, -1])
 
 
 class Continuation(NamedTuple):

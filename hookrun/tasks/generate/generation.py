@@ -170,36 +170,24 @@ def record_of(
 class Sums:
     """The sums of a pass over samples.
 
-    top: what the terminal shows of the samples that changed most; without a comparison, of the first samples
+    top: the records of the samples that changed most; without a comparison, of the first samples
     """
 
     samples: int = 0
     tokens: int = 0
     changed: int = 0
     kl: float = 0.0
-    top: list[dict[str, Any]] = field(default_factory=list)
+    top: list[Mapping[str, Any]] = field(default_factory=list)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add one line of generations.jsonl."""
         self.samples += 1
         self.tokens += len(record["ids"])
-        shown = {name: record[name] for name in ("split", "sample")}
-        shown |= {"prompt": (record["prompt"] or "")[-2 * _MOST_SHOWN :], "text": _beginning(record, "")}
-        if "kl_first" not in record:
-            if len(self.top) < SHOWN:
-                self.top.append(shown)
-            return
-        differs = record["ids"] != record["ids_without"]
-        self.changed += differs
-        self.kl += record["kl_first"]
-        shown |= {
-            "kl": record["kl_first"],
-            "differs": differs,
-            "text_without": _beginning(record, "_without"),
-        }
-        self.top.append({**shown, "before": record["next_without"][0], "after": record["next"][0]})
+        self.changed += _differs(record)
+        self.kl += record.get("kl_first", 0.0)
+        self.top.append(record)
         # The sort is stable: equal samples stay in the order of the data.
-        self.top.sort(key=lambda each: (-each["kl"], not each["differs"]))
+        self.top.sort(key=lambda each: (-each.get("kl_first", 0.0), not _differs(each)))
         del self.top[SHOWN:]
 
     def read(self, *, compared: bool) -> dict[str, float]:
@@ -211,20 +199,16 @@ class Sums:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums so far, as plain values."""
-        return {**vars(self), "top": list(self.top)}
+        return {**vars(self), "top": [dict(record) for record in self.top]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the sums by saved ones."""
-        for name in vars(self):
-            setattr(self, name, state[name])
-        self.top = [dict(each) for each in state["top"]]
+        vars(self).update(state, top=list(state["top"]))
 
 
-def _beginning(record: Mapping[str, Any], which: str) -> str:
-    """The beginning of a continuation; its token ids if it has no text."""
-    text = record[f"text{which}"]
-    ids = " ".join(map(str, record[f"ids{which}"][: 2 * _MOST_SHOWN]))
-    return (ids if text is None else text)[: 2 * _MOST_SHOWN]
+def _differs(record: Mapping[str, Any]) -> bool:
+    """Whether the continuation is not that without the hooks."""
+    return bool(record["ids"] != record.get("ids_without", record["ids"]))
 
 
 # ---- in the terminal -------------------------------------------------------------------------------------------
@@ -232,8 +216,8 @@ def _beginning(record: Mapping[str, Any], which: str) -> str:
 
 def show(sums: Sums, console: Console, *, compared: bool) -> None:
     """Print the samples that changed most, or without a comparison the first ones."""
-    first = [each for each in sums.top if compared and each["kl"] > 0]
-    later = [each for each in sums.top if not compared or each["differs"]]
+    first = [each for each in sums.top if compared and each["kl_first"] > 0]
+    later = [each for each in sums.top if not compared or _differs(each)]
     if first:
         title = "first new token: the samples that changed most (KL in nats, top token without hooks → with)"
     elif later:
@@ -244,16 +228,18 @@ def show(sums: Sums, console: Console, *, compared: bool) -> None:
         console.print(title)
     table = Table.grid(padding=(0, 2 if first else 1))
     for sample in first or later:
-        name, prompt = f"  {sample['split']} {sample['sample']}", _end(repr(sample["prompt"]))
+        name, prompt = f"  {sample['split']} {sample['sample']}", repr(sample["prompt"] or "")
+        if len(prompt) > _MOST_SHOWN:  # the end, from a word on
+            prompt = f"… {prompt[-_MOST_SHOWN:].partition(' ')[2]}"
         if first:
-            (one, old, p), (two, new, q) = sample["before"], sample["after"]
+            (one, old, p), (two, new, q) = sample["next_without"][0], sample["next"][0]
             change = f"{_token(one, old)} {p:.1%} → {_token(two, new)} {q:.1%}"
-            table.add_row(name, f"{sample['kl']:.3g}", change, prompt)
+            table.add_row(name, f"{sample['kl_first']:.3g}", change, prompt)
             continue
         table.add_row(f"{name}:", prompt)
         if compared:
-            table.add_row("      without:", repr(sample["text_without"][:_MOST_SHOWN]))
-        table.add_row("      with:" if compared else "      →", repr(sample["text"][:_MOST_SHOWN]))
+            table.add_row("      without:", _beginning(sample, "_without"))
+        table.add_row("      with:" if compared else "      →", _beginning(sample, ""))
     console.print(table, soft_wrap=False)
 
 
@@ -263,6 +249,8 @@ def _token(token: int, text: str | None) -> str:
     return repr(text if len(text) <= _MOST_TOKEN else f"{text[:_MOST_TOKEN]}…")
 
 
-def _end(text: str) -> str:
-    """The end of a text, starting at a word, of at most `_MOST_SHOWN` characters."""
-    return text if len(text) <= _MOST_SHOWN else f"… {text[-_MOST_SHOWN:].partition(' ')[2]}"
+def _beginning(record: Mapping[str, Any], which: str) -> str:
+    """The beginning of a continuation; its token ids if it has no text."""
+    text = record[f"text{which}"]
+    ids = " ".join(map(str, record[f"ids{which}"][:_MOST_SHOWN]))
+    return repr((ids if text is None else text)[:_MOST_SHOWN])

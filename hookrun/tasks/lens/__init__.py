@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from hookrun.errors import CompileError, HookrunError, spec_error
+from hookrun.errors import HookrunError, Problem
 from hookrun.spec import Experiment
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.tokens import Tokens, TokensClause
 from hookrun.tasks.under_hooks import TaskOfOneSplit
 
 if TYPE_CHECKING:
-    from hookrun.runtime.tokens.choice import Texts
-    from hookrun.tasks.base import JobCache
+    from torch.nn import Module
+
+    from hookrun.data import DataInfo
     from hookrun.tasks.lens.places import Places
     from hookrun.tasks.run.context import RunContext
     from hookrun.tasks.run.prepare import Prepared
@@ -53,17 +53,6 @@ class LensTask(TaskOfOneSplit):
     unembed: str | None = None
     heads: AnySelector | None = None
 
-    @field_validator("tokens")
-    @classmethod
-    def _of_a_stream(cls, tokens: Tokens | None) -> Tokens | None:
-        if tokens is not None and (tokens.on_pattern or tokens.dim is not None):
-            raise ValueError(
-                "the positions of the residual stream are its dimension 1: leave out query, key and dim"
-            )
-        if tokens is not None and tokens.phase == "generation":
-            raise ValueError("task=lens does not generate tokens: leave out `phase: generation`")
-        return tokens
-
     @model_validator(mode="after")
     def _heads_are_read(self) -> LensTask:
         if self.heads is not None and self.parts != "heads":
@@ -80,57 +69,42 @@ class LensTask(TaskOfOneSplit):
         """Whether the final norm uses its scale on the final stream for every part."""
         return self.norm == "frozen" if self.norm is not None else self.parts != "residual"
 
-    def prepare(
-        self, experiment: Experiment, *, trust: frozenset[str], cache: JobCache | None = None
-    ) -> Prepared:
-        """As for other tasks; also finds what the lens reads. Raises SpecError or CompileError."""
-        from hookrun.tasks.run.prepare import missing_spans
-
-        prepared = super().prepare(experiment, trust=trust, cache=cache)
-        settings = prepared.settings
-        reach = self.samples_in_reach(settings, prepared.data.sizes)
-        if problems := missing_spans([(self.tokens, "task")], settings, self.split, reach):
-            raise CompileError(problems)
-        return replace(prepared, lines=(*prepared.lines, *self._said(prepared, self._setup(prepared)[0])))
-
-    def _setup(self, prepared: Prepared) -> tuple[Places, Texts]:
-        """The modules to read, and text in `tokens` -> its token ids.
-
-        Raises SpecError or CompileError if the model or the data does not fit.
-        """
+    def model_problems(self, experiment: Experiment, info: DataInfo, model: Module) -> Iterator[Problem]:
+        """Samples that are not sequences, tokens that cannot be read, and with CompileError what is not found."""
         from hookrun.data import TensorInfo
-        from hookrun.plan.texts import texts_of, tokenizer_of, unknown_spans
+        from hookrun.plan.texts import tokenizer_of
+        from hookrun.tasks.metrics.problems import token_problems
+
+        yield from super().model_problems(experiment, info, model)
+        if isinstance(info.inputs, TensorInfo):
+            has_ids = not info.inputs.dtype.is_floating_point and len(info.inputs.shape) == 1
+        else:
+            has_ids = "input_ids" in info.inputs
+        if info.tokenizer is None and not has_ids:
+            what = f"task=lens reads sequences of tokens, and the samples of the data '{info.name}' are not sequences"
+            yield Problem("data.name", what, "use data=prompts, text, names, repeated_tokens, …")
+            return
+        yield from token_problems(self.positions, info, tokenizer_of(model, info.tokenizer), padding=True)
+        self._places(model)
+
+    def _places(self, model: Module) -> Places:
+        """The modules to read. Raises CompileError with all that are not found."""
         from hookrun.tasks.lens.places import find_places
 
-        data = prepared.data
-        if isinstance(data.inputs, TensorInfo):
-            has_ids = not data.inputs.dtype.is_floating_point and len(data.inputs.shape) == 1
-        else:
-            has_ids = "input_ids" in data.inputs
-        if data.tokenizer is None and not has_ids:
-            raise spec_error(
-                "data.name",
-                f"task=lens reads sequences of tokens, and the samples of the data '{data.name}' are not sequences",
-                "use data=prompts, text, names, repeated_tokens, …",
-            )
-        places = find_places(
-            prepared.model,
+        return find_places(
+            model,
             residual=self.residual,
             final_norm=self.final_norm,
             unembed=self.unembed,
             heads=self.heads,
             by_head=self.parts == "heads",
         )
-        texts, problems = texts_of(self.positions, "task", tokenizer_of(prepared.model, data.tokenizer))
-        problems += unknown_spans(self.positions, "task", data)
-        if problems:
-            raise CompileError(problems)
-        return places, texts
 
-    def _said(self, prepared: Prepared, places: Places) -> Iterator[str]:
-        """Lines for the plan: what the lens reads at which modules."""
+    def lines(self, prepared: Prepared) -> Iterator[str]:
+        """What the lens reads at which modules."""
         from hookrun.tasks.lens.reading import cap_of
 
+        places = self._places(prepared.model)
         blocks = f"{places.blocks[0]} to {places.blocks[-1]}" if len(places.blocks) > 1 else places.blocks[0]
         norm = "its scale on the final stream" if self.frozen else "the statistics of each part"
         yield (
@@ -144,21 +118,32 @@ class LensTask(TaskOfOneSplit):
 
     def perform(self, context: RunContext) -> None:
         """Read the split. Raises HookrunError if no sample has a token to read, or if the model is not as expected."""
+        from hookrun.plan.texts import texts_of, tokenizer_of
         from hookrun.runtime.tokens.choice import Rule
-        from hookrun.tasks.lens.reading import Lens, changes_logits, read_split
+        from hookrun.tasks.lens.reading import Lens, Reader, changes_logits
+        from hookrun.tasks.run.batches import Batches
 
-        places, texts = self._setup(context.prepared)
+        model, places = context.model, self._places(context.model)
         edited = changes_logits(context.prepared.plan, places.unembed)
-        lens = Lens(context.model, places, self.parts, self.frozen, self.top, edited)
-        rule = Rule(self.positions, once=False, texts=texts)
-        means = read_split(context, lens, rule, self.split, self.name)
+        lens = Lens(model, places, self.parts, self.frozen, self.top, edited)
+        texts, _ = texts_of(self.positions, "task", tokenizer_of(model, context.prepared.data.tokenizer))
+        reader = Reader(context, lens, Rule(self.positions, False, texts))
+        batches, means = Batches(context.prepared, self.split), reader.means
+        with (
+            reader.observer.installation,
+            context.evaluating(batches, self.name, {"means": means}) as (passed, _),
+        ):
+            for batch in passed:
+                with context.logged(context.hooks.clock.step):
+                    reader.read(batch)
+                context.hooks.step()
         if not means.sums:
             raise HookrunError("task.tokens: no sample has such a token: name others")
-        for line in list(means.lines(self.parts)):
+        for line in means.lines(self.parts):
             context.run_dir.log_metrics(split=self.split, **line)
         found: dict[str, Any] = {"positions": means.sums[None]["positions"]}
-        own = means.means(None, compared=True)
-        names = ("accuracy", "logit_difference") if self.parts == "residual" else ("logit_difference",)
-        if self.parts == "residual" or self.frozen:
-            found |= {name: own[name] for name in names if name in own}
+        if self.parts == "residual":
+            found |= means.means(None, ("accuracy", "logit_difference"))
+        elif self.frozen:
+            found |= means.means(None, ("logit_difference",))
         context.conclude(self.split, found)

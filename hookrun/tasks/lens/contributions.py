@@ -5,9 +5,9 @@ Observers run after the experiment's hooks, so what a hook changes in the output
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,24 +30,25 @@ BIAS = "bias"
 _SLACK = 32
 """How far an element may be off, in machine epsilons of the sum of the magnitudes."""
 
-Rows = tuple[Tensor, Tensor]
+Rows = tuple[Tensor, ...]
 """(sequence, column), each [N] on the model's device, of the N positions that are read."""
 
 
-@dataclass(frozen=True)
-class StreamPart:
+class Part(NamedTuple):
     """A part of the residual stream: a contribution, or the stream after a layer.
 
     name:  the path of the module that adds it, or after which the stream is read
     layer: the number of the block, from 0; None: before or after all blocks
     head:  the number of the attention head; None: not of a single head
-    rows:  [N, D] in float32 or float64; for the stream, in the model's dtype
     """
 
     name: str
-    layer: int | None
-    head: int | None
-    rows: Tensor
+    layer: int | None = None
+    head: int | None = None
+
+
+PartRows = tuple[Part, Tensor]
+"""A part with its rows [N, D] in float32 or float64; for the stream, in the model's dtype."""
 
 
 # ---- what is observed ------------------------------------------------------------------------------------------
@@ -66,6 +67,14 @@ class ObservedForward:
     outputs: dict[str, Tensor] = field(default_factory=dict)
     blocks: list[str] = field(default_factory=list)
     scores: Tensor | None = None
+
+    def at(self, rows: slice) -> ObservedForward:
+        """The same for some of the rows."""
+        inputs, outputs = (
+            {path: tensor[rows] for path, tensor in tensors.items()}
+            for tensors in (self.inputs, self.outputs)
+        )
+        return replace(self, inputs=inputs, outputs=outputs)
 
 
 class Observer:
@@ -111,56 +120,57 @@ class Observer:
                 f"task.residual: the blocks ran as {seen.blocks[:8]}, expected {list(places.blocks)[:8]}: the lens "
                 "reads decoders whose blocks run once each, in this order"
             )
-        if seen.scores is None or places.final_norm not in seen.outputs:
-            lacking = places.unembed if places.final_norm in seen.outputs else places.final_norm
+        lacking = [path for path in places.blocks if path not in seen.outputs]
+        if lacking or places.blocks[0] not in seen.inputs:
+            batch, length = self._shape
             raise HookrunError(
-                f"{lacking} did not return a tensor with a row for each position: name another module with "
+                f"{[*lacking, places.blocks[0]][0]} does not pass a tensor [{batch}, {length}, width]: the lens reads "
+                "decoders whose blocks take and return the residual stream; name the blocks with task.residual"
+            )
+        if seen.scores is None or places.final_norm not in seen.outputs:
+            path = places.unembed if places.final_norm in seen.outputs else places.final_norm
+            raise HookrunError(
+                f"{path} did not return a tensor with a row for each position: name another module with "
                 "task.final_norm or task.unembed"
             )
         return seen
 
     def _entered(self, site: HookSite, value: Any) -> None:
-        rows, _ = self._picked(value, required=site.path == self.places.blocks[0], path=site.path)
-        if rows is not None:
-            self._seen.inputs[site.path] = rows
+        if (tensor := self._by_position(value)) is not None:
+            self._seen.inputs[site.path] = tensor[self._rows]
 
     def _left(self, site: HookSite, value: Any) -> None:
-        path, seen, is_block = site.path, self._seen, site.path in self.places.blocks
-        rows, tensor = self._picked(value, required=is_block, path=path)
+        path, seen, tensor = site.path, self._seen, self._by_position(value)
+        if path in self.places.blocks and self._rows is not None:
+            seen.blocks.append(path)
         if path == self.places.unembed:
             seen.scores = tensor
-        if is_block and self._rows is not None:
-            seen.blocks.append(path)
-        if rows is None or (path in self.embeddings and self.places.blocks[0] in seen.inputs):
+        is_embedding = path in self.embeddings
+        if tensor is None or (is_embedding and self.places.blocks[0] in seen.inputs):
             return  # an embedding may be used again, as an unembedding
-        if path in self.embeddings and path in seen.outputs:
-            rows = seen.outputs[path] + rows
-        seen.outputs[path] = rows
+        rows = tensor[self._rows]
+        seen.outputs[path] = seen.outputs[path] + rows if is_embedding and path in seen.outputs else rows
 
-    def _picked(self, value: Any, *, required: bool, path: str) -> tuple[Tensor | None, Tensor | None]:
-        """The rows [N, ...] that are read, copied; and the first floating-point tensor [batch, length, ...] in a value.
+    def _by_position(self, value: Any) -> Tensor | None:
+        """The first floating-point tensor [batch, length, ...] in a value; None if there is none, or before `begin`.
 
-        The tensor may also be [batch * length, width], as OPT uses. Both are None if there is none, or before `begin`.
-
-        Raises HookrunError if the tensor is `required` and there is none.
+        It may also be [1, length, ...], or [batch * length, width], as OPT uses.
         """
         if self._rows is None:
-            return None, None
-        (batch, length), (sequences, columns) = self._shape, self._rows
-        floats = [tensor for tensor in tensors(value) if tensor.is_floating_point()]
-        for tensor in floats:
-            if tensor.dim() > 2 and tensor.shape[0] in (1, batch) and tensor.shape[1] == length:
-                return tensor.detach()[sequences if len(tensor) == batch else 0, columns], tensor
-        for tensor in floats:
-            if tensor.dim() == 2 and len(tensor) == batch * length:
-                tensor = tensor.unflatten(0, self._shape)
-                return tensor.detach()[sequences, columns], tensor
-        if required:
-            raise HookrunError(
-                f"{path} does not pass a tensor [{batch}, {length}, width]: the lens reads decoders "
-                "whose blocks take and return the residual stream; name the blocks with task.residual"
-            )
-        return None, None
+            return None
+        batch, length = self._shape
+        floats = [tensor.detach() for tensor in tensors(value) if tensor.is_floating_point()]
+        stacked = [
+            tensor.expand(batch, *tensor.shape[1:])
+            for tensor in floats
+            if tensor.dim() > 2 and tensor.shape[0] in (1, batch) and tensor.shape[1] == length
+        ]
+        flat = [
+            tensor.unflatten(0, self._shape)
+            for tensor in floats
+            if tensor.dim() == 2 and len(tensor) == batch * length
+        ]
+        return next(iter([*stacked, *flat]), None)
 
 
 def children_of(model: nn.Module, block: str) -> list[str]:
@@ -172,41 +182,54 @@ def children_of(model: nn.Module, block: str) -> list[str]:
 # ---- which modules add to the stream ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Structure:
-    """Which modules add to the residual stream, found in one forward without the experiment's hooks.
+class Source(NamedTuple):
+    """What adds to the residual stream: one module, or several whose outputs cannot be told apart.
 
-    embeddings: the embeddings that add up to the input of the first block; none: this input is one part
-    chains:     for each block, the modules that add to the stream: a module with the modules that its output goes
-                through, such as a norm, before it is added; none: what the block adds is one part
+    part:   its name and layer
+    chain:  a module with the modules that its output goes through, such as a norm, before it is added; none: what the
+            whole block adds, or all embeddings together
+    factor: by which the block multiplies it
+    heads:  where its heads are read; None: it is one part
     """
 
-    embeddings: tuple[str, ...]
-    chains: tuple[tuple[tuple[str, ...], ...], ...]
+    part: Part
+    chain: tuple[str, ...] = ()
+    factor: float = 1.0
+    heads: HeadsPlace | None = None
 
 
-def find_structure(
+def find_sources(
     model: nn.Module, places: Places, seen: ObservedForward, embeddings: Sequence[str]
-) -> Structure:
-    """The structure. Raises HookrunError if heads are to be read that no module of a block adds to the stream."""
+) -> list[Source]:
+    """What adds to the stream, in the order of the model, from one forward without the experiment's hooks.
+
+    Raises HookrunError if heads are to be read that no module of a block adds to the stream.
+    """
     entered = seen.inputs[places.blocks[0]]
-    found = [path for path in embeddings if path in seen.outputs]
-    adds_up = bool(found) and _adds_up([seen.outputs[path] for path in found], entered)
-    chains = []
+    used = [path for path in embeddings if path in seen.outputs]
+    adds_up = bool(used) and _adds_up([seen.outputs[path] for path in used], entered)
+    sources = [Source(Part(path), (path,)) for path in used] if adds_up else [Source(Part(EMBED))]
     for layer, block in enumerate(places.blocks):
-        left = seen.outputs[block]
-        of_block = _chains(model, block, seen, left.shape)
-        added = [seen.outputs[chain[-1]] for chain in of_block]
-        if not _adds_up([entered, *(computable(rows) * _factor(model, block) for rows in added)], left):
-            of_block = ()
-        if places.heads and _attention(of_block, places.heads[layer]) is None:
+        left, heads = seen.outputs[block], places.heads[layer] if places.heads else None
+        # Granite scales contributions.
+        factor = float(getattr(model.get_submodule(block), "residual_multiplier", 1.0))
+        chains = _chains(model, block, seen, left.shape)
+        added = [computable(seen.outputs[chain[-1]]) * factor for chain in chains]
+        if not _adds_up([entered, *added], left):
+            chains = ()
+        attention = [chain for chain in chains if heads is not None and any(map(heads.is_in, chain))][:1]
+        if heads is not None and not attention:
             raise HookrunError(
-                f"task.heads: {places.heads[layer].summed} is not part of what {block} adds to the residual stream; "
+                f"task.heads: {heads.summed} is not part of what {block} adds to the residual stream; "
                 "task.parts=residual reads the stream itself"
             )
-        chains.append(of_block)
+        for chain in chains:
+            name = next(path for path in reversed(chain) if _has_matrix(model, path))
+            sources.append(Source(Part(name, layer), chain, factor, heads if chain in attention else None))
+        if not chains:
+            sources.append(Source(Part(block, layer)))
         entered = left
-    return Structure(tuple(found) if adds_up else (), tuple(chains))
+    return sources
 
 
 def _chains(
@@ -233,12 +256,6 @@ def _has_matrix(model: nn.Module, path: str) -> bool:
     return any(each.dim() > 1 for each in model.get_submodule(path).parameters())
 
 
-def _factor(model: nn.Module, block: str) -> float:
-    return float(
-        getattr(model.get_submodule(block), "residual_multiplier", 1.0)
-    )  # Granite scales contributions
-
-
 def _adds_up(parts: Sequence[Tensor], expected: Tensor) -> bool:
     """Whether the parts add up to `expected`, within `_SLACK` machine epsilons of the sum of their magnitudes."""
     if any(part.shape != expected.shape for part in parts):
@@ -254,55 +271,38 @@ def _adds_up(parts: Sequence[Tensor], expected: Tensor) -> bool:
 # ---- parts of the stream ---------------------------------------------------------------------------------------
 
 
-def residual(model: nn.Module, places: Places, seen: ObservedForward) -> Iterator[StreamPart]:
+def residual(model: nn.Module, places: Places, seen: ObservedForward) -> Iterator[PartRows]:
     """The residual stream after the embedding and after each block."""
-    yield StreamPart(EMBED, None, None, seen.inputs[places.blocks[0]])
+    yield Part(EMBED), seen.inputs[places.blocks[0]]
     for layer, block in enumerate(places.blocks):
         children = model.get_submodule(block).named_children()
         sums = [f"{block}.{name}" for name, child in children if isinstance(child, SumOfTwo)]
-        yield StreamPart(sums[-1] if sums else block, layer, None, seen.outputs[block])
+        yield Part(sums[-1] if sums else block, layer), seen.outputs[block]
 
 
 def contributions(
-    model: nn.Module, places: Places, structure: Structure, seen: ObservedForward
-) -> Iterator[StreamPart]:
+    model: nn.Module, places: Places, sources: Sequence[Source], seen: ObservedForward
+) -> Iterator[PartRows]:
     """The contributions of the embedding, each attention or each of its heads, and each MLP to the stream.
 
     If no hook changes the stream elsewhere, their sum is the input of the final norm.
     """
-    entered = seen.inputs[places.blocks[0]]
-    for path in structure.embeddings:
-        yield StreamPart(path, None, None, computable(seen.outputs[path]))
-    if not structure.embeddings:
-        yield StreamPart(EMBED, None, None, computable(entered))
-    for layer, (block, chains) in enumerate(zip(places.blocks, structure.chains, strict=True)):
-        if not chains:
-            yield StreamPart(block, layer, None, computable(seen.outputs[block]) - computable(entered))
-        factor = _factor(model, block)
-        attention = _attention(chains, places.heads[layer]) if places.heads else None
-        for chain in chains:
-            if chain == attention:
-                yield from _heads(model, seen, layer, chain, places.heads[layer], factor)
-            else:
-                name = next(path for path in reversed(chain) if _has_matrix(model, path))
-                yield StreamPart(name, layer, None, computable(seen.outputs[chain[-1]]) * factor)
-        entered = seen.outputs[block]
+    streams = [seen.inputs[places.blocks[0]], *(seen.outputs[block] for block in places.blocks)]
+    for source in sources:
+        part, chain, factor, heads = source
+        if heads is not None:
+            yield from _heads(model, seen, source, heads)
+        elif chain:
+            yield part, computable(seen.outputs[chain[-1]]) * factor
+        elif part.layer is None:
+            yield part, computable(streams[0])
+        else:
+            yield part, computable(streams[part.layer + 1]) - computable(streams[part.layer])
 
 
-def _attention(chains: Sequence[tuple[str, ...]], heads: HeadsPlace) -> tuple[str, ...] | None:
-    """The chain with the projection of the heads."""
-    return next((chain for chain in chains if any(map(heads.is_in, chain))), None)
-
-
-def _heads(
-    model: nn.Module,
-    seen: ObservedForward,
-    layer: int,
-    chain: Sequence[str],
-    place: HeadsPlace,
-    factor: float,
-) -> Iterator[StreamPart]:
+def _heads(model: nn.Module, seen: ObservedForward, source: Source, place: HeadsPlace) -> Iterator[PartRows]:
     """A part for each head, and one for the biases of the projection and of later norms."""
+    (_, layer, _), chain, factor, _ = source
     read = (seen.outputs if place.by_output else seen.inputs).get(place.path)
     if read is None:
         raise HookrunError(f"{place.path} was not called: name the projections with task.heads")
@@ -318,11 +318,11 @@ def _heads(
             continue
         linear = frozen(path, module, entered, made)  # the norm after an attention, as in Gemma 2
         each = torch.stack([linear(rows) for rows in each.unbind(1)], dim=1)
-        constant = linear(constant) if linear.bias is None else linear(constant) + linear.bias
+        constant = linear.whole(constant)
     for head, rows in enumerate(each.unbind(1)):
-        yield StreamPart(chain[first], layer, head, rows * factor)
+        yield Part(chain[first], layer, head), rows * factor
     if constant.any():
-        yield StreamPart(place.bias or f"{chain[first]} {BIAS}", layer, None, constant * factor)
+        yield Part(place.bias or f"{chain[first]} {BIAS}", layer), constant * factor
 
 
 def _head_rows(model: nn.Module, place: HeadsPlace, read: Tensor) -> Tensor:
@@ -367,6 +367,10 @@ class FrozenNorm:
         rows = rows * self.scale
         return rows if self.weight is None else rows * self.weight
 
+    def whole(self, rows: Tensor) -> Tensor:
+        """The result of the norm for rows [N, D], with the bias."""
+        return self(rows) if self.bias is None else self(rows) + self.bias
+
 
 def rounding(dtype: torch.dtype, expected: Tensor) -> Tensor:
     """[N, 1]: the largest accepted difference between two computations of the rows `expected` [N, D] in this dtype.
@@ -387,16 +391,17 @@ def frozen(path: str, module: nn.Module, rows: Tensor, expected: Tensor) -> Froz
             f"{path} ({type(module).__name__}) returned {bad}, so its scale cannot be frozen; a `check` hook on the "
             "blocks finds where they begin, and task.parts=residual task.norm=applied reads the rest"
         )
-    dtype, rows, expected = rows.dtype, computable(rows), computable(expected)
-    best, least = None, None
-    for candidate in _candidates(module, rows):
-        made = candidate(rows)
-        made = made if candidate.bias is None else made + candidate.bias
-        wrong = float((made - expected).abs().amax()) if made.shape == expected.shape else float("inf")
-        if least is None or wrong < least:
-            best, least = (candidate, made), wrong
-    if best is not None and bool(((best[1] - expected).abs() <= rounding(dtype, expected)).all()):
-        return best[0]
+    within = rounding(rows.dtype, computable(expected))
+    rows, expected = computable(rows), computable(expected)
+
+    def difference(norm: FrozenNorm) -> float:
+        return float(((norm.whole(rows) - expected).abs() / within).amax())
+
+    best = min(
+        _candidates(module, rows) if rows.shape == expected.shape else (), key=difference, default=None
+    )
+    if best is not None and difference(best) <= 1:
+        return best
     raise HookrunError(
         f"{path} ({type(module).__name__}) computes neither LayerNorm nor RMSNorm, so its scale cannot be frozen: "
         "use task.norm=applied with task.parts=residual, or name the norm with task.final_norm"

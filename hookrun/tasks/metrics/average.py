@@ -16,6 +16,9 @@ Line = dict[str, Any]
 Cell = tuple[Tensor | float, int]
 """A sum of values, and their number."""
 
+Column = tuple[str, str, str]
+"""The name of a metric, and if it is shown by position or by sample, which of these and the split."""
+
 
 class Average:
     """The mean loss and metrics of the samples seen since the last reset, also by position and by sample.
@@ -33,17 +36,15 @@ class Average:
         self._metrics = metrics
         self._of_loss = of_loss
         computed = {metric.name: metric for metric in metrics if metric.name != LOSS}.values()
-        at_targets = {False: ("labels",), True: ("labels", "tokens")}
         self._computed = {
             of_tokens: [
-                [metric for metric in computed if (metric.rows in left_out) is at_target]
+                [metric for metric in computed if metric.needs_target(of_tokens=of_tokens) is at_target]
                 for at_target in (False, True)
             ]
-            for of_tokens, left_out in at_targets.items()
+            for of_tokens in (False, True)
         }  # of samples, and of tokens: the metrics of all rows, and of the rows that have a target
         self._grouped = [metric for metric in metrics if metric.by is not None]
-        self._sums = dict[str, Cell]()
-        self._groups = dict[tuple[str, str, str], dict[int, Cell]]()  # (metric, `by`, split) -> key -> sum
+        self._cells = dict[Column, dict[int, Cell]]()
 
     def add(
         self,
@@ -68,39 +69,37 @@ class Average:
         self.samples += size
         if loss is not None and weight:
             # On the CPU `item` gives the same float64 number at a tenth of the cost.
-            self._add(self._sums, LOSS, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
+            self._add(_total(LOSS), 0, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
         values = self._values(rows)
         for name, (source, column) in values.items():
             is_count = column.dtype is torch.bool  # then counting is three times faster than summing
             total = column.count_nonzero() if is_count else column.sum(dtype=precise_dtype(column))
-            self._add(self._sums, name, total, len(source))
+            self._add(_total(name), 0, total, len(source))
         if self._grouped and ids is not None:
             self._add_groups(rows, values, ids, split, with_loss=loss is not None)
 
     def _values(self, rows: BatchRows) -> dict[str, tuple[BatchRows, Tensor]]:
         """Name -> the rows from which the metric is computed, and its value at each of them."""
-        found = dict[str, tuple[BatchRows, Tensor]]()
+        values = dict[str, tuple[BatchRows, Tensor]]()
         everywhere, at_targets = self._computed[rows.samples is not None]
-        for metrics in (everywhere, at_targets):
-            if not metrics:
-                continue
+        for metrics in filter(None, (everywhere, at_targets)):
             source = rows if metrics is everywhere else rows.with_targets
-            columns: dict[str, list[Tensor | None]] = {metric.name: [] for metric in metrics}
+            columns: dict[str, list[Tensor]] = {metric.name: [] for metric in metrics}
             for part in source.parts():
                 for metric in metrics:
-                    if metric.of_rows is not None:
-                        columns[metric.name].append(metric.of_rows(part))
+                    if metric.of_rows is not None and (column := metric.of_rows(part)) is not None:
+                        columns[metric.name].append(column)
             for metric in metrics if len(source) else ():
+                column_parts = columns[metric.name]
                 if metric.of_batch is not None:
                     with torch.no_grad():
-                        columns[metric.name].append(metric.of_batch(*source.whole()).expand(len(source)))
-                column = [values for values in columns[metric.name] if values is not None]
-                if column:
-                    found[metric.name] = source, torch.cat(column) if len(column) > 1 else column[0]
+                        column_parts.append(metric.of_batch(*source.whole()).expand(len(source)))
+                if column_parts:
+                    values[metric.name] = source, torch.cat(column_parts)
                 elif self._metrics is not DEFAULT:
                     there = f"the targets have shape {list(rows.targets.shape)}, {rows.targets.dtype}"
                     raise HookrunError(f"{WHERE}: {metric.name!r} needs {metric.needs}; {there}")
-        return found
+        return values
 
     @torch.no_grad()
     def _add_groups(
@@ -114,40 +113,33 @@ class Average:
     ) -> None:
         """Add the metrics that are shown by position or by sample."""
         for metric in self._grouped:
-            if metric.name == LOSS:
-                if not with_loss:
-                    continue
-                source = rows if rows.samples is None else rows.with_targets
+            if metric.name == LOSS and with_loss:
                 assert self._of_loss is not None
+                source = rows if rows.samples is None else rows.with_targets
                 column = losses(source, self._of_loss)
-            elif metric.name not in values:
-                continue
-            else:
+            elif metric.name in values:
                 source, column = values[metric.name]
                 if metric.of_batch is not None:
                     column = sample_by_sample(source, metric.of_batch)
-            if not len(source):
+            else:
                 continue
             if metric.by == "position" and source.positions is not None:
-                self._add_group((metric.name, "position", ""), source.positions, column)
+                keys, place = source.positions, (metric.name, "position", "")
             else:
                 keys = ids if source.samples is None else ids[source.samples.cpu()]
-                self._add_group((metric.name, "sample", split), keys, column)
+                place = (metric.name, "sample", split)
+            # On the CPU the order of the additions is always the same.
+            column = column.detach().cpu().to(torch.float64)
+            unique, places = keys.cpu().unique(return_inverse=True)
+            sums = torch.zeros(len(unique), dtype=torch.float64).index_add_(0, places, column)
+            counts = torch.bincount(places, minlength=len(unique))
+            for key, total, count in zip(unique.tolist(), sums.tolist(), counts.tolist(), strict=True):
+                self._add(place, key, total, count)
 
-    def _add_group(self, column: tuple[str, str, str], keys: Tensor, values: Tensor) -> None:
-        # On the CPU the order of the additions is always the same.
-        values, keys = values.detach().cpu().to(torch.float64), keys.cpu()
-        unique, places = keys.unique(return_inverse=True)
-        sums = torch.zeros(len(unique), dtype=torch.float64).index_add_(0, places, values)
-        counts = torch.bincount(places, minlength=len(unique))
-        cells = self._groups.setdefault(column, {})
-        for key, total, count in zip(unique.tolist(), sums.tolist(), counts.tolist(), strict=True):
-            self._add(cells, key, total, count)
-
-    @staticmethod
-    def _add(cells: dict[Any, Cell], key: str | int, total: Tensor | float, count: int) -> None:
+    def _add(self, column: Column, key: int, total: Tensor | float, count: int) -> None:
         if isinstance(total, Tensor) and total.is_cpu:
             total = total.item()  # on the CPU this needs no synchronization
+        cells = self._cells.setdefault(column, {})
         before = cells.get(key)
         cells[key] = (total, count) if before is None else (before[0] + total, before[1] + count)
 
@@ -155,73 +147,66 @@ class Average:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums so far, as plain values and tensors."""
-        return {
-            "samples": self.samples,
-            "sums": {name: total for name, (total, _) in self._sums.items()},
-            "counts": {name: count for name, (_, count) in self._sums.items()},
-            "parted": [
-                [
-                    *column,
-                    {
-                        "keys": torch.tensor(list(cells), dtype=torch.int64),
-                        "sums": torch.tensor([total for total, _ in cells.values()], dtype=torch.float64),
-                        "counts": torch.tensor([count for _, count in cells.values()], dtype=torch.int64),
-                    },
-                ]
-                for column, cells in self._groups.items()
-            ],
-        }
+        cells = [
+            [
+                *column,
+                torch.tensor(list(cells), dtype=torch.int64, device="cpu"),
+                torch.tensor([total for total, _ in cells.values()], dtype=torch.float64, device="cpu"),
+                torch.tensor([count for _, count in cells.values()], dtype=torch.int64, device="cpu"),
+            ]
+            for column, cells in self._cells.items()
+        ]
+        return {"samples": self.samples, "cells": cells}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the sums by saved ones."""
-        self.clear()
         self.samples = state["samples"]
-        for name, total in state["sums"].items():
-            self._add(self._sums, name, total, state["counts"][name])
-        for name, by, split, columns in state["parted"]:
-            keys, sums, counts = (columns[each].tolist() for each in ("keys", "sums", "counts"))
-            cells = zip(sums, counts, strict=True)
-            self._groups[name, by, split] = dict(zip(keys, cells, strict=True))
+        self._cells = {
+            (name, by, split): dict(
+                zip(keys.tolist(), zip(sums.tolist(), counts.tolist(), strict=True), strict=True)
+            )
+            for name, by, split, keys, sums, counts in state["cells"]
+        }
 
     def clear(self) -> None:
         """Forget all samples."""
         self.samples = 0
-        self._sums.clear()
-        self._groups.clear()
+        self._cells.clear()
 
     def include(self, other: Average) -> None:
         """Add the sums of another Average of the same metrics."""
         self.samples += other.samples
-        for name, (total, count) in other._sums.items():
-            self._add(self._sums, name, total, count)
-        for column, added in other._groups.items():
-            cells = self._groups.setdefault(column, {})
-            for key, (total, count) in added.items():
-                self._add(cells, key, total, count)
+        for column, cells in other._cells.items():
+            for key, (total, count) in cells.items():
+                self._add(column, key, total, count)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     def read(self) -> dict[str, float]:
         """`loss` and the metrics by name, `accuracy` as a fraction; those without a value are left out."""
         shown = {LOSS: float, **{metric.name: metric.shown for metric in self._metrics}}
-        means = {name: float(total) / count for name, (total, count) in self._sums.items()}
-        return {name: show(means[name]) for name, show in shown.items() if name in means}
+        totals = {name: self._cells[_total(name)][0] for name in shown if _total(name) in self._cells}
+        return {name: shown[name](float(total) / count) for name, (total, count) in totals.items()}
 
     def lines(self) -> Iterator[tuple[str, Line]]:
         """(split, a line of metrics.jsonl) for each position and sample; the split is ``""`` for positions."""
         shown = {metric.name: metric.shown for metric in self._metrics}
-        for by, split in dict.fromkeys((by, split) for _, by, split in self._groups):
-            lines = dict[tuple[int, int], Line]()
-            for (name, of, of_split), cells in self._groups.items():
-                if (of, of_split) != (by, split):
-                    continue
-                for key, (total, count) in sorted(cells.items()):
-                    # A line has one count of tokens, so metrics with different counts need several lines.
-                    place = (key, count if by == "position" else 0)
-                    line = lines.setdefault(place, {"of": by, by: key})
-                    line[name] = shown[name](float(total) / count)
-            for (_, count), line in sorted(lines.items()):
-                yield split, line | ({"tokens": count} if by == "position" else {})
+        groups = list(dict.fromkeys((by, split) for _, by, split in self._cells if by))
+        lines = dict[tuple[int, int, int], Line]()
+        for (name, by, split), cells in self._cells.items():
+            for key, (total, count) in cells.items() if by else ():
+                # A line has one count of tokens, so metrics with different counts need several lines.
+                tokens = {"tokens": count} if by == "position" else {}
+                place = groups.index((by, split)), key, tokens.get("tokens", 0)
+                line = lines.setdefault(place, {"of": by, by: key, **tokens})
+                line[name] = shown[name](float(total) / count)
+        for place in sorted(lines):
+            yield groups[place[0]][1], lines[place]
+
+
+def _total(name: str) -> Column:
+    """The column of the mean over all samples, which has one cell, 0."""
+    return name, "", ""
 
 
 def losses(rows: BatchRows, of_loss: Callable[[Any, Tensor], Tensor]) -> Tensor:

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from hookrun.config.validation import parameters, unknown_arguments, wrong_call
 from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason, spec_error
+from hookrun.errors import HookrunError, Problem, SpecError, reason, spec_error
 from hookrun.spec.experiment import Named
 from hookrun.tasks.metrics.activation import ActivationLoss
 from hookrun.tasks.metrics.rows import are_labels, main_tensor, precise_dtype
 from hookrun.trust.callables import Code
 from hookrun.trust.load import LOSSES as KIND
-from hookrun.trust.load import Trusted, is_user_code, load, short_names
+from hookrun.trust.load import Trusted, load
 from hookrun.values.containers import children, tensors
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -211,13 +211,10 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
             raise SpecError(problems)
         loss = replace(loss, args=args) if isinstance(loss, TorchLoss) else loss
         return TrainLoss(name, loss, sums=name in SUMS)
-    if is_user_code(name, KIND):
-        own = load(name, KIND, f"{WHERE}.name" if args else WHERE)
-        function = UserFunction.of(own, args, WHERE)
-        module = function.call if isinstance(function.call, nn.Module) else None
-        return TrainLoss(own.name, function.loss, own.code, module=module)
-    known = [*LOSSES, ACTIVATION, *short_names(KIND)]
-    raise spec_error(WHERE, f"found {name!r}, which is not a loss", nearest(name, known))
+    own = load(name, KIND, f"{WHERE}.name" if args else WHERE)
+    function = UserFunction.of(own, args, WHERE)
+    module = function.call if isinstance(function.call, nn.Module) else None
+    return TrainLoss(own.name, function.loss, own.code, module=module)
 
 
 def _as_tensor(key: str, value: Any) -> Any:

@@ -22,7 +22,14 @@ from hookrun.tasks.base import metric_tokens_of
 from hookrun.tasks.metrics.average import Average
 from hookrun.tasks.metrics.losses import NEXT_TOKEN_LOSSES
 from hookrun.tasks.metrics.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE
-from hookrun.tasks.metrics.rows import BatchRows, main_tensor, of_samples, of_tokens, precise, token_scores
+from hookrun.tasks.metrics.rows import (
+    BatchRows,
+    main_tensor,
+    of_samples,
+    of_tokens,
+    own_token_scores,
+    precise,
+)
 from hookrun.tasks.run.batches import Batch
 from hookrun.tasks.run.prepare import Prepared
 
@@ -209,7 +216,9 @@ class Measuring:
                 self._predicted_rows[batch.split] = predicted_rows(self._predicted, batch.split)
             scores: Tensor | None = self._predicted_rows[batch.split].of(batch.ids, _UNUSED)
         else:
-            scores = token_scores(others) if batch.data.of_tokens else of_samples(others, batch.target).scores
+            scores = (
+                own_token_scores(others) if batch.data.of_tokens else of_samples(others, batch.target).scores
+            )
         if scores is None or scores.dim() < 2:
             raise HookrunError(f"{WHERE}: 'kl': the model without its hooks returns no scores")
         there, shape = scores.flatten(0, -2), list(rows.scores.shape)

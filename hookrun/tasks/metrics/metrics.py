@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hookrun.data import DataInfo
-from hookrun.errors import HookrunError, Mistakes, Problem, nearest, spec_error
+from hookrun.errors import Mistakes, Problem, spec_error
 from hookrun.spec.experiment import Train
 from hookrun.spec.objective import By, Direction, MetricKeys, direction_of
 from hookrun.tasks.metrics.losses import UserFunction
 from hookrun.tasks.metrics.rows import RowPart, precise_dtype
 from hookrun.trust.callables import Code
 from hookrun.trust.load import METRICS as KIND
-from hookrun.trust.load import is_user_code, load, short_names
+from hookrun.trust.load import load
 
 WHERE = "task.metrics"
 LOSS = "loss"
@@ -57,6 +57,10 @@ class Metric:
     code: Code | None = None
     by: By | None = None
     against: str | None = None
+
+    def needs_target(self, *, of_tokens: bool) -> bool:
+        """Whether it is computed from the rows alone that have a target."""
+        return self.rows == "labels" or (of_tokens and self.rows == "tokens")
 
 
 # ---- functions of rows ---------------------------------------------------------------------------------------------
@@ -107,8 +111,7 @@ def rank(part: RowPart) -> Tensor | None:
 
 def logit_difference(part: RowPart) -> Tensor:
     """The score of the right answer minus that of the wrong answer."""
-    if part.answers is None or part.wrong is None:
-        raise HookrunError(f"{WHERE}: 'logit_difference' needs a right and a wrong answer for each sample")
+    assert part.answers is not None and part.wrong is not None  # `Measuring` requires them
     return part.at(part.scores, part.answers) - part.at(part.scores, part.wrong)
 
 
@@ -116,8 +119,7 @@ def kl(part: RowPart) -> Tensor | None:
     """KL(P || Q) in nats: P the probabilities to compare with, Q those of the model under its hooks."""
     if part.scores.dim() != 2:
         return None
-    if part.others is None:
-        raise HookrunError(f"{WHERE}: 'kl' has nothing to compare with")
+    assert part.others is not None  # `Measuring` sets them
     ours, theirs = part.log_probabilities, F.log_softmax(part.others, dim=1)
     terms = theirs.exp() * (theirs - ours)
     # A class with probability 0 in P adds 0, whatever its probability in Q.
@@ -210,9 +212,6 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
 def _load(name: str, where: str) -> Metric:
     if name in METRICS:
         return METRICS[name]
-    if not is_user_code(name, KIND):
-        known = [*METRICS, *short_names(KIND)]
-        raise spec_error(where, f"found {name!r}, which is not a metric", nearest(name, known))
     own = load(name, KIND, where)
     if own.name in COLUMNS or own.name in METRICS:
         raise spec_error(

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from hookrun.data import DataInfo, Split
-from hookrun.errors import HookrunError, Problem
+from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.plan.texts import FoundTokenizer, texts_of, unknown_spans
 from hookrun.run_values import RunReferences
 from hookrun.spec import Experiment, Settings
 from hookrun.spec.experiment import runs_of
 from hookrun.spec.objective import MetricKeys
+from hookrun.spec.task import BackwardPass
 from hookrun.spec.tokens import Tokens
 from hookrun.store.reader import Run
 from hookrun.tasks.base import Task, metric_tokens_of, metrics_of
@@ -29,6 +30,7 @@ from hookrun.tasks.metrics.metrics import (
     RANK,
     WHERE,
 )
+from hookrun.tasks.run.backward_pass import own_score
 
 TOKENS = "task.tokens"
 
@@ -44,8 +46,13 @@ def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> It
         return
     for place, keys in enumerate(metrics_of(task) or ()):
         yield from _of_metric(keys, f"{WHERE}.{place}", settings, info)
-    if (tokens := metric_tokens_of(task)) is not None:
-        yield from _of_tokens(tokens, info)
+    if (tokens := metric_tokens_of(task)) is None:
+        return
+    if info.tokenizer is None:
+        text = f"the samples of the data {info.name!r} are not sequences of tokens"
+        yield Problem(TOKENS, text, "leave it out")
+    else:
+        yield from token_problems(tokens, info, FoundTokenizer(info.tokenizer), padding=False)
 
 
 def compared_runs(settings: Settings) -> dict[str, str]:
@@ -170,26 +177,49 @@ def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo)
         )
 
 
-def _of_tokens(tokens: Tokens, info: DataInfo) -> Iterator[Problem]:
-    if info.tokenizer is None:
-        yield Problem(
-            TOKENS, f"the samples of the data {info.name!r} are not sequences of tokens", "leave it out"
-        )
-        return
-    if tokens.on_pattern or tokens.dim is not None or tokens.padding:
-        key = "dim" if tokens.dim is not None else "padding" if tokens.padding else "query and key"
+def token_problems(
+    tokens: Tokens, info: DataInfo, tokenizer: FoundTokenizer, *, padding: bool
+) -> Iterator[Problem]:
+    """The problems of `task.tokens`.
+
+    padding: it may select tokens of padding
+    """
+    keys = {"query and key": tokens.on_pattern, "dim": tokens.dim, "padding": tokens.padding and not padding}
+    wrong = [key for key, value in keys.items() if value]
+    if wrong:
         yield Problem(
             TOKENS,
-            f"found {key}: metrics are computed at tokens of the model's output that are not padding",
+            f"found {wrong[0]}: this task reads tokens of the model's output that are not padding",
             "name positions, as in -1, or {id: …}, {text: …}, {span: …}",
         )
+    elif tokens.phase == "generation":
+        what = "found phase: generation, and this task does not generate tokens"
+        yield Problem(f"{TOKENS}.phase", what, "use task=generate, or leave it out")
+    else:
+        yield from unknown_spans(tokens, "task", info)
+        yield from texts_of(tokens, "task", tokenizer)[1]
+
+
+def score_problems(where: str, backward: BackwardPass, info: DataInfo | None) -> Iterator[Problem]:
+    """The problems of a score: data without what it needs, or a function that cannot be loaded.
+
+    where: the key path of the section
+    info:  None if the data is invalid
+    """
+    where = f"{where}.score"
+    if backward.is_own:
+        try:
+            own_score(backward, where)
+        except SpecError as error:
+            yield from error.errors
+    if info is None:
         return
-    if tokens.phase == "generation":
-        yield Problem(
-            f"{TOKENS}.phase",
-            "found phase: generation, and this task does not generate tokens",
-            "use task=generate, or leave it out",
-        )
-        return
-    yield from unknown_spans(tokens, "task", info)
-    yield from texts_of(tokens, "task", FoundTokenizer(info.tokenizer))[1]
+    target, of_tokens = info.target, info.tokenizer is not None
+    is_label = target is not None and not target.dtype.is_floating_point and (of_tokens or not target.shape)
+    if backward.score == LOGIT_DIFFERENCE and not (of_tokens and info.has_wrong):
+        text = f"{backward.score!r} needs a right and a wrong answer, and the data {info.name!r} does not have them"
+        yield Problem(where, text, "use data=names, or data=prompts with the fields `answer` and `wrong`")
+    elif backward.score == "label" and not is_label:
+        there = f"has targets {target}" if target is not None else "has no targets"
+        text = f"'label' needs a class label of each sample, and the data {info.name!r} {there}"
+        yield Problem(where, text, "use top, class, output or loss")

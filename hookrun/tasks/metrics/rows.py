@@ -145,7 +145,7 @@ def main_tensor(output: Any) -> Tensor:
     members = dict(children(output))
     for key in ("logits", "out", "loss"):
         if isinstance(members.get(key), Tensor):
-            return members[key]  # type: ignore[no-any-return]
+            return members[key]
     for member in members.values():
         if isinstance(member, Tensor):
             return member
@@ -167,12 +167,6 @@ def precise_dtype(value: Tensor) -> torch.dtype:
 def precise(value: Tensor) -> Tensor:
     """The value, detached, in float64; in float32 on mps."""
     return value.detach().to(precise_dtype(value))
-
-
-def token_scores(output: Any) -> Tensor | None:
-    """A model's scores for the next tokens, detached; see `own_token_scores`."""
-    found = own_token_scores(output)
-    return None if found is None else found.detach()
 
 
 def own_token_scores(output: Any) -> Tensor | None:
@@ -203,12 +197,12 @@ def of_tokens(output: Any, target: Tensor, chosen: Tensor, positions: Tensor) ->
     chosen:    [batch, length] bool
     positions: [batch, length], counted from each sample's first real token
     """
-    scores = token_scores(output)
+    scores = own_token_scores(output)
     if scores is None or scores.dim() != 3 or scores.shape[:2] != target.shape:
         return None
     samples, columns = (indices.to(scores.device) for indices in chosen.nonzero(as_tuple=True))
     return BatchRows(
-        scores.flatten(0, 1),
+        scores.detach().flatten(0, 1),
         target[samples, columns],
         chosen=samples * target.shape[1] + columns,
         samples=samples,

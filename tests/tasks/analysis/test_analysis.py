@@ -19,37 +19,58 @@ from hookrun.spec import Experiment
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks import parse_experiment, task_of
-from hookrun.tasks.analysis import cka, linear_probe
+from hookrun.tasks.analysis import cka, probing
 from hookrun.tasks.run import resuming
 
 SMALL = ("compute.device=cpu", "compute.threads=1")
-SEEN = "+hooks.seen={select: [flatten,layers.1,fc], hook: forward, action: capture}"
+LAYERS = "select: [flatten,layers.1,fc], hook: forward, action: capture"
+HOOKS = "+hooks.seen={" + LAYERS + "}", "+hooks.norms={" + LAYERS + ", reduce: norm}"
 
 
-@pytest.fixture(scope="module")
-def captured(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    path = tmp_path_factory.mktemp("captured") / "run"
-    assert main([*SMALL, "model=mlp", "task=predict", SEEN, f"hydra.run.dir={path}"]) == 0
-    return hookrun.open_run(path)
+@pytest.fixture
+def captured(shared: Any) -> Run:
+    found: Run = shared("model=mlp", "task=predict", *HOOKS)
+    return found
 
 
-def test_probes_of_a_run(run: Any, captured: Run, capsys: Any) -> None:
-    found = run("task=probe", f"task.run={captured.path}")
+@pytest.fixture
+def probed(shared: Any, captured: Run) -> Run:
+    found: Run = shared("task=probe", *seen(captured))
+    return found
+
+
+@pytest.fixture
+def compared(shared: Any, captured: Run) -> Run:
+    found: Run = shared("task=similarity", *seen(captured))
+    return found
+
+
+def seen(captured: Run) -> list[str]:
+    return [f"task.run={captured.path}", "task.capture=seen"]
+
+
+def written(path: Path, module: str = "fc", **captures: Any) -> Path:
+    """A finished run that has these captures alone, as `captures.add` takes them."""
+    writer = RunDir.create(path)
+    for name, options in captures.items():
+        writer.captures.add(name, module, torch.ones(3, 2), epoch=0, step=0, call=0, split="val", **options)
+    writer.close()
+    writer.set_status("done")
+    return path
+
+
+def test_probes_of_a_run(probed: Run) -> None:
+    found = probed
     by_module = {line["module"]: line for line in found.metrics}
     assert list(by_module) == ["flatten", "layers.1", "fc"]
     assert by_module["flatten"]["accuracy"] > 0.85  # even the pixels predict the digits
     assert all(line["majority"] < 0.2 and line["samples"] == 359 for line in found.metrics)
-    printed = capsys.readouterr().out
-    assert "majority" in printed and "control" in printed and "layers.1" in printed
     weights = load_file(found.path / "probes.safetensors")
     assert weights["fc.weight"].shape == (10, 10)
-    again = run("task=probe", f"task.run={captured.path}")
-    assert again.metrics == found.metrics
 
 
-def test_similarity_of_a_run(run: Any, captured: Run) -> None:
-    found = run("task=similarity", f"task.run={captured.path}", "task.capture=seen")
-    table = {(line["module"], line["other"]): line["cka"] for line in found.metrics}
+def test_similarity_of_a_run(compared: Run) -> None:
+    table = {(line["module"], line["other"]): line["cka"] for line in compared.metrics}
     assert len(table) == 9
     assert all(table[name, name] == pytest.approx(1) for name in ("flatten", "layers.1", "fc"))
     assert table["flatten", "fc"] == pytest.approx(table["fc", "flatten"])
@@ -57,36 +78,38 @@ def test_similarity_of_a_run(run: Any, captured: Run) -> None:
 
 
 @pytest.mark.usefixtures("pages")
-def test_wide_rows_are_projected_on_request_with_a_note(run: Any, captured: Run, capsys: Any) -> None:
-    whole = run("task=similarity", f"task.run={captured.path}").metrics
-    assert not any("projection" in line for line in whole)
-    found = run("task=similarity", f"task.run={captured.path}", "task.project=48")
-    for ours, theirs in zip(found.metrics, whole, strict=True):
+def test_wide_rows_are_projected_on_request_with_a_note(
+    run: Any, captured: Run, compared: Run, capsys: Any
+) -> None:
+    assert not any("projection" in line for line in compared.metrics)
+    found = run("task=similarity", *seen(captured), "task.project=48")
+    for ours, theirs in zip(found.metrics, compared.metrics, strict=True):
         assert ours["cka"] == pytest.approx(theirs["cka"], abs=0.2)
-    probes = run("task=probe", f"task.run={captured.path}", "task.project=48")
+    assert "memory: about" in capsys.readouterr().out
+    probes = run("task=probe", *seen(captured), "task.project=48")
     wide, _, narrow = probes.metrics
     assert (wide["features"], narrow["features"], "projection" in narrow) == (64, 10, False)
     said = "random projection (count sketch) to 48 features, seed 0"
-    assert wide["projection"] == said and said in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert wide["projection"] == said and said in printed
+    assert "majority" in printed and "control" in printed and "layers.1" in printed
     for each in (found, probes):
         assert said in (each.path / "report.html").read_text()
     weights = load_file(probes.path / "probes.safetensors")
     assert weights["flatten.weight"].shape == (10, 64), "for the features as they were captured"
 
 
-def test_an_analysis_beyond_the_allowed_memory_is_refused_before(run, refused, captured, capsys) -> None:
+def test_an_analysis_beyond_the_allowed_memory_is_refused_before(refused: Any, captured: Run) -> None:
     for task in ("probe", "similarity"):
-        said = refused(f"task={task}", f"task.run={captured.path}", "task.max_bytes=10000")
+        said = refused(f"task={task}", *seen(captured), "task.max_bytes=10000")
         assert "task.max_bytes" in said and "of memory, and 10 kB are allowed" in said
         assert "flatten has 359 rows of [64]" in said and "task.max_bytes=100000000" in said
-    run("task=similarity", f"task.run={captured.path}")
-    assert "memory: about" in capsys.readouterr().out
 
 
 LARGE = """
 import resource, sys
 from hookrun.cli import main
-import hookrun.tasks.analysis.linear_probe, hookrun.tasks.analysis.cka
+import hookrun.tasks.analysis.probing, hookrun.tasks.analysis.cka
 with open("/proc/self/statm") as file:
     now = int(file.read().split()[0]) * resource.getpagesize()
 limit = now + 700 * 2**20
@@ -119,30 +142,28 @@ def test_wide_captures_are_analysed_with_limited_memory(tmp_path: Path) -> None:
     assert pair["cka"] == pytest.approx(1)
 
 
-def test_missing_runs_and_captures_are_errors_that_leave_no_files(refused, run, captured) -> None:
-    small = ("model=mlp", "train.epochs=1", "train.limit_batches=1")
-    bare = run(*small, "task=predict")
-    one = run(*small, "task=predict", "+hooks.a={select: fc, hook: forward, action: capture}")
-    trained = run(*small, "+hooks.a={select: fc, hook: grad, action: capture}")
+def test_missing_runs_and_captures_are_errors_that_leave_no_files(refused, captured, tmp_path) -> None:
+    bare = written(tmp_path / "runs/bare")
+    one = written(tmp_path / "runs/one", a={"sample_ids": range(3)})
+    trained = written(tmp_path / "runs/trained", a={"sample_ids": None})
     for task in ("task=probe", "task=similarity"):
         assert "no run is named\n      name its directory: task.run=outputs/latest" in refused(task), task
         assert "task.run: there is no" in refused(task, "task.run=nowhere"), task
         said = refused(task, f"task.run={captured.path}", "task.capture=sen")
         assert "task.capture: found 'sen'\n      did you mean 'seen'?" in said, task
-        said = refused(task, f"task.run={bare.path}")
+        assert "captured seen, norms" in refused(task, f"task.run={captured.path}"), task
+        said = refused(task, f"task.run={bare}")
         assert "captured nothing" in said and "action: capture" in said, task
-        assert f"the newest one beside it: task.run={trained.path}" in said, task
-        said = refused(task, f"task.run={trained.path}")
+        assert f"the newest one beside it: task.run={trained}" in said, task
+        said = refused(task, f"task.run={trained}")
         assert "no module of this hook has one row for each sample" in said, task
-    assert "there is nothing to compare it with" in refused("task=similarity", f"task.run={one.path}")
+    assert "there is nothing to compare it with" in refused("task=similarity", f"task.run={one}")
 
 
-def test_one_number_for_each_sample_is_a_layer_too(run: Any) -> None:
-    seen = SEEN.replace("action: capture", "action: capture, reduce: norm")
-    source = run("model=mlp", "task=predict", seen)
-    for task in ("task=probe", "task=similarity"):
-        found = run(task, f"task.run={source.path}")
-        assert {line["module"] for line in found.metrics} == {"flatten", "layers.1", "fc"}, task
+@pytest.mark.parametrize("task", ["probe", "similarity"])
+def test_one_number_for_each_sample_is_a_layer_too(executed: Any, captured: Run, task: str) -> None:
+    found = executed(f"task={task}", f"task.run={captured.path}", "task.capture=norms")
+    assert {line["module"] for line in found.metrics} == {"flatten", "layers.1", "fc"}
 
 
 def experiment(task: dict[str, Any], **sections: Any) -> Experiment:
@@ -176,33 +197,29 @@ def recorded(path: Path) -> dict[str, Any]:
     return {"left": left, **{file.name: file.read_bytes() for file in files}}
 
 
-def test_a_killed_analysis_is_resumed_with_its_next_part(run, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(("task", "parts", "part"), [("probe", 3, 1), ("probe", 3, 3), ("similarity", 1, 1)])
+def test_a_killed_analysis_is_resumed_with_its_next_part(
+    task: str, parts: int, part: int, captured: Run, request: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
     """Recorded parts are not computed again."""
-    seen = "+hooks.seen={select: [layers.1, fc], hook: forward, action: capture}"
-    captured = run("model=mlp", "task=predict", "train.limit_batches=2", seen)
-    calls = list[str]()
-    for module, name in ((linear_probe, "fit"), (cka, "_by_samples"), (cka, "_by_features")):
+    expected = recorded(request.getfixturevalue("probed" if task == "probe" else "compared").path)
+    calls, left = list[str](), [part]
+    for module, name in ((probing, "fit"), (cka, "_by_samples"), (cka, "_by_features")):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, real=real: calls.append("") or real(*args))
-    for task, parts in (("probe", 2), ("similarity", 1)):
-        argv = [f"task={task}", f"task.run={captured.path}"]
-        assert main([*SMALL, *argv, f"hydra.run.dir={task}"]) == 0
-        expected = recorded(tmp_path / task)
-        for part in range(1, parts + 1):
-            name = f"{task}{part}"
-            real_write, left = resuming.write_state, [part]
+    real_write = resuming.write_state
 
-            def write(*args: Any, real: Any = real_write, left: list[int] = left, **options: int) -> None:
-                real(*args, **options)
-                left[0] -= 1
-                if not left[0]:
-                    raise Killed
+    def write(*args: Any, **options: int) -> None:
+        real_write(*args, **options)
+        left[0] -= 1
+        if not left[0]:
+            raise Killed
 
-            with monkeypatch.context() as patch, pytest.raises(Killed):
-                patch.setattr(resuming, "write_state", write)
-                main([*SMALL, *argv, f"hydra.run.dir={name}"])
-            calls.clear()
-            assert hookrun.open_run(tmp_path / name).status["status"] != "done"
-            assert main([*SMALL, f"resume={name}"]) == 0
-            assert recorded(tmp_path / name) == expected
-            assert len(calls) == parts - part
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(resuming, "write_state", write)
+        main([*SMALL, f"task={task}", *seen(captured), "hydra.run.dir=killed"])
+    calls.clear()
+    assert hookrun.open_run(tmp_path / "killed").status["status"] != "done"
+    assert main([*SMALL, "resume=killed"]) == 0
+    assert recorded(tmp_path / "killed") == expected
+    assert len(calls) == parts - part

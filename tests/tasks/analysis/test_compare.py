@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draws import normal
 from safetensors.torch import save_file
 
 import hookrun
 from hookrun.cli import main
 from hookrun.compare import main as compare
+from hookrun.data.info import Split
 from hookrun.store.comparison.rows import measured
 from hookrun.store.reader import Run
+from hookrun.store.run_dir import RunDir
 
 SMALL = ("compute.device=cpu", "compute.threads=1")
 PREDICT = (*SMALL, "model=mlp", "data=digits", "task=predict", "data.batch_size=8", "train.limit_batches=2")
@@ -32,21 +35,34 @@ DECODER = (
 )
 
 
-def faulty(folder: Path, overrides: tuple[str, ...], weight: str) -> tuple[Run, Run]:
+def faulty(folder: Path, run: Any, overrides: tuple[str, ...], weight: str) -> tuple[Run, Run]:
     """Two runs of the same model; in the second one an element of a weight is larger by 1."""
     model, _ = hookrun.build(overrides=list(overrides))
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    runs = list[Run]()
     for name in ("whole", "faulty"):
         save_file(state, folder / f"{name}.safetensors")
-        weights = f"model.weights={folder / name}.safetensors"
-        assert main([*overrides, SEEN, weights, f"hydra.run.dir={folder / name}"]) == 0
+        runs.append(run(*overrides, SEEN, f"model.weights={folder / name}.safetensors"))
         state[weight][3, 7] += 1
-    return hookrun.open_run(folder / "whole"), hookrun.open_run(folder / "faulty")
+    return runs[0], runs[1]
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
-    return faulty(tmp_path_factory.mktemp("digits"), PREDICT, "layers.2.weight")
+def digits(tmp_path_factory: pytest.TempPathFactory, shared: Any) -> tuple[Run, Run]:
+    return faulty(tmp_path_factory.mktemp("digits"), shared, PREDICT, "layers.2.weight")
+
+
+def made(path: Path, *batches: dict[str, torch.Tensor], split: Split = "val") -> Run:
+    """A finished run whose hook `seen` captured these rows of modules, batch by batch."""
+    writer, first = RunDir.create(path), 0
+    for step, batch in enumerate(batches):
+        for module, rows in batch.items():
+            ids = range(first, first + len(rows))
+            writer.captures.add("seen", module, rows, epoch=0, step=step, call=0, split=split, sample_ids=ids)
+        first += len(rows)
+    writer.close()
+    writer.set_status("done")
+    return hookrun.open_run(path)
 
 
 def both(digits: tuple[Run, Run]) -> tuple[str, str]:
@@ -58,8 +74,8 @@ def written(run: Run) -> tuple[dict[str, Any], list[dict[str, str]]]:
     return content, list(csv.DictReader((run.path / "compare.csv").read_text().splitlines()))
 
 
-def test_the_table_has_numpys_numbers_in_execution_order(run: Any, digits: tuple[Run, Run]) -> None:
-    _, rows = written(run("task=compare", *both(digits), "task.cka=true"))
+def test_the_table_has_numpys_numbers_in_execution_order(shared: Any, digits: tuple[Run, Run]) -> None:
+    _, rows = written(shared("task=compare", *both(digits), "task.cka=true"))
     assert [row["module"] for row in rows] == [
         *("flatten", "layers.0", "layers.1", "layers.2", "layers.3", "layers", "fc", ""),
     ]
@@ -78,8 +94,8 @@ def test_the_table_has_numpys_numbers_in_execution_order(run: Any, digits: tuple
             assert (int(row["largest_sample"]), int(row["largest_index"])) == place
 
 
-def test_a_fault_in_one_weight_is_first_and_nothing_before_it(run: Any, digits: tuple[Run, Run]) -> None:
-    content, rows = written(run("task=compare", *both(digits)))
+def test_a_fault_in_one_weight_is_first_and_nothing_before_it(shared: Any, digits: tuple[Run, Run]) -> None:
+    content, rows = written(shared("task=compare", *both(digits), "task.cka=true"))
     left, right = (each.captures["seen"]["layers.2"].numpy() for each in digits)
     differs = np.linalg.norm(left - right, axis=1) > 1e-3 * np.linalg.norm(left, axis=1)
     assert content["first"] == {"module": "layers.2", "sample": int(differs.argmax()), "token": None}
@@ -96,13 +112,12 @@ def test_a_fault_in_one_weight_is_first_and_nothing_before_it(run: Any, digits: 
     assert same.first == content["first"] and len(same.captures) == len(rows)
 
 
-def test_whole_sequences_are_compared_token_by_token(run: Any, tmp_path: Path) -> None:
-    whole, other = faulty(tmp_path, DECODER, "blocks.1.mlp.pre.weight")
-    made = run("task=compare", *both((whole, other)), "task.by=[module, tokens]")
-    content, rows = written(made)
-    assert content["first"] == {"module": "blocks.1.mlp.pre", "sample": 0, "token": 0}
+def test_whole_sequences_are_compared_token_by_token(executed: Any, tmp_path: Path) -> None:
+    whole, other = faulty(tmp_path, executed, DECODER, "blocks.1.mlp.pre.weight")
+    comparison = whole.compare(other, by=("module", "tokens"))
+    assert comparison.first == {"module": "blocks.1.mlp.pre", "sample": 0, "token": 0}
     left, right = (each.captures["seen"]["blocks.1"].numpy().astype(np.float64) for each in (whole, other))
-    found = [row for row in rows if row["module"] == "blocks.1"]
+    found = [row for row in comparison.captures if row["module"] == "blocks.1"]
     assert [int(row["token"]) for row in found] == list(range(left.shape[1]))
     for token, row in enumerate(found):
         apart = left[:, token] - right[:, token]
@@ -111,48 +126,51 @@ def test_whole_sequences_are_compared_token_by_token(run: Any, tmp_path: Path) -
         )
 
 
-def test_batches_dtypes_and_ids_pair_by_sample(digits: tuple[Run, Run], run: Any) -> None:
-    weights = f"model.weights={digits[0].path}.safetensors"
-    half = SEEN.replace("capture}", "capture, dtype: bfloat16}")
-    other = run(*PREDICT, half, weights, "data.batch_size=5", "train.limit_batches=4")
-    found = digits[0].compare(other, tolerance=0.02)
+def test_batches_dtypes_and_ids_pair_by_sample(tmp_path: Path) -> None:
+    rows = normal(20, 4)
+    one = made(tmp_path / "one", {"fc": rows[:8]}, {"fc": rows[8:16]})
+    other = made(tmp_path / "other", *({"fc": part.bfloat16()} for part in rows.split(5)))
+    found = one.compare(other, tolerance=0.02)
     assert found.first is None and {row["rows"] for row in found.captures} == {16}
-    assert "8 captures: 0 of 16 rows are only here, 4 of 20 only in the other run" in found.reasons
+    (reason,) = found.reasons
+    assert "0 of 16 rows are only here, 4 of 20 only in the other run" in reason
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("other", "split", "said"),
     [
         (
-            ["task.split=train"],
-            "no sample in common: 16 rows from val 0 to val 15, other 16 rows from train 0 to train 15",
+            {"flatten": torch.ones(3, 4)},
+            "train",
+            "no sample in common: 3 rows from val 0 to val 2, other 3 rows from train 0 to train 2",
         ),
-        (["hooks.seen.select=fc"], "has seen at flatten"),
-        (["hooked=false"], "has seen at flatten"),
-        (["model.args.hidden=[32, 64]"], "16 rows have shape [64], other [32]"),
+        ({"fc": torch.ones(3, 2)}, "val", "has seen at flatten"),
+        ({}, "val", "has seen at flatten"),
+        ({"flatten": torch.ones(3, 2)}, "val", "3 rows have shape [4], other [2]"),
     ],
 )
-def test_what_cannot_be_compared_is_told_and_stops(
-    digits: tuple[Run, Run], run: Any, overrides: list[str], said: str
+def test_what_cannot_be_compared_is_told(
+    tmp_path: Path, other: dict[str, torch.Tensor], split: Any, said: str
 ) -> None:
-    other = run(*PREDICT, SEEN, *overrides)
-    made = run("task=compare", *both((digits[0], other)), "task.on_difference=stop", code=3)
-    assert said in " ".join(written(made)[0]["reasons"]) and made.status["status"] == "stopped"
+    one = made(tmp_path / "one", {"flatten": torch.ones(3, 4)})
+    found = one.compare(made(tmp_path / "other", *([other] if other else []), split=split))
+    assert said in " ".join(found.reasons)
 
 
 def test_the_command_compares_two_directories(digits: tuple[Run, Run], capsys: Any) -> None:
     paths = [str(each.path) for each in digits]
     assert compare([*paths]) == 0 and "first: layers.2" in capsys.readouterr().out
     assert compare([*paths, "task.on_difference=stop"]) == 3
+    assert hookrun.open_run("outputs/latest").status["status"] == "stopped"
     assert compare([paths[0], paths[0], "task.on_difference=stop", "task.tolerance=0"]) == 0
     assert "no difference" in capsys.readouterr().out
     assert compare(paths[:1]) == 2
 
 
-def test_training_differs_first_at_its_first_step(run: Any) -> None:
+def test_training_differs_first_at_its_first_step(executed: Any) -> None:
     train = ("model=mlp", "task=train", "train.epochs=1", "train.limit_batches=3", SEEN)
     fault = "+hooks.x={select: layers.2, hook: forward, action: scale, factor: 1.1, when: {step: {start: 1}}}"
-    found = run(*train).compare(run(*train, fault, "+hooks.x.priority=-1"))
+    found = executed(*train).compare(executed(*train, fault, "+hooks.x.priority=-1"))
     assert found.first is not None and found.first["module"] == "layers.2"
 
 

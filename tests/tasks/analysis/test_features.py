@@ -15,10 +15,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch.testing import assert_close
 
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks.analysis.cka import Way, chosen_way, linear_cka_of_all
 from hookrun.tasks.analysis.features import Features, Projection, gram, reading_bytes
-from hookrun.tasks.analysis.linear_probe import fit, memory_needed
+from hookrun.tasks.analysis.probing import fit, memory_needed
 from hookrun.tasks.of_captures import SUGGESTED
 from hookrun.tasks.probe import ProbeTask
 
@@ -99,7 +99,9 @@ def test_a_projection_is_suggested_only_where_it_would_fit() -> None:
         settings = SimpleNamespace(seed=0)
         analysis: Any = SimpleNamespace(captures={"fc": torch.empty(shape)}, settings=settings)
         needs = {None: {"fc": 150_000_001}, SUGGESTED: {"fc": projected}}
-        return str(ProbeTask(max_bytes=10**6).too_large(analysis, "probing", needs.__getitem__))
+        with pytest.raises(SpecError) as raised:
+            ProbeTask(max_bytes=10**6).require_memory(analysis, "probing", needs.__getitem__)
+        return str(raised.value)
 
     found = refusal(2000, 8, 1024, projected=10**6)
     assert "task.max_bytes=200000000" in found and "fc has 2,000 rows of [8, 1024]" in found

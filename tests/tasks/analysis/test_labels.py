@@ -15,24 +15,26 @@ from safetensors import safe_open
 from hookrun.errors import HookrunError, SpecError
 from hookrun.tasks.analysis.features import Features
 from hookrun.tasks.analysis.input import show_table
-from hookrun.tasks.analysis.labels import labels_of_data, labels_of_file
-from hookrun.tasks.analysis.linear_probe import fit, wilson
+from hookrun.tasks.analysis.probing import fit, labels_of_data, labels_of_file, wilson
 
 PROMPTS = [("ab", "x"), ("abcd", "y"), ("abc", "x"), ("a", "y")] * 5
 
 
-def prompts(run: Any, *more: str, tokens: str = "tokens: all, ") -> Any:
-    """A run of a tiny decoder on prompts of different lengths that captured at their tokens."""
+def prompts(shared: Any, *more: str, tokens: str = "tokens: all, ") -> Any:
+    """A run of a tiny decoder on prompts of different lengths that captured at their tokens.
+
+    The tests share it; its data is read again from the folder of each test.
+    """
     lines = [f'{{"prompt": "{text}", "answer": "{answer}"}}' for text, answer in PROMPTS]
     Path("prompts.jsonl").write_text("\n".join(lines))
     model = ("model=decoder", "model.args={layers: 1, heads: 1, width: 8, length: 8}")
     hook = f"+hooks.seen={{select: blocks.0, hook: forward, {tokens}action: capture}}"
-    return run(*model, "data=prompts", "data.args.file=prompts.jsonl", "task=predict", hook, *more)
+    return shared(*model, "data=prompts", "data.args.file=prompts.jsonl", "task=predict", hook, *more)
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
-def test_a_row_of_a_token_has_the_target_at_its_position(run: Any, padding: str) -> None:
-    found = prompts(run, f"data.args.padding={padding}")
+@pytest.mark.parametrize("padding", [[], ["data.args.padding=left"]])
+def test_a_row_of_a_token_has_the_target_at_its_position(shared: Any, padding: list[str]) -> None:
+    found = prompts(shared, *padding)
     rows = found.captures["seen"]["blocks.0"]
     expected = [
         ord(answer) if place == len(text) - 1 else -100
@@ -44,21 +46,21 @@ def test_a_row_of_a_token_has_the_target_at_its_position(run: Any, padding: str)
     assert labels_of_data(found, rows, answer=True).values.tolist() == answers
 
 
-def test_a_probe_of_tokens_leaves_out_rows_without_a_label(run: Any, capsys: Any) -> None:
-    found = prompts(run)
-    (line,) = run("task=probe", f"task.run={found.path}").metrics
+def test_a_probe_of_tokens_leaves_out_rows_without_a_label(executed: Any, shared: Any, capsys: Any) -> None:
+    found = prompts(shared)
+    (line,) = executed("task=probe", f"task.run={found.path}").metrics
     assert (line["samples"], line["rows"]) == (20, 20), "only the last token has a target"
     low, high = wilson(line["accuracy"], 5)
     assert (line["accuracy_low"], line["accuracy_high"]) == pytest.approx((low, high))
     assert low <= line["accuracy"] <= high and 0 <= line["control"] <= 1
     assert line["majority"] == pytest.approx(0.5, abs=0.11)
-    (every,) = run("task=probe", f"task.run={found.path}", "task.labels=answer").metrics
+    (every,) = executed("task=probe", f"task.run={found.path}", "task.labels=answer").metrics
     assert (every["samples"], every["rows"]) == (20, 50)
     assert "control" in capsys.readouterr().out
 
 
-def test_a_row_of_a_whole_sequence_has_the_answer(run: Any) -> None:
-    found = prompts(run, tokens="")
+def test_a_row_of_a_whole_sequence_has_the_answer(shared: Any) -> None:
+    found = prompts(shared, tokens="")
     rows = found.captures["seen"]["blocks.0"]
     assert labels_of_data(found, rows, answer=False).values.tolist() == [ord(answer) for _, answer in PROMPTS]
 
@@ -72,20 +74,25 @@ def test_a_row_of_a_whole_sequence_has_the_answer(run: Any) -> None:
         ("mood,file", "{mood},prompts.jsonl:{line}"),
     ],
 )
-def test_labels_of_a_file_go_to_the_samples_that_it_names(run: Any, header: str, line: str) -> None:
-    found = prompts(run)
+def test_labels_of_a_file_go_to_the_samples_that_it_names(shared: Any, header: str, line: str) -> None:
+    found = prompts(shared)
     lines = [line.format(mood=("bad", "good", "")[n % 3], number=n, line=n + 1) for n in range(len(PROMPTS))]
     Path("labels.csv").write_text("\n".join([header, *(lines if header == "mood" else lines[::-1])]) + "\n")
     if header == "mood":  # csv.reader skips empty lines
         Path("labels.csv").write_text("mood\n" + "\n".join(each or '""' for each in lines))
-    (metrics,) = (
-        probe := run("task=probe", f"task.run={found.path}", "task.labels={file: labels.csv, column: mood}")
-    ).metrics
-    assert metrics["samples"] == 14
     rows = found.captures["seen"]["blocks.0"]
     labels = labels_of_file("labels.csv", "mood", rows)
     assert labels.names == ["bad", "good"]
     assert labels.values.tolist() == [(0, 1, -100)[n % 3] for n in rows.sample_ids.tolist()]
+
+
+def test_a_probe_of_named_classes_leaves_out_samples_without_one(executed: Any, shared: Any) -> None:
+    found = prompts(shared)
+    Path("labels.csv").write_text(
+        "sample,mood\n" + "".join(f"{n},{('bad', 'good', '')[n % 3]}\n" for n in range(20))
+    )
+    probe = executed("task=probe", f"task.run={found.path}", "task.labels={file: labels.csv, column: mood}")
+    assert [line["samples"] for line in probe.metrics] == [14]
     with safe_open(probe.path / "probes.safetensors", "pt") as file:
         assert file.metadata() == {"classes": '["bad", "good"]'}
 
@@ -104,15 +111,15 @@ def test_labels_of_a_file_go_to_the_samples_that_it_names(run: Any, header: str,
         ("", "has no column 'mood'"),
     ],
 )
-def test_a_file_of_labels_that_leaves_a_doubt_is_refused(run: Any, text: str, said: str) -> None:
-    rows = prompts(run).captures["seen"]["blocks.0"]
+def test_a_file_of_labels_that_leaves_a_doubt_is_refused(shared: Any, text: str, said: str) -> None:
+    rows = prompts(shared).captures["seen"]["blocks.0"]
     Path("labels.csv").write_text(text)
     with pytest.raises(SpecError, match=said):
         labels_of_file("labels.csv", "mood", rows)
 
 
-def test_numbers_of_a_file_are_classes_if_they_are_whole(run: Any) -> None:
-    rows = prompts(run, tokens="tokens: -1, ").captures["seen"]["blocks.0"]
+def test_numbers_of_a_file_are_classes_if_they_are_whole(shared: Any) -> None:
+    rows = prompts(shared, tokens="").captures["seen"]["blocks.0"]
     for value, dtype in (("3", torch.int64), ("0.5", torch.float32)):
         Path("labels.csv").write_text("mood\n" + "\n".join(["1"] * 19 + [value]))
         assert labels_of_file("labels.csv", "mood", rows).values.dtype == dtype
@@ -127,30 +134,28 @@ def test_rows_of_a_sample_are_never_in_both_parts() -> None:
     assert (line["accuracy_low"], line["accuracy_high"]) == wilson(line["accuracy"], 10)
 
 
-def test_a_frame_has_a_line_for_each_row_and_missing_values(run: Any) -> None:
+def test_a_frame_has_a_line_for_each_row_and_missing_values(shared: Any) -> None:
     pandas = pytest.importorskip("pandas")
-    rows = prompts(run).captures["seen"]["blocks.0"]
+    rows = prompts(shared).captures["seen"]["blocks.0"]
     frame = rows.frame()
     assert list(frame) == ["sample", "split", "file", "class", "position", "text", "vector"]
     assert set(frame["split"]) == {"val"} == set(rows.splits)
     assert frame["text"].tolist()[:6] == list("ababcd") and frame["file"][2] == "prompts.jsonl:2"
     assert frame["position"].tolist()[:6] == [0, 1, 0, 1, 2, 3]
     assert torch.equal(torch.stack([*map(torch.from_numpy, frame["vector"])]), rows[:])
-    whole = prompts(run, tokens="").captures["seen"]["blocks.0"].frame()
+    whole = prompts(shared, tokens="").captures["seen"]["blocks.0"].frame()
     assert pandas.isna(whole["position"]).all() and whole["vector"][0].shape == (4, 8)
 
 
-def test_a_table_that_there_is_not_is_an_error_that_names_those_there_are(run: Any) -> None:
+def test_a_table_that_there_is_not_is_an_error_that_names_those_there_are(shared: Any) -> None:
     with pytest.raises(HookrunError, match="no table 'wrong'; there are: metrics, stats, faults, samples"):
-        prompts(run).table("wrong")
+        prompts(shared).table("wrong")
 
 
 def test_numbers_of_a_table_on_80_columns_are_never_cut_and_names_keep_their_right_ends() -> None:
     console = Console(file=StringIO(), width=80)
     names = [f"transformer.encoder.blocks.{n}.attention.output" for n in range(5)]
-    show_table(
-        console, "module", names, {head: ["0.123"] * 5 for head in ("train", "test", "a", "b", "c", "d")}
-    )
+    show_table(console, ["module", "train", "test", *"abcd"], [[name, *["0.123"] * 6] for name in names])
     lines = console.file.getvalue().splitlines()
     assert all(len(line) <= 80 for line in lines)
     for number in range(5):

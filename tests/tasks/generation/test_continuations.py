@@ -205,7 +205,7 @@ def test_sums_continue_from_a_saved_state_and_keep_the_largest_changes() -> None
     for each in records[9:]:
         again.add(each)
     assert again == whole and len(whole.top) == SHOWN
-    assert [each["kl"] for each in whole.top] == [6, 6, 5, 5, 5, 4, 4, 4]
+    assert [each["kl_first"] for each in whole.top] == [6, 6, 5, 5, 5, 4, 4, 4]
     mean = sum(each["kl_first"] for each in records) / 20
     assert whole.read(compared=True) == {"samples": 20, "new_tokens": 20, "changed": 0.5, "kl_first": mean}
     assert whole.read(compared=False) == {"samples": 20, "new_tokens": 20}

@@ -36,13 +36,14 @@ DRAWN = "task.sampling={temperature: 1.5, top_k: 100, top_p: 0.99}"
 
 
 @pytest.fixture
-def generate(run: Runs, tmp_path: Path) -> Runs:
-    """A run that continues the four prompts by six tokens, with overrides."""
+def generate(run: Runs, executed: Runs, tmp_path: Path) -> Runs:
+    """Continues the four prompts by six tokens, with overrides; with `code` in a whole run."""
     (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": each}) for each in PROMPTS))
     data = ("data=prompts", "data.args.file=prompts.jsonl")
 
     def generate(name: str, *more: str, **options: Any) -> Run:
-        return run(*MODELS[name], *data, "task=generate", "task.max_new_tokens=6", *more, **options)
+        whole = run if options else executed
+        return whole(*MODELS[name], *data, "task=generate", "task.max_new_tokens=6", *more, **options)
 
     return generate
 
@@ -179,7 +180,7 @@ def saved_weights() -> Path:
     return Path("weights.safetensors").absolute()
 
 
-def test_a_model_without_a_mask_continues_batches_of_equal_length(run, own_model, generate) -> None:
+def test_a_model_without_a_mask_continues_batches_of_equal_length(executed, own_model, generate) -> None:
     own = own_model("""
         def __init__(self):
             super().__init__()
@@ -193,7 +194,7 @@ def test_a_model_without_a_mask_continues_batches_of_equal_length(run, own_model
     """)
     common = (*own, "data=prompts", "data.args.file=prompts.jsonl", "task=generate", "task.max_new_tokens=4")
     seen = hook("seen", "embed", "capture", "all")
-    found, alone = run(*common, seen, "data.batch_size=4"), run(*common, seen, "data.batch_size=1")
+    found, alone = (executed(*common, seen, f"data.batch_size={size}") for size in (4, 1))
     assert ids_of(found) == ids_of(alone) and len({tuple(ids) for ids in ids_of(found)}) > 1
     assert [line["sample"] for line in found.generations] == [0, 1, 2, 3]
     ids = found.captures["seen"]["embed"].sample_ids

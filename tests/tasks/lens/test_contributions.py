@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from observed_decoders import IDS, decoder, edit, observed, places_of, structure_of
+from observed_decoders import IDS, decoder, edit, observed, places_of, sources_of
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
-from hookrun.tasks.lens.contributions import Observer, StreamPart, Structure, contributions, find_structure
+from hookrun.tasks.lens.contributions import Observer, Part, PartRows, Source, contributions, find_sources
 
 
 def parts_of(
     model: nn.Module, *, by_head: bool = False, **hooks: Any
-) -> tuple[list[StreamPart], dict[str, Tensor]]:
+) -> tuple[list[PartRows], dict[str, Tensor]]:
     places = places_of(model) if by_head else places_of(model, heads=())
     seen, _ = observed(model, places, **hooks)
-    return list(contributions(model, places, structure_of(model, places), seen)), seen.inputs
+    return list(contributions(model, places, sources_of(model, places), seen)), seen.inputs
 
 
-def total(parts: Iterable[StreamPart]) -> Tensor:
-    return torch.stack([part.rows for part in parts]).sum(0)
+def total(parts: Iterable[PartRows]) -> Tensor:
+    return torch.stack([rows for _, rows in parts]).sum(0)
 
 
 def test_values_are_read_after_the_hooks_of_the_experiment() -> None:
@@ -85,12 +85,12 @@ def test_contributions_add_up_to_the_input_of_the_final_norm(args: dict[str, Any
     model = decoder(**args)
     found, inputs = parts_of(model, by_head=by_head)
     torch.testing.assert_close(total(found), inputs["ln_final"])
-    names = {part.name for part in found}
+    names = {part.name for part, _ in found}
     learned = {"pos_embed"} if model.pos_embed is not None else set()
     mlps = {"blocks.0.mlp", "blocks.1.mlp"} if args.get("mlp", True) else set()
     biases = {f"blocks.{n}.attn.out.bias" for n in (0, 1)} if by_head else set()
     assert names == {"embed", "blocks.0.attn", "blocks.1.attn", *learned, *mlps, *biases}
-    heads = [(part.layer, part.head) for part in found if part.head is not None]
+    heads = [(part.layer, part.head) for part, _ in found if part.head is not None]
     assert heads == ([(0, 0), (0, 1), (1, 0), (1, 1)] if by_head else [])
 
 
@@ -110,29 +110,33 @@ def test_a_block_that_scales_otherwise_than_it_says_is_one_part(told: float, nam
     model, places = decoder(), places_of(decoder(), heads=())
     model.blocks[1] = Scaled(told)
     seen, _ = observed(model, places)
-    found = list(contributions(model, places, structure_of(model, places), seen))
+    found = list(contributions(model, places, sources_of(model, places), seen))
     torch.testing.assert_close(total(found), seen.inputs["ln_final"])
-    assert found[-1].name == name
+    assert found[-1][0].name == name
 
 
 def test_embeddings_that_do_not_add_up_are_one_part() -> None:
     model, places = decoder(), places_of(decoder(), heads=())
     seen, _ = observed(model, places)
     seen.outputs["embed"] *= 2  # as if the model divided it by two
-    structure = find_structure(model, places, seen, ["embed", "pos_embed"])
-    assert structure.embeddings == ()
-    first, *_ = contributions(model, places, structure, seen)
-    assert first.name == "embed" and torch.equal(first.rows, seen.inputs["blocks.0"])
+    sources = find_sources(model, places, seen, ["embed", "pos_embed"])
+    assert sources[0] == Source(Part("embed"))
+    (first, rows), *_ = contributions(model, places, sources, seen)
+    assert first.name == "embed" and torch.equal(rows, seen.inputs["blocks.0"])
 
 
 def test_heads_that_no_block_adds_are_refused() -> None:
     model, places = decoder(), places_of(decoder())
     model.blocks[1].residual_multiplier = 0.5
     with pytest.raises(HookrunError, match=r"task.heads: blocks.1.attn.out is not part"):
-        structure_of(model, places)
+        sources_of(model, places)
 
 
 def test_attention_and_mlp_of_each_block_are_found() -> None:
     model, places = decoder(), places_of(decoder())
-    chains = tuple(((f"{block}.attn",), (f"{block}.mlp",)) for block in places.blocks)
-    assert structure_of(model, places) == Structure(("embed", "pos_embed"), chains)
+    by_layer = [
+        (layer, f"{block}.{name}") for layer, block in enumerate(places.blocks) for name in ("attn", "mlp")
+    ]
+    of_blocks = [Source(Part(path, layer), (path,)) for layer, path in by_layer]
+    embeddings = [Source(Part(path), (path,)) for path in ("embed", "pos_embed")]
+    assert [source._replace(heads=None) for source in sources_of(model, places)] == [*embeddings, *of_blocks]

@@ -119,9 +119,9 @@ def test_the_stream_of_a_decoder_is_what_hand_written_hooks_see(run: Runs, tmp_p
     assert metrics["embed"]["positions"] == len(kls["blocks.0.resid_post"])
 
 
-def test_the_stream_of_gpt2_is_its_hidden_states(run: Runs, tmp_path: Path) -> None:
+def test_the_stream_of_gpt2_is_its_hidden_states(executed: Runs, tmp_path: Path) -> None:
     model, weights = drawn(tmp_path / "w.safetensors", *transformer("gpt2"))
-    found = run("task=lens", *transformer("gpt2"), weights, "task.tokens=-1")
+    found = executed("task=lens", *transformer("gpt2"), weights, "task.tokens=-1")
     for number, (inputs, target) in enumerate(samples(*transformer("gpt2"))):
         with torch.no_grad():
             output = model(**{name: each[None] for name, each in inputs.items()}, output_hidden_states=True)
@@ -137,7 +137,7 @@ def test_the_stream_of_gpt2_is_its_hidden_states(run: Runs, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["decoder", *MODELS])
-def test_contributions_sum_to_the_logits(kind: str, run: Runs, tmp_path: Path) -> None:
+def test_contributions_sum_to_the_logits(kind: str, executed: Runs, tmp_path: Path) -> None:
     model = (
         (*DECODER, "model.args.positions=rotary", "model.args.layers=3")
         if kind == "decoder"
@@ -155,20 +155,20 @@ def test_contributions_sum_to_the_logits(kind: str, run: Runs, tmp_path: Path) -
             logits = torch.atanh(logits / 3) * 3
         expected[number, int(inputs["attention_mask"].sum()) - 1] = float(logits[target[place]])
     for parts in ("layers", "heads") if kind in ("decoder", "gpt2") else ("heads",):
-        found = run("task=lens", *model, weights, f"task.parts={parts}", "task.tokens=-1", "task.top=1")
+        found = executed("task=lens", *model, weights, f"task.parts={parts}", "task.tokens=-1", "task.top=1")
         assert sums(found, "answer_logit") == pytest.approx(expected, **within)
         names = {(line["part"], line.get("head")) for line in found.lens}
         assert any(head is not None for _, head in names) == (parts == "heads")
     if kind == "decoder":
-        whole = run("task=lens", *model, weights, "task.norm=frozen", "task.tokens=-1")
+        whole = executed("task=lens", *model, weights, "task.norm=frozen", "task.tokens=-1")
         last = answers(whole, "blocks.2.resid_post")
         differences = {place: line["logit_difference"] for place, line in last.items()}
         assert sums(found, "logit_difference") == pytest.approx(differences, **within)
 
 
-def test_a_head_contributes_its_part_of_the_projection(run: Runs, tmp_path: Path) -> None:
+def test_a_head_contributes_its_part_of_the_projection(executed: Runs, tmp_path: Path) -> None:
     model, weights = drawn(tmp_path / "w.safetensors", *DECODER)
-    found = run(*LENS, weights, "task.parts=heads", "task.tokens=-1")
+    found = executed(*LENS, weights, "task.parts=heads", "task.tokens=-1")
     kept: dict[str, Tensor] = {}
     model.blocks[1].attn.z.register_forward_hook(lambda module, args, output: kept.update(z=output))
     model.ln_final.register_forward_hook(lambda module, args, output: kept.update(x=args[0]))
@@ -189,7 +189,7 @@ def test_a_head_contributes_its_part_of_the_projection(run: Runs, tmp_path: Path
                 assert line["answer_logit"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_changes_by_hooks_outside_of_the_parts_are_the_rest(run: Runs, tmp_path: Path) -> None:
+def test_changes_by_hooks_outside_of_the_parts_are_the_rest(executed: Runs, tmp_path: Path) -> None:
     _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     common = (weights, "task.tokens=-1", "task.top=1")
     hooks = (
@@ -200,7 +200,7 @@ def test_changes_by_hooks_outside_of_the_parts_are_the_rest(run: Runs, tmp_path:
         "+hooks.e={select: blocks.0.attn.out, hook: forward, action: scale, factor: 0.5}",
         "+hooks.f={select: ln_final, hook: forward, action: add_bias, value: [0.1" + ", 0.2" * 15 + "]}",
     )
-    output = run(
+    output = executed(
         "task=evaluate",
         *DECODER,
         weights,
@@ -209,7 +209,7 @@ def test_changes_by_hooks_outside_of_the_parts_are_the_rest(run: Runs, tmp_path:
     )
     rows = output.captures["z"]["unembed"][:]
     for parts in ("layers", "heads"):
-        found = run(*LENS, *common, f"task.parts={parts}", *hooks)
+        found = executed(*LENS, *common, f"task.parts={parts}", *hooks)
         expected = [
             float(rows[number, target[target != -100]])
             for number, (_, target) in enumerate(samples(*DECODER))
@@ -222,22 +222,22 @@ def test_changes_by_hooks_outside_of_the_parts_are_the_rest(run: Runs, tmp_path:
             assert off and all(line["answer_logit"] == 0 for line in off)
 
 
-def test_hooks_at_and_after_the_unembedding_affect_the_predictions(run: Runs, tmp_path: Path) -> None:
+def test_hooks_at_and_after_the_unembedding_affect_the_predictions(executed: Runs, tmp_path: Path) -> None:
     _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     common = (*LENS, weights, "task.tokens=-1", "task.top=1", "train.limit_batches=1")
     turned = "+hooks.z={select: unembed, hook: forward, action: scale, factor: -1.0}"
     whole = "+hooks.x={select: '', hook: forward, action: scale, factor: 3.0}"
-    plain = concluded(run(*common))
+    plain = concluded(executed(*common))
     for parts in ("residual", "layers"):
-        found = run(*common, whole, turned, f"task.parts={parts}")
+        found = executed(*common, whole, turned, f"task.parts={parts}")
         assert concluded(found) == pytest.approx(-3 * plain, rel=1e-3), parts
     assert answers(found, "(rest)")
 
 
-def test_a_prompt_has_the_same_results_with_padding_on_either_side(run: Runs, tmp_path: Path) -> None:
+def test_a_prompt_has_the_same_results_with_padding_on_either_side(executed: Runs, tmp_path: Path) -> None:
     _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
     left, right = (
-        run(*LENS, weights, f"data.args.padding={side}", "task.tokens={span: subject}").lens
+        executed(*LENS, weights, f"data.args.padding={side}", "task.tokens={span: subject}").lens
         for side in ("left", "right")
     )
     names = ("sample", "part", "position", "text")
@@ -278,9 +278,11 @@ def test_models_that_are_not_decoders_are_refused(kind: str, config: str, said: 
     assert said in refused("task=lens", *model, *DATA)
 
 
-def test_a_block_whose_modules_do_not_add_up_is_one_part(run: Runs) -> None:
+def test_a_block_whose_modules_do_not_add_up_is_one_part(executed: Runs) -> None:
     bloom = f"{{model_type: bloom, hidden_size: 32, n_layer: 2, n_head: 4, vocab_size: null, {IDS}}}"
-    found = run("task=lens", "model=transformers", f"model.args.config={bloom}", *DATA, "task.parts=layers")
+    found = executed(
+        "task=lens", "model=transformers", f"model.args.config={bloom}", *DATA, "task.parts=layers"
+    )
     names = {line["part"] for line in found.lens if line["layer"] is not None}
     assert names == {"transformer.h.0", "transformer.h.1"}
     means = [line["logit_difference"] for line in found.metrics if "module" in line]

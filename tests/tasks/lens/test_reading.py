@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from observed_decoders import ROWS, decoder, edit, observed, places_of, structure_of
+from observed_decoders import ROWS, decoder, edit, observed, places_of, sources_of
 from torch import Tensor, nn
 
 from hookrun.actions.base import TokenRows
@@ -15,22 +15,31 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.lens import reading
-from hookrun.tasks.lens.reading import Lens, PartMeans, PartRead, ScoredPositions, cap_of, write_lines
+from hookrun.tasks.lens.contributions import Part
+from hookrun.tasks.lens.reading import (
+    Lens,
+    PartMeans,
+    Reading,
+    Readings,
+    ScoredPositions,
+    cap_of,
+    write_lines,
+)
 
 ASKED = ScoredPositions(ROWS, torch.tensor([7, -100, 2]), torch.tensor([1, -100, -100]))
 
 
 def read(
     model: nn.Module, parts: str = "residual", *, frozen: bool = False, top: int = 3, **hooks: Any
-) -> tuple[dict[tuple[str, int | None], PartRead], Tensor]:
+) -> tuple[dict[tuple[str, int | None], Reading], Tensor]:
     """(name, head) -> its reading, and the model's logits [3, V] after the hooks."""
     places = places_of(model)
     seen, output = observed(model, places, inside=parts != "residual", **hooks)
-    structure = structure_of(model, places) if parts != "residual" else None
+    sources = sources_of(model, places) if parts != "residual" else None
     lens = Lens(model, places, parts, frozen, top, edited="whole" in hooks)
     with torch.no_grad():
-        found = list(lens.read(seen, output, ASKED, structure))
-    return {(part.key[0], part.key[2]): part for part in found}, output[ROWS]
+        found = lens.read(seen, output, ASKED, sources)
+    return {(part.name, part.head): read for part, read in found.items() if part is not None}, output[ROWS]
 
 
 def test_blocks_of_positions_do_not_change_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,15 +50,15 @@ def test_blocks_of_positions_do_not_change_a_number(monkeypatch: pytest.MonkeyPa
             one, _ = read(decoder(), parts, frozen=frozen, after=edit("unembed"))
         for key, part in whole.items():
             for name in ("top", "right"):
-                assert torch.equal(getattr(part, name), getattr(one[key], name)), (key, name)
+                assert torch.equal(part[name], one[key][name]), (key, name)
             for name in ("probabilities", "answer_logit", "wrong_logit"):
-                torch.testing.assert_close(getattr(part, name), getattr(one[key], name))
+                torch.testing.assert_close(part[name], one[key][name])
 
 
 def test_no_token_or_more_than_there_are_may_be_asked_for() -> None:
     for top, width in ((0, 0), (50, 20)):
         found, _ = read(decoder(), top=top)
-        assert found["embed", None].top.shape == (3, width)
+        assert found["embed", None]["top"].shape == (3, width)
 
 
 class Capped(nn.Module):
@@ -73,9 +82,9 @@ class Capped(nn.Module):
 def test_a_factor_and_a_cap_on_the_logits_are_those_of_the_config() -> None:
     for frozen in (False, True):
         found, logits = read(Capped(), frozen=frozen)
-        torch.testing.assert_close(found["inner.blocks.1.resid_post", None].answer_logit[0], logits[0, 7])
+        torch.testing.assert_close(found["inner.blocks.1.resid_post", None]["answer_logit"][0], logits[0, 7])
     found, logits = read(Capped(), "layers", frozen=True)
-    total = torch.stack([part.answer_logit for part in found.values()]).sum(0)
+    total = torch.stack([part["answer_logit"] for part in found.values()]).sum(0)
     torch.testing.assert_close(total[0], torch.atanh(logits[0, 7] / 2) * 2, rtol=1e-3, atol=1e-4)
     assert cap_of(Capped()) == 2.0 and cap_of(Capped(cap=None)) is None and cap_of(decoder()) is None
     with pytest.raises(HookrunError, match=r"changes the output of inner\.unembed before it returns it"):
@@ -88,39 +97,38 @@ FOUR = torch.zeros(4, dtype=torch.int64), torch.arange(4)
 READ_AT = ScoredPositions(FOUR, torch.tensor([5, IGNORED, 6, 7]), torch.tensor([8, IGNORED, IGNORED, 9]))
 
 
-A, A_HEAD, B = ("a", 0, None), ("a", 0, 1), ("b", 0, None)
+A, A_HEAD, B = Part("a", 0), Part("a", 0, 1), Part("b", 0)
 
 
-def part(name: str = "a", *, head: int | None = None, kl: bool = True, factor: float = 1.0) -> PartRead:
+def read_at_four(*, kl: bool = True, factor: float = 1.0) -> Reading:
     """A part at four positions, at the first of which the most probable token is the answer."""
     numbers = torch.tensor([1.0, 2.0, 3.0, 4.0]) * factor
-    right = torch.tensor([True, True, False, False])
     top = torch.arange(8).reshape(4, 2)
-    read = PartRead((name, 0, head), top, top / 10, numbers, numbers / 2, right)
-    read.kl = numbers / 10 if kl else None
-    return read
+    read = {"top": top, "probabilities": top / 10, "answer_logit": numbers, "wrong_logit": numbers / 2}
+    read["right"] = torch.tensor([True, True, False, False])
+    return {**read, "kl": numbers / 10} if kl else read
 
 
 def test_means_leave_out_positions_without_an_answer_or_a_wrong_one() -> None:
     means = PartMeans()
-    means.add(A, part(), READ_AT)
-    means.add(None, part(factor=10, kl=False), READ_AT)
+    means.add(A, read_at_four(), READ_AT)
+    means.add(None, read_at_four(factor=10, kl=False), READ_AT)
     counts = [means.sums[A][name] for name in ("positions", "answers", "pairs")]
     assert counts == [4, 3, 2]
     expected = {"kl": 0.25, "accuracy": 1 / 3, "answer_logit": 8 / 3, "logit_difference": 1.25}
-    assert means.means(A, compared=True) == pytest.approx(expected)
-    assert means.means(A, compared=False).keys() == {"answer_logit", "logit_difference"}
-    assert means.means(None, compared=False)["answer_logit"] == pytest.approx(80 / 3)
+    assert means.means(A) == pytest.approx(expected)
+    assert means.means(None, ["answer_logit"])["answer_logit"] == pytest.approx(80 / 3)
 
 
 def test_a_part_that_is_missing_in_a_batch_counts_as_nothing_there() -> None:
     means = PartMeans()
     for keys in ((None, A), (None, A, A_HEAD, B)):
         for key in keys:
-            means.add(key, part(), READ_AT)
+            means.add(key, read_at_four(), READ_AT)
     for name in ("kl", "accuracy", "answer_logit", "logit_difference"):
-        assert means.means(A, compared=True)[name] == 2 * means.means(B, compared=True)[name], name
+        assert means.means(A)[name] == 2 * means.means(B)[name], name
     lines = list(means.lines("heads"))
+    assert all("kl" not in line and "accuracy" not in line for line in lines)
     assert [(line["module"], line.get("head"), line["positions"]) for line in lines] == [
         ("a", None, 8), ("a", 1, 4), ("b", None, 4)
     ]  # fmt: skip
@@ -138,7 +146,7 @@ def test_lines_are_by_sample_then_part_then_position_and_leave_out_what_is_not_k
     run = Lines()
     samples, numbers = torch.tensor([0, 0, 1, 1]), torch.tensor([40, 40, 30, 30])
     rows = TokenRows(samples, numbers, torch.tensor([0, 2, 0, 1]), torch.tensor([11, 12, 13, -1]))
-    parts = [part("a"), part("b", head=1, kl=False)]
+    parts: Readings = {None: read_at_four(), A: read_at_four(), Part("b", 0, 1): read_at_four(kl=False)}
     write_lines(
         cast(RunDir, run),
         "val",

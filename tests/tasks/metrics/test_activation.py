@@ -7,16 +7,16 @@ import pytest
 FEW = ("data.batch_size=4", "train.limit_batches=1")
 
 
-def test_it_is_the_mean_of_the_part_under_the_hooks_and_trains_what_raises_it(run, hook) -> None:
+def test_it_is_the_mean_of_the_part_under_the_hooks_and_trains_what_raises_it(executed, hook) -> None:
     see, double = (
         "+hooks.seen={select: conv2, hook: forward, action: capture}",
         hook(select="conv1", hook="forward", action="scale", factor=2),
     )
     loss = "train.loss={name: activation, module: conv2, index: ':, 5', maximize: true}"
-    found = run("task=evaluate", *FEW, loss, see, double)
+    found = executed("task=evaluate", *FEW, loss, see, double)
     expected = -found.captures["seen"]["conv2"][:][:, 5].mean()
     assert found.metrics[-1]["loss"] == pytest.approx(expected.item(), rel=1e-5)
-    lower = run(
+    lower = executed(
         *FEW, "train.loss={name: activation, module: conv2}", "train.epochs=3", "train.optimizer.lr=0.01"
     )
     losses = [line["loss"] for line in lower.metrics if line["split"] == "val"]

@@ -211,7 +211,6 @@ CE = "cross_entropy"
     ({"name": "ownlosses:Uncallable"}, "train.loss", "a class whose objects cannot be called"),
     ({"name": "ownlosses:Fails"}, "train.loss", "failed: ZeroDivisionError: in __init__"),
     ({"name": "ownlosses:mein"}, "train.loss", "did you mean 'mine'"),
-    ({"name": "cros_entropy"}, "train.loss", "did you mean 'cross_entropy'"),
 ])  # fmt: skip
 def test_names_and_arguments_are_checked_before_the_run(named: dict[str, Any], where: str, says: str) -> None:
     with pytest.raises(SpecError) as caught:
