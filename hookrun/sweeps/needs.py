@@ -182,9 +182,7 @@ class NeededRuns:
 
         said = f"{needed.where}: another process runs it; waiting for {needed.folder}"
         with locked(needed.folder, lambda: print(said, flush=True)):
-            if (
-                found := newest_unchanged(needed.folder)
-            ) is not None:  # another process has made it meanwhile
+            if (found := newest_unchanged(needed.folder)) is not None:  # made by another process meanwhile
                 return str(found)
             print(self._line(needed), flush=True)
             run_dir = needed.folder / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
