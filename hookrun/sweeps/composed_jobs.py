@@ -9,8 +9,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -156,5 +157,7 @@ def hash_of(cfg: DictConfig) -> str:
 
 
 def subdir_of(config: DictConfig) -> str:
-    """The directory of a job, relative to the sweep's."""
-    return os.path.normpath(str(config.hydra.sweep.subdir))
+    """The directory of a job, relative to the sweep's. Raises SpecError."""
+    HydraConfig.instance().cfg = cast(Any, config)  # it may hold ${hydra:job.num}
+    with explained():
+        return os.path.normpath(str(config.hydra.sweep.subdir))
