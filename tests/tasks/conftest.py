@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import hookrun
+from hookrun import data
 from hookrun.cli import main
 from hookrun.compose.compose import compose_dict
 from hookrun.errors import HookrunError
@@ -136,6 +137,14 @@ def refused(tmp_path: Path, capsys) -> Callable[..., str]:
         return str(said)
 
     return refused
+
+
+@pytest.fixture
+def no_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("the data was read")
+
+    monkeypatch.setattr(data, "load", read)
 
 
 @pytest.fixture
